@@ -1,4 +1,5 @@
-# `make` alone lists the targets. Everything runs from .venv, which `make setup` builds.
+# `make` alone lists the targets. Everything runs from .venv: `make demo` and `make serve` put there what runs, and
+# `make setup`, on which all other targets depend, what developers need besides.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,6 +7,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
+# What .venv holds: what runs, and what developers need besides.
+RUNS := .venv/.runtime-stamp
 STAMP := .venv/.setup-stamp
 CLIENTS := .venv-clients/.stamp
 BASELINE := proto/baseline.binpb
@@ -21,11 +24,11 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Always asks the script, which does nothing where nothing is to be done: a compiler may have come since.
-setup: ## build .venv (again only when pyproject.toml, the lock or the kernels change)
+setup: ## all of .venv, for developers (again only when pyproject.toml, the lock or the kernels change)
 	@$(PYTHON) tools/setup_environment.py
 
-$(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
-	@$(PYTHON) tools/setup_environment.py
+$(RUNS) $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hatch_build.py $(wildcard agent/edgeshard_agent/ops/kernels/*)
+	@$(PYTHON) tools/setup_environment.py $(if $(filter $(RUNS),$@),runtime)
 
 clients: $(CLIENTS) ## build .venv-clients: the openai client and others, which tests try the HTTP gateway with
 
@@ -33,10 +36,10 @@ $(CLIENTS): tests/clients/requirements.txt $(STAMP)
 	@$(BIN)/python -m tools.setup_clients
 	@touch $@
 
-demo: $(STAMP) ## a coordinator and three agents tell a story
+demo: $(RUNS) ## a coordinator and three agents tell a story
 	@$(BIN)/edgectl demo $(ARGS)
 
-serve: $(STAMP) ## the demo's model over HTTP; ARGS="./my-model" serves another
+serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
 	@$(BIN)/edgectl serve $(or $(ARGS),demo)
 
 test: $(STAMP) ## the tests but for long forms (10 minutes); ARGS="tests/storage -x" narrows it

@@ -162,8 +162,11 @@ class Reach:
                 self._reach(module.name, node.id)
             elif isinstance(node, ast.Attribute):
                 self._reach_attribute(module, node)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in self._modules:
-                self._load(node.value)  # as in `python -m NAME`
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name, _, what = node.value.partition(":")
+                if name in self._modules:  # as in `python -m NAME`, and "NAME:WHAT" as in an entry point
+                    self._load(name)
+                    self._reach(name, what)
 
     def _reach_attribute(self, module: Module, node: ast.Attribute) -> None:
         """`alias.name` and `package.module.name`."""

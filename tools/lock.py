@@ -99,7 +99,7 @@ def write_lock(entries: Iterable[Locked], newest: str) -> str:
 
 
 def requirements(project: dict[str, Any], *sections: str) -> list[Requirement]:
-    """What pyproject.toml asks for in these sections ("build", "dependencies", an extra, "dev"), itself left out."""
+    """What pyproject.toml asks for in these sections ("build", "dependencies", an extra, a group), itself left out."""
     found: list[str] = []
     for section in sections:
         if section == "build":
@@ -158,7 +158,7 @@ def installable(marker: str) -> bool:
 
 def resolve(newest: str) -> dict[str, Locked]:
     """What pyproject.toml comes to, by files that were uploaded before `newest`."""
-    options = ("--extra", "all", "--group", "dev", "--exclude-newer", newest)
+    options = ("--extra", "all", "--group", "checkout", "--group", "dev", "--exclude-newer", newest)
     text = _compile(
         "pyproject.toml", "--universal", "--python-version", PYTHONS[0], "--fork-strategy", "fewest", *options
     )

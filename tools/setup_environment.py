@@ -1,12 +1,15 @@
 """Build `.venv`: what `make setup` runs. Needs only the standard library and Python 3.11 or newer.
 
+    python3 tools/setup_environment.py runtime    what runs EdgeShard: the package with all its extras
+    python3 tools/setup_environment.py            and what a developer needs besides: linters, tests, benchmarks
+
 Needs no network, and at most compiles the kernels, when `.venv` already holds what pyproject.toml and constraints.lock
-ask for: a stamp file in it keeps the hash of what they say of it. pip installs wheels alone, of the lock's versions,
-and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package index to take torch (and only
-torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own configuration resolves. Where
-that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index first.
-`EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying other
-versions.
+ask for: for each of the two levels a stamp file in it keeps the hash of what they say of it. pip installs wheels
+alone, of the lock's versions, and refuses a file whose hash is not in the lock. `TORCH_INDEX_URL` may name a package
+index to take torch (and only torch) from, such as the one with PyTorch's CPU builds; without it pip takes what its own
+configuration resolves. Where that is a CUDA build and there is no NVIDIA driver, a terminal is asked for such an index
+first. `EDGESHARD_UNLOCKED=1` leaves the lock aside: for a Python or a platform that it does not cover, and for trying
+other versions.
 """
 
 from __future__ import annotations
@@ -24,9 +27,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-STAMP = VENV / ".setup-stamp"
+RUNTIME, DEVELOPER = "runtime", "developer"
+STAMPS = {RUNTIME: VENV / ".runtime-stamp", DEVELOPER: VENV / ".setup-stamp"}
+_PACKAGES = {RUNTIME: "the packages that run", DEVELOPER: "the packages for developers"}
+LEVELS = (RUNTIME, DEVELOPER)
+"""Each includes those before it."""
 PYTHON = VENV / "bin" / "python"
-PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
+# Python compiles a module when it is first imported. To compile all that nobody imports takes a minute and 0.2 GB.
+PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
+# What the daemons import, once here and not at the first start of three of them at once.
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
@@ -44,7 +54,8 @@ setup: the installation was held to constraints.lock. What pip says above tells 
 EDGESHARD_UNLOCKED=1 make setup installs without the lock, whatever the index serves."""
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    levels = (RUNTIME,) if arguments == [RUNTIME] else LEVELS
     if sys.version_info < OLDEST_PYTHON:
         found = platform.python_version()
         return fail(f"Python {found} is too old: install 3.11 or newer, or run `make setup PYTHON=/path/to/python3.11`")
@@ -52,58 +63,72 @@ def main() -> int:
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     locked = not os.environ.get("EDGESHARD_UNLOCKED")
-    wanted = fingerprint(project, LOCK.read_text() if locked else "")
-    finished = STAMP.exists() and STAMP.read_text() == wanted and PYTHON.exists()
-    if not finished and importlib.util.find_spec("ensurepip") is None:
+    lock = LOCK.read_text() if locked else ""
+    wanted = {level: fingerprint(project, lock, *LEVELS[: LEVELS.index(level) + 1]) for level in levels}
+    missing = [level for level in levels if not is_finished(level, wanted[level])]
+    if missing and importlib.util.find_spec("ensurepip") is None:
         return fail("this Python cannot create virtual environments: on Debian, apt-get install python3-venv")
     if not PYTHON.exists():
         say(f"making {VENV.name}")
         run(sys.executable, "-m", "venv", str(VENV))
     try:
-        if not finished:
-            STAMP.unlink(missing_ok=True)
-            (install_locked if locked else install)(project)
+        for level in missing:
+            STAMPS[level].unlink(missing_ok=True)
+            (install_locked if locked else install)(project, level)
+            if level == RUNTIME:
+                run(str(PYTHON), "-c", FIRST_IMPORT)
         # Compiles the kernels where they are out of date, and says so, which pip would hide.
         run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:
         if "--require-hashes" in error.cmd:
             print(UNLOCKED_HINT, file=sys.stderr)
         return fail(f"`{' '.join(error.cmd[1:])}` failed with status {error.returncode}; its output is above")
-    say("nothing to install" if finished else "done; `make demo` shows it")
-    STAMP.write_text(wanted)  # and newer than what make compares it with, so that make does not come here again
+    say("done; `make demo` shows it" if missing else "nothing to install")
+    for level in levels:  # and newer than what make compares them with, so that make does not come here again
+        STAMPS[level].write_text(wanted[level])
     return 0
 
 
-def fingerprint(project: dict[str, Any], lock: str) -> str:
+def is_finished(level: str, wanted: str) -> bool:
+    return STAMPS[level].exists() and STAMPS[level].read_text() == wanted and PYTHON.exists()
+
+
+def fingerprint(project: dict[str, Any], lock: str, *levels: str) -> str:
     """Changes when what is to be installed changes; a new lint rule in pyproject.toml does not count."""
     names = ("requires-python", "dependencies", "optional-dependencies", "scripts")
-    parts = [project["build-system"], project["dependency-groups"], {n: project["project"].get(n) for n in names}]
+    parts = [requirements(project, *levels), {name: project["project"].get(name) for name in names}]
     parts += [project["tool"].get("hatch", {}), lock]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def install_locked(project: dict[str, Any]) -> None:
-    say("installing pip")
-    own_pip = VENV / "pip.lock"
-    own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
-    # pip itself first: older ones do not take hashes from constraints.
-    run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
+def install_locked(project: dict[str, Any], level: str) -> None:
     locked = (*PIP_INSTALL, *HELD)
-    take_torch(project, *locked)
-    say("installing the other packages of constraints.lock")
+    if level == RUNTIME:
+        say("installing pip")
+        own_pip = VENV / "pip.lock"
+        own_pip.write_text(pip_of_the_lock(LOCK.read_text()))
+        # pip itself first: older ones do not take hashes from constraints.
+        run(*PIP_INSTALL, "--quiet", "--require-hashes", "--no-deps", "--requirement", str(own_pip))
+        take_torch(project, *locked)
+    say(f"installing {_PACKAGES[level]} of constraints.lock")
     # As constraints, so that of torch's dependencies those come that its build asks for: CUDA, or none.
-    run(*locked, *requirements(project))
-    # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
-    run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    run(*locked, *requirements(project, level))
+    if level == RUNTIME:
+        # What builds it is installed by now. Fetched for the occasion, it would be held to no lock.
+        run(*PIP_INSTALL, "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     run(str(PYTHON), "-m", "pip", "check")
 
 
-def install(project: dict[str, Any]) -> None:
+def install(project: dict[str, Any], level: str) -> None:
     """What pip resolves by itself."""
-    (own,) = (text for text in project["dependency-groups"]["dev"] if text.startswith("pip>"))
-    run(*PIP_INSTALL, "--quiet", "--upgrade", own)
-    take_torch(project, *PIP_INSTALL)
-    run(*PIP_INSTALL, "--editable", f"{ROOT}[all]", "--group", f"{ROOT / 'pyproject.toml'}:dev")
+    if level == RUNTIME:
+        (own,) = (text for text in requirements(project, RUNTIME) if text.startswith("pip>"))
+        run(*PIP_INSTALL, "--quiet", "--upgrade", own)
+        take_torch(project, *PIP_INSTALL)
+        run(*PIP_INSTALL, "--editable", f"{ROOT}[all]")
+    else:
+        # What is there already, too, so that it stays within what it may be.
+        run(*PIP_INSTALL, *requirements(project, *LEVELS))
 
 
 def take_torch(project: dict[str, Any], *pip: str) -> None:
@@ -157,11 +182,15 @@ def pip_of_the_lock(lock: str) -> str:
     return entry[0]
 
 
-def requirements(project: dict[str, Any]) -> list[str]:
-    """All that pyproject.toml asks for anywhere, but the project itself."""
-    named = project["project"]
-    sections = [project["build-system"]["requires"], named["dependencies"]]
-    sections += [*named["optional-dependencies"].values(), *project["dependency-groups"].values()]
+def requirements(project: dict[str, Any], *levels: str) -> list[str]:
+    """What pyproject.toml asks for in these levels, the project itself left out."""
+    named, groups = project["project"], project["dependency-groups"]
+    sections: list[list[str]] = []
+    if RUNTIME in levels:
+        sections += [project["build-system"]["requires"], named["dependencies"]]
+        sections += [*named["optional-dependencies"].values(), groups["checkout"]]
+    if DEVELOPER in levels:
+        sections.append(groups["dev"])
     texts = {text: None for section in sections for text in section}  # in order, each once
     return [text for text in texts if not text.startswith(f"{named['name']}[")]
 
@@ -186,4 +215,4 @@ def fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.client.renewing import renew_over
 from edgeshard.domain.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
-from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
 from edgeshard.metrics.exposition import Metrics
@@ -51,7 +51,6 @@ from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
 from edgeshard_agent.hosting.packed_requests import PackedRequests
-from edgeshard_agent.lab.emulation import emulated_facts, load_emulation
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts
@@ -61,6 +60,9 @@ from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.settings import AgentSettings
 from edgeshard_agent.store.cache import BlobCache
+
+if TYPE_CHECKING:
+    from edgeshard_agent.lab.emulation import Emulation
 
 log = structlog.get_logger()
 
@@ -99,7 +101,7 @@ async def serve(settings: AgentSettings) -> None:
     check_secure(settings.listen, tls, "listen")
     _advertised(settings, settings.listen)
     held = lock_state_dir(settings.state_dir)
-    emulation = None if settings.emulate is None else load_emulation(settings.emulate, settings.name)
+    emulation = _emulation(settings)
     facts = machine_facts(settings.device, settings.memory)
     threads = settings.threads or facts.cores
     server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
@@ -117,7 +119,7 @@ async def serve(settings: AgentSettings) -> None:
         NodeName(settings.name),
         _advertised(settings, address),
         WIRE_VERSION,
-        facts if emulation is None else emulated_facts(facts, emulation),
+        facts if emulation is None else emulation.facts(facts),
         secrets.token_hex(8),
         starting=True,
     )
@@ -158,7 +160,7 @@ async def serve(settings: AgentSettings) -> None:
         make_tools, read_facts = await _import_tools(client)
         facts = await asyncio.to_thread(read_facts, settings.device, settings.memory)
         if emulation is not None:
-            facts = emulated_facts(facts, emulation)
+            facts = emulation.facts(facts)
         node = MeasuredNode(
             node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation
         )
@@ -198,6 +200,15 @@ async def serve(settings: AgentSettings) -> None:
         held.close()
 
 
+def _emulation(settings: AgentSettings) -> Emulation | None:
+    """The box that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
+    if settings.emulate is None:
+        return None
+    from edgeshard_agent.lab.emulation import load_emulation
+
+    return load_emulation(settings.emulate, settings.name)
+
+
 def _obey(
     operation_id: OperationId,
     command: ControlMessage,
@@ -235,7 +246,7 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
         log.exception("import_failed")
         raise FailedPreconditionError(
             f"what computes cannot be imported ({type(error).__name__}: {error}); install it again: "
-            "pip install --force-reinstall 'edgeshard[agent]'",
+            f"{extra_line('agent')} and with --force-reinstall",
             reason="IMPORT_FAILED",
         ) from None
 

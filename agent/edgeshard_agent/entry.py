@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
 from edgeshard.rpc.environment import settle_grpc
@@ -13,7 +13,7 @@ from edgeshard.rpc.environment import settle_grpc
 
 def main() -> None:
     if missing("agent"):
-        sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
+        sys.stderr.write(f"edgeshard-agent needs the agent extra: {extra_line('agent')}\n")
         sys.exit(1)
     settle_grpc()
     from edgeshard.process.config import load_settings

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.gateway.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
@@ -192,7 +192,7 @@ def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
         return None
     if missing("gateway"):
         raise FailedPreconditionError(
-            "--http-listen needs the gateway extra: pip install 'edgeshard[gateway]'", field="http-listen"
+            f"--http-listen needs the gateway extra: {extra_line('gateway')}", field="http-listen"
         )
     listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
     listen.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, extra_line
 from edgeshard.process.extras import missing
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import report_failure
@@ -14,7 +14,7 @@ from edgeshard.rpc.environment import settle_grpc
 
 def main() -> None:
     if missing("coordinator"):
-        sys.stderr.write("edgeshard-coordinator needs the coordinator extra: pip install 'edgeshard[coordinator]'\n")
+        sys.stderr.write(f"edgeshard-coordinator needs the coordinator extra: {extra_line('coordinator')}\n")
         sys.exit(1)
     settle_grpc()
     with lasting_imports():

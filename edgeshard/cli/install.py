@@ -22,6 +22,7 @@ from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
+    extra_line,
 )
 
 if TYPE_CHECKING:
@@ -68,11 +69,13 @@ def install_agent(
     was_given = source is not None and source.name == "COMMANDLINE"
     coordinator = connect_of(context).coordinator if was_given else None
     given = {"name": name, "coordinator": coordinator, "listen": listen}
-    install_daemon(Daemon.AGENT, root, dry_run, given | _directories(credentials, programs))
+    given |= _directories(credentials, programs)
+    install_daemon(Daemon.AGENT, root, dry_run, given, plaintext=_says_plaintext(context))
 
 
 @app.command("coordinator")
 def install_coordinator(
+    context: typer.Context,
     listen: Listen = None,
     credentials: Credentials = None,
     site: Annotated[
@@ -98,7 +101,7 @@ def install_coordinator(
             "credentials": given["credentials"] or str((site / "coordinator").absolute()),
             "ca_key": str((site / "ca.key").absolute()),
         }
-    install_daemon(Daemon.COORDINATOR, root, dry_run, given)
+    install_daemon(Daemon.COORDINATOR, root, dry_run, given, plaintext=_says_plaintext(context))
 
 
 @uninstall_app.command("agent")
@@ -122,17 +125,35 @@ def _directories(credentials: Path | None, programs: Path | None) -> dict[str, s
     return {name: None if path is None else str(path.absolute()) for name, path in given.items()}
 
 
+def _says_plaintext(context: typer.Context) -> bool:
+    """On this command line: what is set for this user's own calls is not meant for a daemon."""
+    root = context.find_root()
+    source = root.get_parameter_source("plaintext")
+    return bool(root.params.get("plaintext")) and source is not None and source.name == "COMMANDLINE"
+
+
 def runs_systemd() -> bool:
     return _RUNS_SYSTEMD.is_dir()
 
 
-def install_daemon(daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None]) -> None:
-    """Lay a daemon out. What is not `given` stays as at the last time."""
+def install_daemon(
+    daemon: Daemon, root: Path, dry_run: bool, given: Mapping[str, str | None], *, plaintext: bool = False
+) -> None:
+    """Lay a daemon out. What is not `given` stays as at the last time. One without credentials speaks plaintext, which
+    has to be asked for the first time."""
     from edgeshard.process.installation import install_steps
 
     _check_may(root, dry_run)
     record = _record(daemon, root)
     options = _options(daemon, record, given)
+    if record is None and not options.credentials and not plaintext:
+        raise InvalidArgumentError(
+            "--credentials DIR is required, with ca.pem, cert.pem and key.pem as edgectl certificate makes them "
+            "(as root, edgectl join TOKEN installs an agent by itself); for a site of this machine alone, without TLS, "
+            "say --plaintext",
+            field="credentials",
+            reason="NO_CREDENTIALS",
+        )
     _check(daemon, options, root)
     steps = install_steps(daemon, options, record, _found(daemon, options, record, root))
     _take(steps, root, dry_run)
@@ -198,7 +219,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     programs = Path(options.programs)
     if not (programs / daemon.unit).is_file():
         raise InvalidArgumentError(
-            f"there is no {daemon.unit} in {programs}: pip install 'edgeshard[{daemon}]' there, or give --bin DIR",
+            f"there is no {daemon.unit} in {programs}: {extra_line(daemon)}, or give --bin DIR",
             field="bin",
         )
     check_visible(str((programs / "python").resolve()))

@@ -24,7 +24,7 @@ from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
 )
-from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.domain.identity import Invitation, Role
 from edgeshard.process.extras import check_extras
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def join(
     A box: as root on a machine with systemd its agent is installed as a service and started; else it runs until
     Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
     """
-    from edgeshard.client.joining import token_from_text
+    from edgeshard.client.joining import invitation_from_text
 
-    decoded = token_from_text(sys.stdin.readline() if token == "-" else token)
+    decoded = invitation_from_text(sys.stdin.readline() if token == "-" else token)
     extra = _extra(memory, device, advertise)
     if decoded.principal.role is not Role.AGENT:
         _join_user(decoded, force)
@@ -88,7 +88,7 @@ def _extra(memory: str | None, device: str | None, advertise: str | None) -> dic
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _join_user(token: JoinToken, force: bool) -> None:
+def _join_user(token: Invitation, force: bool) -> None:
     from edgeshard.client.settings import configuration, directory
 
     if configuration().exists() and not force:
@@ -118,7 +118,7 @@ def to_toml(section: str, values: dict[str, str]) -> str:
     return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
-def _join_service(token: JoinToken, listen: str | None, extra: dict[str, str]) -> None:
+def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
     from edgeshard.process.units import Daemon as Unit
 
     name = token.principal.id
@@ -144,7 +144,7 @@ def _systemctl(*arguments: str) -> None:
         )
 
 
-def _join_here(token: JoinToken, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
+def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
     from edgeshard.rpc.tls_files import write_private
 
     check_extras("edgectl join", "agent")  # before the token is used up
@@ -193,7 +193,7 @@ async def _serve(name: str, site: str, config: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _enrol_once(token: JoinToken, directory: Path) -> TlsFiles:
+def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
     """The files of the token's principal. What is there of an earlier time is good as long as it has not expired."""
     from edgeshard.rpc.tls_files import tls_files
 
@@ -207,13 +207,14 @@ def _enrol_once(token: JoinToken, directory: Path) -> TlsFiles:
     return _enrol(token, directory)
 
 
-def _trusts(files: TlsFiles, token: JoinToken) -> bool:
+def _trusts(files: TlsFiles, token: Invitation) -> bool:
+    from edgeshard.domain.identity import authority_digest
     from edgeshard.identity.certificates import ders_of
 
-    return bool(set(ders_of(files.ca.read_bytes())) & set(token.authorities))
+    return token.authority in map(authority_digest, ders_of(files.ca.read_bytes()))
 
 
-def _enrol(token: JoinToken, directory: Path) -> TlsFiles:
+def _enrol(token: Invitation, directory: Path) -> TlsFiles:
     from edgeshard.client.joining import enrol
     from edgeshard.identity.authority import load_key, new_key, private_pem
     from edgeshard.rpc.tls_files import tls_files, write_files, write_private
@@ -234,7 +235,7 @@ def _enrol(token: JoinToken, directory: Path) -> TlsFiles:
     return tls_files(directory)
 
 
-def _own_address(token: JoinToken) -> str:
+def _own_address(token: Invitation) -> str:
     """Where this machine is reached from the site: the address by which it reaches the coordinator."""
     from edgeshard.rpc.addresses import outgoing_address
     from edgeshard.rpc.tls import join_address, split_address

@@ -2,66 +2,77 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.cli import (
-    apply,
-    bench,
-    certificate,
-    chat,
-    debug,
-    delete,
-    demo,
-    deploy,
-    describe,
-    doctor,
-    generate,
-    get,
-    install,
-    join,
-    key,
-    lab,
-    logs,
-    model,
-    node,
-    plan,
-    profile,
-    replan,
-    run,
-    serve,
-    token,
-    top,
-    trace,
-)
 from edgeshard.cli.connect import Connect
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.rpc.environment import settle_grpc
 
-_ORDER = (
-    *(
-        "serve",
-        "run",
-        "chat",
-        "generate",
-        "ps",
-        "get",
-        "describe",
-        "deploy",
-        "apply",
-        "replan",
-        "delete",
-        "plan",
-        "profile",
-    ),
-    *("model", "key", "top", "trace", "bench", "doctor", "logs", "debug"),
-    *("init", "certificate", "token", "join", "node", "install", "uninstall", "lab", "demo", "version"),
+_STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+
+
+class Lazy(TyperCommand):
+    """A command as the help lists it; `load` imports the real one, from `place`, as in "package.module:function". What
+    is at a place is a function, or a `typer.Typer` with commands of its own.
+
+    A command that may come `bare` is run without arguments; the others print their help then.
+    """
+
+    def __init__(self, name: str, place: str, short_help: str, bare: bool = False) -> None:
+        super().__init__(name, short_help=short_help)
+        self.place = place
+        self._bare = bare
+
+    def load(self) -> Any:
+        module, _, attribute = self.place.partition(":")
+        found = getattr(import_module(module), attribute)
+        app = typer.Typer(**_STYLE)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=self.name)
+        else:
+            app.command(name=self.name, no_args_is_help=not self._bare, short_help=self.short_help)(found)
+        return typer.main.get_group(app).commands[str(self.name)]
+
+
+COMMANDS = (
+    Lazy("serve", "edgeshard.cli.serve:serve", "Answer over HTTP, from this machine."),
+    Lazy("run", "edgeshard.cli.run:run", "Deploy a model if need be, and answer or chat."),
+    Lazy("chat", "edgeshard.cli.chat:chat", "Talk with a model.", bare=True),
+    Lazy("generate", "edgeshard.cli.generate:generate", "Generate text and print it token by token."),
+    Lazy("ps", "edgeshard.cli.get:deployments", "List the deployments: short for get deployments.", bare=True),
+    Lazy("get", "edgeshard.cli.get:app", "List boxes, models, deployments, events, audit."),
+    Lazy("describe", "edgeshard.cli.describe:app", "Show everything about one box, model or deployment."),
+    Lazy("deploy", "edgeshard.cli.deploy:deploy", "Place a model on the boxes and load it."),
+    Lazy("apply", "edgeshard.cli.apply:apply", "Make deployments as files say."),
+    Lazy("replan", "edgeshard.cli.replan:replan", "Move a deployment to the boxes that are there now."),
+    Lazy("delete", "edgeshard.cli.delete:app", "Remove a deployment, model, box or packed unit."),
+    Lazy("plan", "edgeshard.cli.plan:plan", "Choose boxes and layers, predict, explain."),
+    Lazy("profile", "edgeshard.cli.profile:profile", "Have the boxes measure themselves and their links.", bare=True),
+    Lazy("model", "edgeshard.cli.model:app", "Put models into the coordinator's store."),
+    Lazy("key", "edgeshard.cli.key:app", "Make, list and revoke API keys for the HTTP gateway."),
+    Lazy("top", "edgeshard.cli.top:top", "Watch boxes, stages and links at work.", bare=True),
+    Lazy("trace", "edgeshard.cli.trace:trace", "Record where a deployment's time goes."),
+    Lazy("bench", "edgeshard.cli.bench:bench", "Put a load on a deployment and time its answers.", bare=True),
+    Lazy("doctor", "edgeshard.cli.doctor:doctor", "Look for what is wrong, and say what to do.", bare=True),
+    Lazy("logs", "edgeshard.cli.logs:logs", "Print the log of a daemon of this machine."),
+    Lazy("debug", "edgeshard.cli.debug:app", "Dump what a site's processes know, and replay it."),
+    Lazy("init", "edgeshard.cli.certificate:init", "Make a site's authority."),
+    Lazy("certificate", "edgeshard.cli.certificate:certificate", "Make the files of a process."),
+    Lazy("token", "edgeshard.cli.token:app", "Let another process in."),
+    Lazy("join", "edgeshard.cli.join:join", "Become part of a site, by a token."),
+    Lazy("node", "edgeshard.cli.node:app", "Take a box's certificate away."),
+    Lazy("install", "edgeshard.cli.install:app", "Lay out a daemon as a service of systemd."),
+    Lazy("uninstall", "edgeshard.cli.install:uninstall_app", "Remove what edgectl install laid out."),
+    Lazy("lab", "edgeshard.cli.lab:app", "Emulate boxes and links on this machine."),
+    Lazy("demo", "edgeshard.cli.demo:demo", "Watch three boxes on this machine tell a story.", bare=True),
 )
-"""Of the commands in the help; others come behind them."""
+"""In the order of the help. `version` follows."""
 _GLOBAL_SWITCHES = ("--plaintext",)
 _GLOBAL_OPTIONS = ("--coordinator", "--tls-ca", "--tls-cert", "--tls-key")
 
@@ -69,10 +80,14 @@ _GLOBAL_OPTIONS = ("--coordinator", "--tls-ca", "--tls-cert", "--tls-key")
 class RootGroup(TyperGroup):
     """Reports typed errors with their exit codes, and takes the global options in any place."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """What is done most comes first."""
-        order = {name: position for position, name in enumerate(_ORDER)}
-        return sorted(super().list_commands(ctx), key=lambda name: order.get(name, len(order)))
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {**{str(command.name): command for command in COMMANDS}, **self.commands}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Only what is called is imported."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Lazy) else command, rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, hoist_global_options(args))
@@ -123,44 +138,9 @@ app = typer.Typer(
     help="Run a large language model across the boxes you already own.",
     epilog="Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 unreachable, 6 timeout.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **(_STYLE | {"add_completion": True}),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="init", no_args_is_help=True, short_help="Make a site's authority.")(certificate.init)
-app.command(name="certificate", no_args_is_help=True, short_help="Make the files of a process.")(
-    certificate.certificate
-)
-app.add_typer(token.app, name="token")
-app.command(name="join", no_args_is_help=True, short_help="Become part of a site, by a token.")(join.join)
-app.add_typer(key.app, name="key")
-app.command(name="serve", no_args_is_help=True, short_help="Answer over HTTP, from this machine.")(serve.serve)
-app.add_typer(node.app, name="node")
-app.add_typer(get.app, name="get")
-app.command(name="ps", short_help="List the deployments: short for get deployments.")(get.deployments)
-app.add_typer(describe.app, name="describe")
-app.command(name="profile", short_help="Have the boxes measure themselves and their links.")(profile.profile)
-app.command(name="deploy", no_args_is_help=True, short_help="Place a model on the boxes and load it.")(deploy.deploy)
-app.command(name="replan", no_args_is_help=True, short_help="Move a deployment to the boxes that are there now.")(
-    replan.replan
-)
-app.command(name="plan", no_args_is_help=True, short_help="Choose boxes and layers, predict, explain.")(plan.plan)
-app.add_typer(lab.app, name="lab")
-app.command(name="apply", no_args_is_help=True, short_help="Make deployments as files say.")(apply.apply)
-app.add_typer(delete.app, name="delete")
-app.add_typer(model.app, name="model")
-app.command(name="run", no_args_is_help=True, short_help="Deploy a model if need be, and answer or chat.")(run.run)
-app.command(name="generate", no_args_is_help=True)(generate.generate)
-app.command(name="chat", short_help="Talk with a model.")(chat.chat)
-app.command(name="bench", short_help="Put a load on a deployment and time its answers.")(bench.bench)
-app.command(name="trace", no_args_is_help=True, short_help="Record where a deployment's time goes.")(trace.trace)
-app.command(name="logs", no_args_is_help=True, short_help="Print the log of a daemon of this machine.")(logs.logs)
-app.command(name="top", short_help="Watch boxes, stages and links at work.")(top.top)
-app.command(name="doctor", short_help="Look for what is wrong, and say what to do.")(doctor.doctor)
-app.add_typer(debug.app, name="debug")
-app.add_typer(install.app, name="install")
-app.add_typer(install.uninstall_app, name="uninstall")
-app.command(name="demo", short_help="Watch three boxes on this machine tell a story.")(demo.demo)
 
 
 def _print_version(wanted: bool) -> None:

@@ -201,13 +201,16 @@ def _outcome(event: NodeProgress) -> str:
 
 
 def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
-    from edgeshard.cli.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS
+    from edgeshard.cli.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS, long_results
 
     if output in (Output.JSON, Output.YAML):
         show_data([row.as_data() for row in rows], output)
         return
     columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
     show_list(rows, output, columns, lambda row: row.node)
+    below = [] if output is Output.NAME else list(long_results(rows))
+    for line in ["", *below] if below else ():
+        typer.echo(line)
     links = [link for row in rows for link in row.links]
     if links and output is not Output.NAME:
         typer.echo()

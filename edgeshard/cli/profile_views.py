@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile, UnknownProfile
 
 
+_LONGEST_RESULT = 22
+"""Characters of a result that stands in the table; a longer one would squeeze the others in 80 columns."""
 _GONE = "a model that is no longer in the store"
 
 
@@ -71,7 +73,7 @@ LINK_COLUMNS: list[Column[LinkRow]] = [
 
 LINKS_ONLY_COLUMNS: list[Column[NodeRow]] = [
     Column("BOX", lambda row: row.node),
-    Column("RESULT", lambda row: _result(row)),
+    Column("RESULT", lambda row: _short_result(row)),
 ]
 
 NODE_COLUMNS: list[Column[NodeRow]] = [
@@ -80,8 +82,15 @@ NODE_COLUMNS: list[Column[NodeRow]] = [
     Column("PREFILL", lambda row: _of_profile(row, _prefill), right=True),
     Column("STEP", lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)), right=True),
     Column("SPREAD", lambda row: _of_profile(row, _spread), right=True),
-    Column("RESULT", lambda row: _result(row)),
+    Column("RESULT", lambda row: _short_result(row)),
 ]
+
+
+def long_results(rows: Sequence[NodeRow]) -> Iterator[str]:
+    """A line for each box whose result has no room in the table."""
+    for row in rows:
+        if len(result := _result(row)) > _LONGEST_RESULT:
+            yield f"{row.node}: {result}"
 
 
 def node_rows(
@@ -158,17 +167,23 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
         yield "  measured again by itself, a few times at most, when others leave the box alone and it serves nothing"
 
 
+def _short_result(row: NodeRow) -> str:
+    if len(result := _result(row)) <= _LONGEST_RESULT:
+        return result
+    return "failed: see below" if row.failure is not None else "see below"
+
+
 def _result(row: NodeRow) -> str:
     if row.failure is not None:
         return f"failed: {printable(row.failure.message)}"
-    ways = "1 link" if len(row.links) == 1 else f"{len(row.links)} links"
-    ways += f", none to {listed(row.missed)}" if row.missed else ""
+    ways = ["1 link" if len(row.links) == 1 else f"{len(row.links)} links"]
+    missed = [f"none to {listed(row.missed)}"] if row.missed else []
     if row.measured is None:
-        return ways
+        return ", ".join(ways + missed)
     profile = row.measured.profile
     words = ["quick"] if profile.quick else []
     words += doubts(fit_profile(profile))
-    return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", ways])
+    return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", *(ways + missed if missed else [])])
 
 
 def _of_profile(row: NodeRow, text: Any) -> str:

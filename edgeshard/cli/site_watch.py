@@ -115,12 +115,13 @@ class SiteWatch:
 
     async def _offer(self, taken: set[str]) -> None:
         """The line that joins one more box."""
-        from edgeshard.client.joining import token_to_text
+        from edgeshard.client.joining import invitation_to_text
 
         name = self._names.next_name(taken)
         token = await self._client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
         self._offered = name
-        self._say(f"another box joins with this line, once, within a day:\n  edgectl join {token_to_text(token)}")
+        text = invitation_to_text(token.invitation)
+        self._say(f"another box joins with this line, once, within a day:\n  edgectl join {text}")
 
 
 class _Growth:

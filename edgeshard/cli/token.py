@@ -26,7 +26,7 @@ def create(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
 ) -> None:
     """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
-    from edgeshard.client.joining import token_to_text
+    from edgeshard.client.joining import invitation_to_text
     from edgeshard.process.config import parse_duration
     from edgeshard.rpc.tls import is_loopback, split_address
 
@@ -37,7 +37,8 @@ def create(
             return await client.create_token(role, name, ttl_s, host)
 
     token = run(work())
-    typer.echo(token_to_text(token) if quiet else f"edgectl join {token_to_text(token)}")
+    text = invitation_to_text(token.invitation)
+    typer.echo(text if quiet else f"edgectl join {text}")
     where, _ = split_address(token.coordinator)
     warning = "; only from this machine: --host HOST names another address" if is_loopback(where) else ""
     typer.echo(f"lets {token.principal} in once, within {ttl}; it dials {token.enrolment}{warning}", err=True)

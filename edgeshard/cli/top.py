@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeshard.cli.connect import connect_of, run
-from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
     from edgeshard.cli.top_rows import Look
@@ -53,7 +53,7 @@ def check_textual() -> None:
     """Raise FailedPreconditionError with the line that installs what is missing."""
     if find_spec("textual") is None:
         raise FailedPreconditionError(
-            "edgectl top needs the top extra: pip install 'edgeshard[top]' (edgectl top --once does without)",
+            f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does without)",
             reason="MISSING_EXTRA",
         )
 

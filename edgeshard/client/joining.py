@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from edgeshard.domain.identity import Enrolment, JoinToken, coordinator_of
+from edgeshard.domain.errors import DeniedError, UnavailableError
+from edgeshard.domain.identity import Enrolment, Invitation, authority_digest, coordinator_of
 from edgeshard.identity.authority import now, request_for
 from edgeshard.identity.certificates import bundle_of, check_clock
+from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1.identity_pb2_grpc import EnrolmentServiceStub
-from edgeshard.wire.identity import enrolment_to_wire, token_from_text, token_to_text
+from edgeshard.rpc.tls import split_address
+from edgeshard.wire.identity import enrolment_to_wire
+from edgeshard.wire.invitations import invitation_from_text, invitation_to_text
 from edgeshard.wire.status import from_rpc_error
 
-__all__ = ["enrol", "token_from_text", "token_to_text"]
+__all__ = ["enrol", "invitation_from_text", "invitation_to_text"]
 
 TIMEOUT_S = 20.0
 
 
-async def enrol(token: JoinToken, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
-    """The certificate of the token's principal for a key, and whom to trust, both in PEM.
+async def enrol(invitation: Invitation, key: EllipticCurvePrivateKey) -> tuple[bytes, bytes]:
+    """The certificate of the invitation's principal for a key, and whom to trust, both in PEM.
 
-    The token says whom to trust: nothing is sent before whoever answers has proved to be the site's coordinator. Only
-    a request that the key has signed leaves this machine. Raises FailedPreconditionError for a clock that is wrong,
-    DeniedError for a token that is not good, UnavailableError.
+    The invitation says whom to trust: its secret is not sent before whoever answers has proved to be the site's
+    coordinator. Only a request that the key has signed leaves this machine. Raises FailedPreconditionError for a clock
+    that is wrong, DeniedError for a token that is not good and for a site that is not the token's, UnavailableError.
     """
-    authorities = bundle_of(token.authorities)
-    check_clock(authorities, now())
-    name = coordinator_of(token.principal.site).dns_name
-    options = [("grpc.ssl_target_name_override", name), ("grpc.enable_http_proxy", 0)]
-    async with grpc.aio.secure_channel(
-        token.enrolment, grpc.ssl_channel_credentials(root_certificates=authorities), options
-    ) as channel:
-        request = enrolment_to_wire(Enrolment(token.token_id, token.secret, request_for(key)))
+    authority = await _authority(invitation)
+    check_clock(authority, now())
+    async with _channel(invitation, authority) as channel:
+        request = enrolment_to_wire(Enrolment(invitation.token_id, invitation.secret, request_for(key)))
         try:
             answer = await EnrolmentServiceStub(channel).Enrol(request, timeout=TIMEOUT_S, wait_for_ready=False)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"the site at {token.enrolment}") from None
+            raise from_rpc_error(error, f"the site at {invitation.enrolment}") from None
     return answer.certificate, answer.authorities
+
+
+async def _authority(invitation: Invitation) -> bytes:
+    """The certificate in PEM that the invitation has the digest of.
+
+    Anybody may be the one who is asked, so nothing is believed but what the digest proves; nor is anything said.
+    """
+    where = f"the site at {invitation.enrolment}"
+    address = split_address(invitation.enrolment)
+    try:
+        shown = await asyncio.to_thread(ssl.get_server_certificate, address, timeout=TIMEOUT_S)
+    except (OSError, UnicodeError) as error:  # also of TLS; a name that no host has
+        raise UnavailableError(f"{where} cannot be reached: {error}", field="token") from None
+    async with _channel(invitation, shown.encode()) as channel:
+        try:
+            answer = await EnrolmentServiceStub(channel).GetAuthorities(pb.GetAuthoritiesRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, where) from None
+    for certificate in answer.authorities:
+        if authority_digest(certificate) == invitation.authority:
+            return bundle_of([certificate])
+    raise DeniedError(
+        f"{where} is not the one that the token is of: take another token from its operator, and find out who answers "
+        "there",
+        field="token",
+        reason="OTHER_AUTHORITY",
+    )
+
+
+def _channel(invitation: Invitation, trusted: bytes) -> grpc.aio.Channel:
+    """To whoever shows a certificate of the site's coordinator by somebody whom `trusted`, in PEM, names."""
+    name = coordinator_of(invitation.principal.site).dns_name
+    options = [("grpc.ssl_target_name_override", name), ("grpc.enable_http_proxy", 0)]
+    credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
+    return grpc.aio.secure_channel(invitation.enrolment, credentials, options)

@@ -187,3 +187,8 @@ ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {
     Code.DATA_LOSS: DataLossError,
     Code.UNAUTHENTICATED: UnauthenticatedError,
 }
+
+
+def extra_line(extra: str) -> str:
+    """What installs an extra of the package that is missing here; no index has the package, so not its name."""
+    return f"pip install '.[{extra}]' in a checkout of EdgeShard, with the pip of this environment"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import check_name
 
 SCHEME = "edgeshard://"
+SECRET_BYTES = 16
+"""Of a token: 128 bits."""
+AUTHORITY_DIGEST_BYTES = 24
+"""Of a sha256. To 192 bits nobody finds another certificate, and the rest would make tokens longer."""
 MOST_KEY_MODELS = 64
 """That one API key names."""
 
@@ -58,11 +63,40 @@ class Denial:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinToken:
-    """What a process needs to find its site, to trust it, and to be let in.
+class Invitation:
+    """What a process needs to find its site, to tell it from others, and to be let in: what a token's text says.
 
-    `authorities` are certificates in DER. The addresses are host:port of the coordinator and of its listener for
-    enrolment. `secret` must not be shown to anybody but the process.
+    `authority` is the `authority_digest` of who signed the coordinator's certificate. The addresses are host:port of
+    the coordinator and of its listener for enrolment. `secret` must not be shown to anybody but the process.
+    """
+
+    authority: bytes
+    principal: Principal
+    coordinator: str
+    enrolment: str
+    secret: bytes = field(repr=False)
+
+    @property
+    def token_id(self) -> str:
+        return token_id_of(self.secret)
+
+
+def authority_digest(certificate: bytes) -> bytes:
+    """Of a certificate in DER, `AUTHORITY_DIGEST_BYTES` long."""
+    return sha256(certificate).digest()[:AUTHORITY_DIGEST_BYTES]
+
+
+def token_id_of(secret: bytes) -> str:
+    """By which the coordinator finds a token. It tells nothing of the secret, and may be logged."""
+    return sha256(b"edgeshard token id\0" + secret).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """A token as the coordinator makes it.
+
+    `authorities` are certificates in DER, first that of who signed the coordinator's. The other fields are those of the
+    `invitation` that it stands for.
     """
 
     authorities: tuple[bytes, ...]
@@ -71,6 +105,11 @@ class JoinToken:
     enrolment: str
     token_id: str
     secret: bytes = field(repr=False)
+
+    @property
+    def invitation(self) -> Invitation:
+        authority = authority_digest(self.authorities[0])
+        return Invitation(authority, self.principal, self.coordinator, self.enrolment, self.secret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.domain.dtypes import IntegerFormat
-from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.errors import FailedPreconditionError, extra_line
 from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf
@@ -159,7 +159,7 @@ def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]
         from gguf import GGMLQuantizationType, dequantize
     except ImportError:
         raise FailedPreconditionError(
-            f"reading {kind} needs the package gguf: install the extra `models` (pip install 'edgeshard[models]')",
+            f"reading {kind} needs the package gguf, of the models extra: {extra_line('models')}",
             field="model",
             reason="MISSING_EXTRA",
         ) from None

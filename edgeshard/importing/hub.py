@@ -31,6 +31,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnsupportedModelError,
+    extra_line,
 )
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
@@ -46,9 +47,7 @@ _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensor
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
 _HASH_BYTES = 4 << 20
-_NO_EXTRA = (
-    "models of the Hub need the package huggingface_hub: install the extra `models` (pip install 'edgeshard[models]')"
-)
+_NO_EXTRA = f"models of the Hub need the package huggingface_hub, of the models extra: {extra_line('models')}"
 
 
 @dataclass(frozen=True, slots=True)

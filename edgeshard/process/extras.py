@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 _NEEDED = {
     "agent": ("torch", "transformers", "safetensors", "tokenizers", "psutil"),
@@ -25,7 +25,6 @@ def check_extras(program: str, *extras: str) -> None:
     if lacking:
         named = " and ".join([", ".join(lacking[:-1]), lacking[-1]]) if len(lacking) > 1 else lacking[0]
         raise FailedPreconditionError(
-            f"{program} needs the {named} extra{'s' if len(lacking) > 1 else ''}: "
-            f"pip install 'edgeshard[{','.join(lacking)}]'",
+            f"{program} needs the {named} extra{'s' if len(lacking) > 1 else ''}: {extra_line(','.join(lacking))}",
             reason="MISSING_EXTRA",
         )

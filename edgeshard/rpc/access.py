@@ -68,7 +68,9 @@ ROLES: Mapping[str, frozenset[Role]] = {
     "/grpc.health.v1.Health/Watch": _ANYONE,
 }
 ENROLMENT = f"/{_PACKAGE}.EnrolmentService/Enrol"
-"""The only method that is called without a certificate, on a listener of its own."""
+AUTHORITIES = f"/{_PACKAGE}.EnrolmentService/GetAuthorities"
+WITHOUT_CERTIFICATE = (ENROLMENT, AUTHORITIES)
+"""The only methods that are called so, on a listener of their own."""
 
 
 def caller(context: Any) -> Principal | None:
@@ -89,7 +91,7 @@ def caller(context: Any) -> Principal | None:
 
 def check_enrolment(context: Any, method: str) -> None:
     """Raise DeniedError for any other method than enrolment's."""
-    if method != ENROLMENT:
+    if method not in WITHOUT_CERTIFICATE:
         raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
 
 

@@ -1,11 +1,6 @@
-"""Tokens, certificates and denials: message <-> value, and a token as text."""
+"""Tokens, certificates and denials: message <-> value."""
 
 from __future__ import annotations
-
-import base64
-import binascii
-
-from google.protobuf.message import DecodeError
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import (
@@ -20,10 +15,6 @@ from edgeshard.domain.identity import (
 )
 from edgeshard.domain.ids import check_id, check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
-
-TOKEN_PREFIX = "edgeshard1-"
-"""Says what the text is, and which form it has."""
-MOST_TOKEN_CHARACTERS = 16_384
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:
@@ -52,29 +43,6 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
         check_id(message.token_id, "token"),
         message.secret,
     )
-
-
-def token_to_text(token: JoinToken) -> str:
-    """One word without characters that mean anything to a shell."""
-    content = base64.urlsafe_b64encode(token_to_wire(token).SerializeToString())
-    return TOKEN_PREFIX + content.decode().rstrip("=")
-
-
-def token_from_text(text: str) -> JoinToken:
-    """Raises InvalidArgumentError naming `token`, and never shows it."""
-    content = text.strip().removeprefix(TOKEN_PREFIX)
-    try:
-        if not text.strip().startswith(TOKEN_PREFIX) or len(text) > MOST_TOKEN_CHARACTERS:
-            raise ValueError
-        decoded = base64.b64decode(content + "=" * (-len(content) % 4), altchars=b"-_", validate=True)
-        return token_from_wire(pb.JoinToken.FromString(decoded))
-    except (ValueError, binascii.Error, DecodeError, InvalidArgumentError):
-        raise InvalidArgumentError(
-            f"the token is damaged or no token: take the whole word, {TOKEN_PREFIX}..., that edgectl token create "
-            "printed",
-            field="token",
-            reason="TOKEN",
-        ) from None
 
 
 def token_request_to_wire(request: TokenRequest) -> pb.CreateTokenRequest:

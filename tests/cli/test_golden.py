@@ -20,7 +20,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from edgeshard.cli.local import LocalCluster
-from edgeshard.cli.main import app
+from edgeshard.cli.main import Lazy, app
 from edgeshard.domain.deployment import parse_spec
 from tests.support.golden import json_text, masked_text
 
@@ -109,7 +109,8 @@ ELSEWHERE = {
 
 def commands(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command that can be typed, without aliases."""
-    for name, command in group.commands.items():
+    for name, listed in group.commands.items():
+        command = listed.load() if isinstance(listed, Lazy) else listed
         if hasattr(command, "commands"):
             yield from commands(command, (*prefix, name))
         else:

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
+from edgeshard.cli.main import COMMANDS, Lazy
+
 HEAVY = ("torch", "transformers", "ortools", "fastapi", "grpc", "google.protobuf", "numpy")
+OWN_AT_START = {"edgeshard", "edgeshard.cli", "edgeshard.cli.connect", "edgeshard.cli.main"} | {
+    *("edgeshard.domain", "edgeshard.domain.errors", "edgeshard.rpc", "edgeshard.rpc.environment")
+}
+"""What the list of commands needs of EdgeShard."""
 
 PROGRAM = """
 import json, sys
@@ -43,6 +49,24 @@ def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     modules, text = modules_after(f"import edgeshard.cli.main as m; m.app({arguments!r})")
     assert not modules & set(HEAVY)
     assert text.strip()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"]])
+def test_the_list_of_commands_imports_none_of_them(arguments: list[str]) -> None:
+    modules, _ = modules_after(f"import edgeshard.cli.main as m; m.app({arguments!r})")
+    assert {name for name in modules if name.partition(".")[0] == "edgeshard"} == OWN_AT_START
+    assert not modules & {"rich", "yaml"}
+
+
+def test_a_command_imports_no_other() -> None:
+    modules, _ = modules_after("import edgeshard.cli.main as m; m.app(['get', 'nodes', '--help'])")
+    commands = {command.place.partition(":")[0] for command in COMMANDS}
+    assert modules & commands == {"edgeshard.cli.get"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_the_list_says_what_the_command_itself_says(command: Lazy) -> None:
+    assert command.load().get_short_help_str(200) == command.get_short_help_str(200)
 
 
 def test_import_edgeshard_loads_nothing_heavy() -> None:

@@ -42,7 +42,7 @@ def test_the_daemons_read_what_is_laid_out(tmp_path: Path) -> None:
 
 def test_what_is_not_given_stays_as_at_the_last_time(tmp_path: Path) -> None:
     where = ("--root", str(tmp_path))
-    edgectl("install", "agent", "--name", "a", "--coordinator", "127.0.0.1:7999", *BIN, *where)
+    edgectl("install", "agent", "--plaintext", "--name", "a", "--coordinator", "127.0.0.1:7999", *BIN, *where)
     result = edgectl("install", "agent", "--listen", "127.0.0.1:7610", *where)
     assert result.exit_code == 0 and "/etc/edgeshard/agent.toml" in result.stdout
     values = tomllib.loads((tmp_path / "etc/edgeshard/agent.toml").read_text())["agent"]
@@ -51,7 +51,7 @@ def test_what_is_not_given_stays_as_at_the_last_time(tmp_path: Path) -> None:
 
 def test_a_configuration_that_was_edited_is_left_and_said_so(tmp_path: Path) -> None:
     where = ("--root", str(tmp_path))
-    edgectl("install", "agent", "--name", "a", *BIN, *where)
+    edgectl("install", "agent", "--plaintext", "--name", "a", *BIN, *where)
     config = tmp_path / "etc/edgeshard/agent.toml"
     config.write_text(config.read_text() + "threads = 2\n")
     assert f"leave   /{config.relative_to(tmp_path)}" in edgectl("install", "agent", *where).stdout
@@ -62,7 +62,7 @@ def test_a_configuration_that_was_edited_is_left_and_said_so(tmp_path: Path) -> 
 
 
 def test_enabling_is_undone(tmp_path: Path) -> None:
-    edgectl("install", "coordinator", *BIN, "--root", str(tmp_path))
+    edgectl("install", "coordinator", "--plaintext", *BIN, "--root", str(tmp_path))
     link = tmp_path / "etc/systemd/system/multi-user.target.wants/edgeshard-coordinator.service"
     link.parent.mkdir()
     link.symlink_to("/etc/systemd/system/edgeshard-coordinator.service")
@@ -73,11 +73,17 @@ def test_enabling_is_undone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("install", "agent"), 2, "--name is required"),
-        (("install", "agent", "--name", "a/b"), 2, "name"),
-        (("install", "agent", "--name", "a", "--coordinator", "10.0.0.2:7600"), 4, "give --credentials DIR"),
-        (("install", "coordinator", "--listen", "0.0.0.0:7600"), 4, "give --credentials DIR"),
-        (("install", "coordinator", "--listen", "nonsense"), 2, "listen"),
+        (("install", "agent", "--plaintext"), 2, "--name is required"),
+        (("install", "agent", "--plaintext", "--name", "a/b"), 2, "name"),
+        (("install", "agent", "--name", "a"), 2, "--credentials DIR is required"),
+        (("install", "coordinator"), 2, "say --plaintext"),
+        (
+            ("install", "agent", "--plaintext", "--name", "a", "--coordinator", "10.0.0.2:7600"),
+            4,
+            "give --credentials DIR",
+        ),
+        (("install", "coordinator", "--plaintext", "--listen", "0.0.0.0:7600"), 4, "give --credentials DIR"),
+        (("install", "coordinator", "--plaintext", "--listen", "nonsense"), 2, "listen"),
         (("install", "coordinator", "--credentials", "/a b"), 2, "--credentials"),
     ],
 )
@@ -89,8 +95,17 @@ def test_what_no_daemon_could_start_with_is_refused_and_nothing_laid_out(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_plaintext_is_said_on_the_command_line_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set for the user's own calls lays out no service; what was laid out is kept up without it."""
+    where = ("--root", str(tmp_path))
+    monkeypatch.setenv("EDGESHARD__CLIENT__PLAINTEXT", "1")
+    assert edgectl("install", "agent", "--name", "a", *BIN, *where).exit_code == 2
+    assert edgectl("install", "agent", "--plaintext", "--name", "a", *BIN, *where).exit_code == 0
+    assert edgectl("install", "agent", *where).exit_code == 0
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
-    edgectl("install", "coordinator", *BIN, "--root", str(tmp_path))
+    edgectl("install", "coordinator", "--plaintext", *BIN, "--root", str(tmp_path))
     record = tmp_path / "etc/edgeshard/coordinator.installed.json"
     record.write_text("{")
     result = edgectl("uninstall", "coordinator", "--root", str(tmp_path))

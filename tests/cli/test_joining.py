@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeshard.client.joining import token_to_text
+from edgeshard.client.joining import invitation_to_text
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.rpc.tls_files import tls_files
 from tests.support.identities import tls_options
@@ -109,6 +109,7 @@ async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
 async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
     code, line, said = await admin("token", "create", "--node", "b")
     assert code == 0 and "within 15m" in said
+    assert len(line.removeprefix("edgectl join ").strip()) <= 120
     first, _ = await serving(home, line, "--listen", "127.0.0.1:0", "--memory", "1GiB")
     (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
     assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == ("b", True, 1 << 30)
@@ -162,7 +163,7 @@ async def test_tokens_that_cannot_be(admin: Run, arguments: tuple[str, ...], cod
     assert (ended, says in said) == (code, True), said
 
 
-@pytest.mark.parametrize("token", ["nonsense", "edgeshard1-AAAA"])
+@pytest.mark.parametrize("token", ["nonsense", "edgeshard2-AAAA"])
 async def test_what_is_no_token_changes_nothing(run: Run, token: str, tmp_path: Path) -> None:
     code, _, said = await run("join", token)
     assert code == 2 and "edgectl token create" in said
@@ -171,7 +172,7 @@ async def test_what_is_no_token_changes_nothing(run: Run, token: str, tmp_path: 
 
 async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, home: dict[str, str]) -> None:
     async with mill.client() as operator:
-        text = token_to_text(await operator.create_token(Role.CLIENT, "z"))
+        text = invitation_to_text((await operator.create_token(Role.CLIENT, "z")).invitation)
     assert (await run("join", text))[0] == 0
     elsewhere = home | {"XDG_CONFIG_HOME": home["XDG_CONFIG_HOME"] + "-elsewhere"}
     code, _, said = await edgectl("join", text, environment=elsewhere)

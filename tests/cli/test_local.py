@@ -92,9 +92,9 @@ async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
             "box did not start: port 1 is in use",
         ),
         (
-            "raise SystemExit(\"edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\")",
+            "raise SystemExit(\"edgeshard-agent needs the agent extra: pip install '.[agent]'\")",
             FailedPreconditionError,
-            "edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'",
+            "edgeshard-agent needs the agent extra: pip install '.[agent]'",
         ),
         ("1 / 0", FailedPreconditionError, "ZeroDivisionError"),
     ],

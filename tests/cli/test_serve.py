@@ -161,7 +161,7 @@ def newcomer() -> list[str]:
 def test_the_readme_has_four_commands_to_a_chat() -> None:
     clone, serve, install, chat = newcomer()
     assert clone.startswith("git clone ") and install == ".venv/bin/pip install openai"
-    recipe = (ROOT / "Makefile").read_text().partition(f"\n{serve.removeprefix('make ')}: $(STAMP)")[2].splitlines()[1]
+    recipe = (ROOT / "Makefile").read_text().partition(f"\n{serve.removeprefix('make ')}: $(RUNS)")[2].splitlines()[1]
     assert recipe.strip() == "@$(BIN)/edgectl serve $(or $(ARGS),demo)"
     python, program, key = chat.split()
     assert (python, key) == (".venv/bin/python", "esk-...") and (ROOT / program).exists()

@@ -14,6 +14,7 @@ import pytest
 from edgeshard.cli import site_watch
 from edgeshard.cli.site_watch import SiteWatch
 from edgeshard.domain.errors import AbortedError, UnavailableError
+from edgeshard.domain.identity import JoinToken, Principal, Role
 from edgeshard.domain.replan import ReplanReason
 
 AWAY = UnavailableError("the coordinator is away")
@@ -69,7 +70,7 @@ class Site:
         self._events.put_nowait(AWAY)
 
     async def create_token(self, *_: object) -> Any:
-        return None
+        return JoinToken((b"",), Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "", b"")
 
     async def replan(self, name: str, dry_run: bool = False) -> Any:
         if self.failure is not None and not dry_run:
@@ -103,7 +104,7 @@ async def watched(site: Site, *, grow: bool = False) -> AsyncIterator[None]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_watch, "_FIRST_BACKOFF_S", 0.001)
-    monkeypatch.setattr("edgeshard.client.joining.token_to_text", lambda _: "TOKEN")
+    monkeypatch.setattr("edgeshard.client.joining.invitation_to_text", lambda _: "TOKEN")
 
 
 def lines(site: Site) -> list[str]:

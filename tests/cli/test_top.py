@@ -170,6 +170,6 @@ def test_without_a_terminal_it_prints_once(edgectl: Any, site: Any, monkeypatch:
 
 def test_without_textual_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "find_spec", lambda name: None)
-    with pytest.raises(Exception, match=r"pip install 'edgeshard\[top\]'") as refusal:
+    with pytest.raises(Exception, match=r"pip install '\.\[top\]'") as refusal:
         top.check_textual()
     assert refusal.value.exit_code == 1  # type: ignore[attr-defined]

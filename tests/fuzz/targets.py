@@ -34,10 +34,9 @@ from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.generation import Sampling, StageTiming
-from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role
+from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
 from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
-from edgeshard.identity.authority import Authority, key_digest, new_key, now, request_for
-from edgeshard.identity.certificates import bundle_of, ders_of
+from edgeshard.identity.authority import key_digest, new_key, request_for
 from edgeshard.importing.gguf_config import checkpoint_name, config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
@@ -61,7 +60,8 @@ from edgeshard.storage.forms import (
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
-from edgeshard.wire.identity import TOKEN_PREFIX, enrolment_from_wire, enrolment_to_wire, token_from_text, token_to_text
+from edgeshard.wire.identity import enrolment_from_wire, enrolment_to_wire
+from edgeshard.wire.invitations import TOKEN_PREFIX, invitation_from_text, invitation_to_text
 from edgeshard.wire.store import manifest_from_json, manifest_from_wire, validate_manifest
 
 LONGEST_MESSAGE = 2200
@@ -436,14 +436,13 @@ def _spec(data: bytes) -> None:
     parse_spec(parse_toml(_text(data), "spec", "file"))
 
 
-_AUTHORITIES = ders_of(Authority.create("mill", now()).certificate_pem)
-_TOKEN = JoinToken(_AUTHORITIES, Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "0123456789abcdef", b"s" * 32)
+_INVITATION = Invitation(b"d" * 24, Principal("mill", Role.AGENT, "b"), "10.0.0.1:7600", "10.0.0.1:7601", b"s" * 16)
 
 
 def _token(data: bytes) -> str | None:
     """The word that somebody was given on the telephone."""
     try:
-        bundle_of(token_from_text(data.decode("utf-8", "replace")).authorities)
+        invitation_from_text(data.decode("utf-8", "replace"))
     except EdgeShardError as error:
         return error.reason
     return None
@@ -575,7 +574,9 @@ def _made() -> dict[str, Target]:
     every.add("cluster", _cluster, _CLUSTER.encode(), _LAB.encode(), *_examples())
     every.add("spec", _spec, _SPEC.encode())
     every.add("quotas", _quotas, _QUOTAS.encode(), words=(b"max_priority", b'["operator/a"]'))
-    every.add("token", _token, token_to_text(_TOKEN).encode(), words=(TOKEN_PREFIX.encode(), b"_", b"-", b"="))
+    every.add(
+        "token", _token, invitation_to_text(_INVITATION).encode(), words=(TOKEN_PREFIX.encode(), b"_", b"-", b"=")
+    )
     every.add("enrolment", _enrolment, _enrolment_message(), words=(b"-----BEGIN CERTIFICATE REQUEST-----", b"MI"))
     return every.targets
 

@@ -6,6 +6,7 @@ import configparser
 import copy
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,17 +83,33 @@ def test_bench_runs_what_the_suite_leaves_out(project: dict[str, Any]) -> None:
     assert "bench.engine --quick" in result.stdout and "--llama-cpp" not in result.stdout
 
 
+def test_what_runs_is_set_up_without_what_developers_need() -> None:
+    """Every target depends on the level that it needs, but those that need none or ask the script each time."""
+    text = (ROOT / "Makefile").read_text()
+    needed = dict(re.findall(r"^([a-z-]+): \$\((RUNS|STAMP)\)", text, re.M))
+    assert {target for target, level in needed.items() if level == "RUNS"} == {"demo", "serve"}
+    assert set(TARGETS) - set(needed) == {"help", "setup", "clients", "lock"}
+    missing = ["make", "--dry-run", "RUNS=runs.none", "STAMP=stamp.none"]
+    for target, called in (("demo", "tools/setup_environment.py runtime"), ("check", "tools/setup_environment.py")):
+        done = subprocess.run([*missing, target], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.stdout.splitlines()[0].rstrip().endswith(called)
+
+
 def test_setup_is_done_again_only_for_what_is_installed(setup_environment: ModuleType, project: dict[str, Any]) -> None:
-    before = setup_environment.fingerprint(project, "lock")
+    levels = setup_environment.LEVELS
+    runs = setup_environment.fingerprint(project, "lock", "runtime")
+    before = setup_environment.fingerprint(project, "lock", *levels)
     lint_only, dependency, group = (copy.deepcopy(project) for _ in range(3))
     lint_only["tool"]["ruff"]["line-length"] = 80
     dependency["project"]["dependencies"].append("attrs")
     group["dependency-groups"]["dev"].append("attrs")
-    assert setup_environment.fingerprint(copy.deepcopy(project), "lock") == before
-    assert setup_environment.fingerprint(lint_only, "lock") == before
-    assert setup_environment.fingerprint(dependency, "lock") != before
-    assert setup_environment.fingerprint(group, "lock") != before
-    assert setup_environment.fingerprint(project, "another lock") != before
+    assert setup_environment.fingerprint(copy.deepcopy(project), "lock", *levels) == before
+    assert setup_environment.fingerprint(lint_only, "lock", *levels) == before
+    assert setup_environment.fingerprint(dependency, "lock", *levels) != before
+    assert setup_environment.fingerprint(group, "lock", *levels) != before
+    assert setup_environment.fingerprint(project, "another lock", *levels) != before
+    assert setup_environment.fingerprint(group, "lock", "runtime") == runs != before, "a linter is nothing that runs"
+    assert setup_environment.fingerprint(dependency, "lock", "runtime") != runs
 
 
 def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, project: dict[str, Any]) -> None:
@@ -100,6 +117,7 @@ def test_setup_takes_torch_at_the_pinned_version(setup_environment: ModuleType, 
 
 
 REPORT = '{"install": [{"metadata": {"version": "2.13.0+cpu"}}]}'
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 FAKE_PYTHON = f"""#!/bin/sh
 echo "$@" >> calls
 case "$*" in *--report*) echo '{REPORT}' ;; esac
@@ -121,18 +139,19 @@ class Checkout:
         python.write_text(FAKE_PYTHON)
         python.chmod(0o755)
         self.stamp = root / ".venv" / ".setup-stamp"
+        self.runs = root / ".venv" / ".runtime-stamp"
         self.broken = root / "broken"
 
-    def setup(self, **extra: str) -> tuple[int, list[str], str]:
+    def setup(self, *arguments: str, **extra: str) -> tuple[int, list[str], str]:
         """The status, what was called, and what stands on stderr."""
         calls = self.root / "calls"
         calls.write_text("")
-        done = self.run(**extra)
+        done = self.run(*arguments, **extra)
         return done.returncode, calls.read_text().splitlines(), done.stderr
 
-    def run(self, **extra: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """Set-up, with nobody at a terminal."""
-        command = [sys.executable, str(self.root / "tools" / "setup_environment.py")]
+        command = [sys.executable, str(self.root / "tools" / "setup_environment.py"), *arguments]
         left_out = ("TORCH_INDEX_URL", "EDGESHARD_UNLOCKED")
         environment = {key: value for key, value in os.environ.items() if key not in left_out} | extra
         return subprocess.run(
@@ -169,11 +188,34 @@ def test_a_finished_setup_does_nothing_and_an_interrupted_one_is_not_taken_for_f
     assert any("--editable" in call for call in checkout.setup()[1])
 
 
+def test_what_runs_comes_first_and_what_developers_need_is_added_to_it(checkout: Checkout) -> None:
+    status, calls, _ = checkout.setup("runtime")
+    assert status == 0 and checkout.runs.exists() and not checkout.stamp.exists()
+    (packages,) = (call for call in calls if " psutil>=7,<8" in call)
+    assert "hatchling==" in packages and "editables>=" in packages and "textual>=" in packages
+    for text in ("pytest", "mypy", "ruff", "ortools", "types-", "uv=="):
+        assert f" {text}" not in packages
+    assert checkout.setup("runtime")[1] == ["hatch_build.py"], "what runs was installed again"
+
+    status, calls, _ = checkout.setup()
+    assert status == 0 and checkout.stamp.exists()
+    (packages, check, kernels) = calls
+    assert " ortools==" in packages and " torch==" not in packages and "--require-hashes" in packages
+    assert (check, kernels) == ("-m pip check", "hatch_build.py")
+
+    for level in ("runtime", None):
+        assert checkout.setup(*([level] if level else []))[1] == ["hatch_build.py"], "nothing is left to install"
+    project = checkout.root / "pyproject.toml"
+    project.write_text(project.read_text().replace('"ortools==9.15.6755",', ""))
+    assert checkout.setup("runtime")[1] == ["hatch_build.py"], "only developers need another thing"
+    assert len(checkout.setup()[1]) == 3
+
+
 def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout) -> None:
     status, calls, _ = checkout.setup()
     assert status == 0
     installs = [call for call in calls if " install " in call and "--dry-run" not in call]
-    own_pip, torch, everything, project = installs
+    own_pip, torch, runs, project, developers = installs
     assert own_pip.endswith(f"--require-hashes --no-deps --requirement {checkout.root / '.venv' / 'pip.lock'}")
     pinned = (checkout.root / ".venv" / "pip.lock").read_text().splitlines()
     assert pinned[0].startswith("pip==") and all("--hash=sha256:" in line for line in pinned[1:]) and len(pinned) > 1
@@ -181,17 +223,19 @@ def test_everything_that_setup_downloads_is_held_to_the_lock(checkout: Checkout)
     assert held in torch and torch.endswith(" --no-deps torch==2.13.0+cpu"), (
         "the build that pip's configuration leads to"
     )
-    assert held in everything
-    for text in ("hatchling==1.33.0", "pyyaml>=6,<7", "psutil>=7,<8", "transformers>=5.23,<5.24", "types-PyYAML>=6,<7"):
-        assert f" {text}" in everything
-    assert "edgeshard" not in everything.replace(str(checkout.root), "")
+    assert held in runs and held in developers
+    for text in ("hatchling==1.33.0", "pyyaml>=6,<7", "psutil>=7,<8", "transformers>=5.23,<5.24"):
+        assert f" {text}" in runs
+    assert " types-PyYAML>=6,<7" in developers
+    assert "edgeshard" not in (runs + developers).replace(str(checkout.root), "")
     assert project.endswith(f"--no-deps --no-build-isolation --editable {checkout.root}")
-    assert calls[-2:] == ["-m pip check", "hatch_build.py"]
+    assert all("--no-compile" in call for call in installs), "what nobody imports need not be compiled"
+    assert calls.index(f"-c {FIRST_IMPORT}") > calls.index(project) and calls[-2:] == ["-m pip check", "hatch_build.py"]
 
 
 def test_setup_takes_torch_alone_from_its_own_index(checkout: Checkout) -> None:
     for extra in ({}, {"EDGESHARD_UNLOCKED": "1"}):
-        checkout.stamp.unlink(missing_ok=True)
+        checkout.runs.unlink(missing_ok=True)
         status, calls, _ = checkout.setup(TORCH_INDEX_URL="file:///somewhere", **extra)
         assert status == 0
         (torch,) = (call for call in calls if "--index-url" in call)
@@ -207,9 +251,8 @@ def test_a_refused_installation_says_what_to_do_and_unlocked_leaves_the_lock_asi
     status, calls, _ = checkout.setup(EDGESHARD_UNLOCKED="1")
     assert status == 0
     assert not any("--require-hashes" in call or "constraints.lock" in call for call in calls)
-    assert any(
-        call.endswith(f"--editable {checkout.root}[all] --group {checkout.root}/pyproject.toml:dev") for call in calls
-    )
+    assert any(call.endswith(f"--editable {checkout.root}[all]") for call in calls)
+    assert any(" ortools==" in call for call in calls)
     assert any("--editable" in call for call in checkout.setup()[1]), "an unlocked set-up was taken for a locked one"
 
 
@@ -221,7 +264,7 @@ def test_continuous_integration_runs_set_up_check_and_test_in_order() -> None:
     assert lines[0].endswith("bash")
     assert "set -euo pipefail" in lines
     steps = [line.partition("#")[0].strip() for line in lines if line.startswith("make ")]
-    assert steps == ["make setup", "make clients", "make check", "make demo", "make test-all || make retest"]
+    assert steps == ["make demo", "make setup", "make clients", "make check", "make test-all || make retest"]
 
 
 def test_every_hook_before_a_commit_is_a_part_of_make_check() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from edgeshard.domain.errors import extra_line
 from tools.lock import LOCK, read_lock, write_lock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +136,8 @@ def test_a_missing_extra_is_named_exactly(name: str, clean: Path, tmp_path: Path
     result = run(clean / f"edgeshard-{name}", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr == f"edgeshard-{name} needs the {name} extra: pip install 'edgeshard[{name}]'\n"
+    assert result.stderr == f"edgeshard-{name} needs the {name} extra: {extra_line(name)}\n"
+    assert f"pip install '.[{name}]' in a checkout" in result.stderr, "no index has the package by its name"
 
 
 def test_the_library_does_not_load_torch_where_it_is_installed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from edgeshard import proto
 from edgeshard.domain.errors import DeniedError
 from edgeshard.domain.identity import Role
-from edgeshard.rpc.access import ENROLMENT, ROLES, check_access
+from edgeshard.rpc.access import ROLES, WITHOUT_CERTIFICATE, check_access
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.server import Server
@@ -34,8 +34,8 @@ METHODS = {f"/{service.full_name}/{method.name}": method for service in services
 
 
 def test_every_method_has_roles_and_nothing_else_has() -> None:
-    """But for the one that is served to those who have no certificate yet, on a listener of its own."""
-    assert set(ROLES) | {ENROLMENT} == set(METHODS) and ENROLMENT not in ROLES
+    """But for those that are served to who has no certificate yet, on a listener of their own."""
+    assert set(ROLES) | set(WITHOUT_CERTIFICATE) == set(METHODS) and not set(WITHOUT_CERTIFICATE) & set(ROLES)
     assert all(ROLES.values())
 
 

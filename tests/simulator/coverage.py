@@ -127,6 +127,8 @@ ABSENT = {
     "CreateTokenResponse": _PLAINTEXT,
     "EnrolRequest": _PLAINTEXT,
     "EnrolResponse": _PLAINTEXT,
+    "GetAuthoritiesRequest": _PLAINTEXT,
+    "GetAuthoritiesResponse": _PLAINTEXT,
     **{
         f"{call}Key{'s' * (call == 'List')}{kind}": _HTTP
         for call in ("Create", "List", "Revoke")

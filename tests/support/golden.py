@@ -15,7 +15,7 @@ _TEXTS = (
     (re.compile(r"\b[0-9a-f]{16}\b"), "BITS"),
     (re.compile(r"edgeshard \S+, torch \S+, Python [\w.+]+"), "SOFTWARE"),
     (re.compile(r"edgectl \d\S* \(wire version \d+\)"), "edgectl VERSION (wire version N)"),
-    (re.compile(r"edgeshard1-[\w-]+"), "TOKEN"),
+    (re.compile(r"edgeshard2-[\w-]+"), "TOKEN"),
     (re.compile(r"\b\d+(\.\d+)? (ns|µs|us|ms|s|min|h|d)\b"), "# s"),
     (re.compile(r"\b\d+(\.\d+)? ([KMG]?b/s)"), "# b/s"),
     (re.compile(r"\b\d+(\.\d+)? (B|[KMGT]iB)(?= |$|,|\)|/)"), "# B"),

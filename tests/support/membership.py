@@ -68,7 +68,7 @@ async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
     async with mill.client() as admin:
         token = await admin.create_token(role, name)
     key = new_key()
-    certificate, authorities = await enrol(token, key)
+    certificate, authorities = await enrol(token.invitation, key)
     return write_files(mill.directory / f"joined-{role}-{name}", authorities, certificate, private_pem(key))
 
 

@@ -118,7 +118,7 @@ async def make_unit(root: Path, tmp_path: Path) -> AsyncIterator[MakeUnit]:
 
 @pytest.mark.parametrize("daemon", OPTIONS)
 async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUnit, daemon: str) -> None:
-    edgectl("install", daemon, "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
+    edgectl("install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
     unit = make_unit(daemon)
     await unit.start()
     ready = await unit.said()
@@ -141,7 +141,7 @@ async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUni
 
 @pytest.mark.parametrize("daemon", STUCK)
 async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_unit: MakeUnit, daemon: str) -> None:
-    edgectl("install", daemon, "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
+    edgectl("install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
     part, script = STUCK[daemon]
     unit = make_unit(daemon, script)
     await unit.start()

@@ -20,7 +20,6 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.progress import LoadProgress
-from edgeshard_agent.lab.emulation import Emulation
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.link_receiver import StageServicer
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
+    from edgeshard_agent.lab.emulation import Emulation
     from edgeshard_agent.model.stage import StageModel
     from edgeshard_agent.model.weights import StageWeights
 

@@ -64,6 +64,16 @@ class Emulation:
         """Memory that the emulated device can give to stages."""
         return int(self.device.usable_bytes)
 
+    def facts(self, real: DeviceFacts) -> DeviceFacts:
+        """The box's facts: the emulated device's memory, marked as emulated."""
+        return replace(
+            real,
+            model=f"{self.device.kind} (emulated)",
+            memory_total_bytes=int(self.device.memory_bytes),
+            memory_budget_bytes=self.memory_bytes,
+            unified_memory=self.device.unified,
+        )
+
     def step_s(self, layers: LayerRange, plan: StepPlan) -> float:
         """Seconds the emulated device takes for a step of these layers; a step without spans costs nothing."""
         if not plan.spans:
@@ -94,18 +104,6 @@ class Emulation:
         nodes = self.cluster.nodes
         ends = (nodes[self.cluster.index(name, "emulate")] for name in (sender, receiver))
         return self.cluster.link(*ends)
-
-
-def emulated_facts(real: DeviceFacts, emulation: Emulation) -> DeviceFacts:
-    """The box's facts: the emulated device's memory, marked as emulated."""
-    device = emulation.device
-    return replace(
-        real,
-        model=f"{device.kind} (emulated)",
-        memory_total_bytes=int(device.memory_bytes),
-        memory_budget_bytes=emulation.memory_bytes,
-        unified_memory=device.unified,
-    )
 
 
 def emulated_profile(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, extra_line
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
@@ -19,7 +19,7 @@ _NEEDED = ("torch", "transformers", "psutil", "rich")
 
 def main() -> None:
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        sys.stderr.write("edgeshard-agent needs the agent extra: pip install 'edgeshard[agent]'\n")
+        sys.stderr.write(f"edgeshard-agent needs the agent extra: {extra_line('agent')}\n")
         sys.exit(1)
     settle_grpc()
     keep_private()

@@ -14,7 +14,6 @@ from edgeshard.domain.dtypes import weights_text
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.profile import ComputeProfile, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.lab.emulation import emulated_profile
 from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
@@ -62,6 +61,8 @@ class Measurer:
         parse_config(command.config)
         node = self._node
         if node.emulation is not None:
+            from edgeshard_agent.lab.emulation import emulated_profile  # brings all of the planner
+
             profile = emulated_profile(node.emulation, node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)

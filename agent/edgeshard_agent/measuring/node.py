@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.ids import NodeId
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard_agent.lab.emulation import Emulation
+
+if TYPE_CHECKING:
+    from edgeshard_agent.lab.emulation import Emulation  # brings all of the planner
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.domain.identity import Role
-from edgeshard.rpc.access import ENROLMENT, caller
+from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, caller
 from edgeshard_coordinator.control.audit_log import AuditLog
 
 _PACKAGE = "edgeshard.proto.v1"
@@ -79,6 +79,7 @@ READS = frozenset(
         f"{_ADMIN}/ListAudit",
         f"{_IDENTITY}/ListKeys",
         f"{_ADMIN}/ListEvents",
+        AUTHORITIES,
         f"{_STORE}/GetManifest",
         f"{_STORE}/ReadBlob",
         f"{_INFERENCE}/ListModels",

@@ -17,3 +17,6 @@ class EnrolmentServicer(identity_pb2_grpc.EnrolmentServiceServicer):
     async def Enrol(self, request: pb.EnrolRequest, context: Any) -> pb.EnrolResponse:
         certificate, authorities = await self._membership.enrol(enrolment_from_wire(request))
         return pb.EnrolResponse(certificate=certificate, authorities=authorities)
+
+    async def GetAuthorities(self, request: pb.GetAuthoritiesRequest, context: Any) -> pb.GetAuthoritiesResponse:
+        return pb.GetAuthoritiesResponse(authorities=self._membership.authorities())

@@ -11,9 +11,19 @@ from datetime import datetime, timedelta
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.identity import Denial, Enrolment, JoinToken, Principal, Role, TokenRequest, coordinator_of
+from edgeshard.domain.identity import (
+    SECRET_BYTES,
+    Denial,
+    Enrolment,
+    JoinToken,
+    Principal,
+    Role,
+    TokenRequest,
+    coordinator_of,
+    token_id_of,
+)
 from edgeshard.identity.authority import Authority, key_digest
-from edgeshard.identity.certificates import ders_of, serial_of
+from edgeshard.identity.certificates import bundle_of, ders_of, is_signed_by, serial_of
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_coordinator.membership import tokens
@@ -21,8 +31,6 @@ from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.membership.tokens import Token
 
 log = structlog.get_logger()
-
-SECRET_BYTES = 32
 
 
 async def _nothing(principal: Principal) -> None:
@@ -73,7 +81,7 @@ class Membership:
 
     async def create_token(self, wanted: TokenRequest, coordinator: str, enrolment: str) -> JoinToken:
         """A token that lets one process in. Raises FailedPreconditionError where no certificates are made here."""
-        issuing, ttl_s = self._check_issues(), tokens.check_ttl(wanted.ttl_s)
+        authorities, ttl_s = self.authorities(), tokens.check_ttl(wanted.ttl_s)
         principal, secret = Principal(self.site, wanted.role, wanted.id), secrets.token_bytes(SECRET_BYTES)
         now = self._now().timestamp()
         if await self._store.count(now) >= tokens.MOST_TOKENS:
@@ -81,11 +89,18 @@ class Membership:
                 f"there are {tokens.MOST_TOKENS} tokens that have not expired; wait, or give shorter lives",
                 reason="TOO_MANY_TOKENS",
             )
-        token = Token(secrets.token_hex(8), tokens.digest_of(secret), principal, now + ttl_s)
+        token = Token(token_id_of(secret), tokens.digest_of(secret), principal, now + ttl_s)
         await self._store.save(token)
         log.info("token_made", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
-        authorities = ders_of(issuing.files.ca.read_bytes())
         return JoinToken(authorities, principal, coordinator, enrolment, token.token_id, secret)
+
+    def authorities(self) -> tuple[bytes, ...]:
+        """Whom the site trusts, in DER; first who signed the coordinator's own certificate, which joiners are shown.
+        Raises FailedPreconditionError where no certificates are made here."""
+        files = self._check_issues().files
+        shown = files.cert.read_bytes()
+        known = ders_of(files.ca.read_bytes())
+        return tuple(sorted(known, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
 
     async def enrol(self, enrolment: Enrolment) -> tuple[bytes, bytes]:
         """A certificate for a token, and whom to trust, both in PEM. Raises DeniedError for a token that is not good,

@@ -14,7 +14,7 @@ SHORTEST_TTL_S = 10.0
 LONGEST_TTL_S = 7 * 86400.0
 MOST_TOKENS = 4096
 MOST_GUESSES = 5
-"""Wrong secrets for a token before it is destroyed; a secret has 256 bits, so nobody guesses one."""
+"""Wrong secrets for a token before it is destroyed; a secret has 128 bits, so nobody guesses one."""
 ATTEMPTS_PER_MINUTE = 120
 """Of all joiners together."""
 

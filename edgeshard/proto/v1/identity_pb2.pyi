@@ -44,6 +44,16 @@ class EnrolResponse(_message.Message):
     authorities: bytes
     def __init__(self, certificate: _Optional[bytes] = ..., authorities: _Optional[bytes] = ...) -> None: ...
 
+class GetAuthoritiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetAuthoritiesResponse(_message.Message):
+    __slots__ = ("authorities",)
+    AUTHORITIES_FIELD_NUMBER: _ClassVar[int]
+    authorities: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, authorities: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class CreateTokenRequest(_message.Message):
     __slots__ = ("role", "id", "ttl_s", "host")
     ROLE_FIELD_NUMBER: _ClassVar[int]

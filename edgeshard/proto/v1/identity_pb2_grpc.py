@@ -40,6 +40,11 @@ class EnrolmentServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolResponse.FromString,
                 _registered_method=True)
+        self.GetAuthorities = channel.unary_unary(
+                '/edgeshard.proto.v1.EnrolmentService/GetAuthorities',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesResponse.FromString,
+                _registered_method=True)
 
 
 class EnrolmentServiceServicer:
@@ -53,6 +58,13 @@ class EnrolmentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAuthorities(self, request, context):
+        """Whom the site trusts, which is no secret. A joiner, who has a digest of it, asks before it says anything.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnrolmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_EnrolmentServiceServicer_to_server(servicer, server):
                     servicer.Enrol,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolResponse.SerializeToString,
+            ),
+            'GetAuthorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuthorities,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class EnrolmentService:
             '/edgeshard.proto.v1.EnrolmentService/Enrol',
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_identity__pb2.EnrolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAuthorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.EnrolmentService/GetAuthorities',
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_identity__pb2.GetAuthoritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,

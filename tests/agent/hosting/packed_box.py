@@ -259,7 +259,7 @@ class Box:
         self._numbers = iter(range(1, 1 << 30))
         channel = cast(grpc.aio.Channel, self.store)
         self._worker = worker
-        around = HostServices(NodeId("n"), worker, StageServicer(), channel, None, SystemClock(), lambda: None)
+        around = HostServices(NodeId("n"), worker, StageServicer(), lambda: channel, None, SystemClock(), lambda: None)
         self.hosting = Hosting(around, self._take, lambda facts: None)
         loader = StageLoader(self.cache, channel, worker, aside, "cpu", 0.0, packs=True)
         self.loader = loader

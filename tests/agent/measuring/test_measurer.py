@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
-from edgeshard_agent.lab.emulation import Emulation, emulated_facts, load_emulation
+from edgeshard_agent.lab.emulation import Emulation, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
 from edgeshard_agent.measuring.node import MeasuredNode
@@ -68,7 +68,7 @@ class Node:
         self.progress: list[CommandProgress] = []
         facts = read_facts("cpu", memory)
         if emulation is not None:
-            facts = emulated_facts(facts, emulation)
+            facts = emulation.facts(facts)
         node = MeasuredNode(ME, facts, "cpu", 1, memory, state_dir, None, emulation)
         self.measurer = Measurer(node, self._report, self.progress.append)
 

@@ -13,15 +13,16 @@ import pytest
 import pytest_asyncio
 from edgeshard_coordinator.membership.tokens import ATTEMPTS_PER_MINUTE
 
-from edgeshard.client.joining import enrol, token_from_text, token_to_text
+from edgeshard.client.joining import enrol, invitation_from_text, invitation_to_text
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
-from edgeshard.domain.identity import JoinToken, Principal, Role
+from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role, authority_digest, coordinator_of
 from edgeshard.identity import authority
 from edgeshard.identity.authority import Authority, new_key, private_pem
 from edgeshard.identity.certificates import ders_of, principal_of, serial_of, validity_of
 from edgeshard.proto.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
 from edgeshard.rpc.renewal import renew_now
 from edgeshard.rpc.tls_files import write_files
+from edgeshard.wire.identity import enrolment_to_wire
 from tests.support.membership import Mill, joined, opened
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,22 +44,27 @@ async def test_who_joined_is_who_the_token_says(mill: Mill) -> None:
 async def test_a_token_is_for_one_process(mill: Mill) -> None:
     """Whoever sees it later gets nothing; the process itself may ask again, if the answer was lost."""
     async with mill.client() as admin:
-        token = token_from_text(token_to_text(await admin.create_token(Role.AGENT, "b")))
+        token = await admin.create_token(Role.AGENT, "b")
+    invitation = invitation_from_text(invitation_to_text(token.invitation))
     key = new_key()
-    await enrol(token, key)
-    await enrol(token, key)
+    await enrol(invitation, key)
+    await enrol(invitation, key)
     with pytest.raises(DeniedError) as refusal:
-        await enrol(token, new_key())
+        await enrol(invitation, new_key())
     assert refusal.value.reason == "TOKEN_USED"
 
 
 async def test_made_up_tokens_are_refused(mill: Mill) -> None:
     async with mill.client() as admin:
         token = await admin.create_token(Role.AGENT, "b")
-    for forged in (replace(token, secret=b"x" * 32), replace(token, token_id="0" * 16)):
-        with pytest.raises(DeniedError) as refusal:
-            await enrol(forged, new_key())
-        assert refusal.value.reason == "TOKEN"
+    with pytest.raises(DeniedError) as refusal:
+        await enrol(replace(token.invitation, secret=b"x" * 16), new_key())
+    assert refusal.value.reason == "TOKEN"
+    async with entrance(mill, token) as channel:
+        request = enrolment_to_wire(Enrolment(token.token_id, b"x" * 16, authority.request_for(new_key())))
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await identity_pb2_grpc.EnrolmentServiceStub(channel).Enrol(request, timeout=20)
+    assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
@@ -66,7 +72,7 @@ async def test_a_role_cannot_be_asked_for(mill: Mill) -> None:
     async with mill.client() as admin:
         token = await admin.create_token(Role.CLIENT, "app")
     key = new_key()
-    certificate, _ = await enrol(replace(token, principal=Principal("mill", Role.OPERATOR, "admin")), key)
+    certificate, _ = await enrol(replace(token.invitation, principal=Principal("mill", Role.OPERATOR, "admin")), key)
     assert principal_of(certificate) == Principal("mill", Role.CLIENT, "app")
 
 
@@ -75,9 +81,47 @@ async def test_nobody_is_told_a_secret_before_it_proved_to_be_the_site(mill: Mil
     async with mill.client() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     other = Authority.create("mill", authority.now())
-    with pytest.raises(EdgeShardError):
-        await enrol(replace(token, authorities=ders_of(other.certificate_pem)), new_key())
-    await enrol(token, new_key())  # it was not used up
+    (certificate,) = ders_of(other.certificate_pem)
+    with pytest.raises(DeniedError) as refusal:
+        await enrol(replace(token.invitation, authority=authority_digest(certificate)), new_key())
+    assert refusal.value.reason == "OTHER_AUTHORITY"
+    await enrol(token.invitation, new_key())  # it was not used up
+
+
+class Stranger(identity_pb2_grpc.EnrolmentServiceServicer):
+    """Who answers in the coordinator's place. Whom the site trusts is no secret: it says so as the site would."""
+
+    def __init__(self, trusted: bytes) -> None:
+        self._trusted = trusted
+        self.told: list[Any] = []
+
+    async def GetAuthorities(self, request: Any, context: Any) -> identity_pb2.GetAuthoritiesResponse:
+        return identity_pb2.GetAuthoritiesResponse(authorities=ders_of(self._trusted))
+
+    async def Enrol(self, request: Any, context: Any) -> identity_pb2.EnrolResponse:
+        self.told.append(request)
+        return identity_pb2.EnrolResponse()
+
+
+@pytest.mark.parametrize("shows", ["a certificate of its own", "a member's certificate"])
+async def test_a_stranger_who_knows_the_authority_hears_no_secret(mill: Mill, tmp_path: Path, shows: str) -> None:
+    async with mill.client() as admin:
+        token = await admin.create_token(Role.AGENT, "b")
+    stranger, server, key = Stranger(mill.identities.authority.certificate_pem), grpc.aio.server(), new_key()
+    issuer, principal = Authority.create("mill", authority.now()), coordinator_of("mill")
+    if shows == "a member's certificate":
+        issuer, principal = mill.identities.authority, Principal("mill", Role.AGENT, "coordinator.coordinator.mill")
+    certificate = issuer.issue(principal, authority.request_for(key), authority.now())
+    identity_pb2_grpc.add_EnrolmentServiceServicer_to_server(stranger, server)
+    credentials = grpc.ssl_server_credentials([(private_pem(key), certificate)])
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        with pytest.raises(EdgeShardError):
+            await enrol(replace(token.invitation, enrolment=f"127.0.0.1:{port}"), new_key())
+    finally:
+        await server.stop(0)
+    assert stranger.told == []
 
 
 async def test_a_coordinator_of_another_name_is_no_coordinator(mill: Mill) -> None:
@@ -85,7 +129,7 @@ async def test_a_coordinator_of_another_name_is_no_coordinator(mill: Mill) -> No
     async with mill.client() as admin:
         token = await admin.create_token(Role.AGENT, "b")
     with pytest.raises(EdgeShardError):
-        await enrol(replace(token, principal=replace(token.principal, site="other")), new_key())
+        await enrol(replace(token.invitation, principal=replace(token.principal, site="other")), new_key())
 
 
 async def test_the_listener_for_joiners_serves_nothing_else(mill: Mill) -> None:
@@ -120,7 +164,7 @@ async def test_what_is_no_request_uses_no_token_up(mill: Mill, request_pem: byte
                 identity_pb2.EnrolRequest(token_id=token.token_id, secret=token.secret, request=request_pem), timeout=20
             )
     assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    await enrol(token, new_key())
+    await enrol(token.invitation, new_key())
 
 
 @pytest.mark.parametrize(("role", "name"), [(Role.AGENT, "b"), (Role.CLIENT, "app")])
@@ -154,7 +198,7 @@ async def test_what_was_revoked_is_refused_and_may_join_again(mill: Mill) -> Non
                 await call
             assert refusal.value.reason == "REVOKED"
         with pytest.raises(DeniedError):
-            await enrol(token, new_key())  # made before
+            await enrol(token.invitation, new_key())  # made before
     again = await joined(mill, Role.CLIENT, "eve")
     async with mill.client_with(again) as eve, mill.client_with(by_hand) as twin:
         await eve.served_models()
@@ -194,7 +238,7 @@ async def test_too_many_attempts_are_refused_for_a_while(tmp_path: Path) -> None
                 refusals.append(refusal.value.code().name)
         assert refusals[-1] == "RESOURCE_EXHAUSTED" and refusals[0] != "RESOURCE_EXHAUSTED"
         with pytest.raises(ResourceExhaustedError):
-            await enrol(token, new_key())
+            await enrol(token.invitation, new_key())
 
 
 async def test_expired_certificates_are_refused(mill: Mill) -> None:
@@ -236,6 +280,9 @@ async def test_two_authorities_are_trusted_while_one_takes_over(tmp_path: Path) 
             await app.served_models()
         newcomer = await joined(site, Role.CLIENT, "other")
         assert newcomer.ca.read_bytes() == bundle
+        async with site.client() as admin:
+            token = await admin.create_token(Role.CLIENT, "last")
+        assert token.authorities == ders_of(old.certificate_pem + new.certificate_pem), "first who signed what it shows"
 
 
 async def test_a_site_without_the_authoritys_key_makes_no_certificates(tmp_path: Path) -> None:
@@ -265,7 +312,7 @@ async def test_a_clock_before_the_authority_has_an_error_of_its_own(
     early = authority.now() - timedelta(days=20_000)
     monkeypatch.setattr("edgeshard.client.joining.now", lambda: early)
     with pytest.raises(FailedPreconditionError) as refusal:
-        await enrol(token, new_key())
+        await enrol(token.invitation, new_key())
     assert refusal.value.reason == "CLOCK" and "set the clock" in refusal.value.message
 
 

@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "joining.md"
 MACHINES = ("first", "second")
 LINE = re.compile(rf"(?P<machine>{'|'.join(MACHINES)})\$ (?P<command>.+)")
 COMMAND_S = 120.0
-NO_TOKEN = "edgeshard1-CogDMIIB..."
+NO_TOKEN = "edgeshard2-AMCoAQ..."
 
 
 def lines() -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[st
     try:
         for machine, command in typed:
             if NO_TOKEN in command:
-                joining = re.search(r"edgectl join (edgeshard1-\S+)", said)
+                joining = re.search(r"edgectl join (edgeshard2-\S+)", said)
                 assert joining is not None, said
                 command = command.replace(NO_TOKEN, joining[1])
             background = command.endswith(" &")
