@@ -66,7 +66,14 @@ def made_sampling(chance: np.random.Generator, vocab: int) -> Sampling:
         temperature=float(chance.choice([0, 1e-6, 0.1, 0.5, 0.8, 1.0, 1.7, 100])),
         top_k=int(chance.choice([0, 0, 1, 5, 50, max(vocab - 1, 0), 2**32 - 1])),
         top_p=float(chance.choice([1, 1, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999])),
+        min_p=float(chance.choice([0, 0, 0, 5e-324, 0.02, 0.1, 0.6, 1])),
         repetition_penalty=float(chance.choice([1, 1, 0.7, 1.3, 1e3])),
+        presence_penalty=float(chance.choice([0, 0, 0, -2, 0.3, 2])),
+        frequency_penalty=float(chance.choice([0, 0, 0, -0.7, 0.1, 2])),
+        logit_bias=tuple(
+            (int(token), float(chance.choice([-100, -0.3, 0.0, 1.7, 100])))
+            for token in np.unique(chance.integers(0, vocab, chance.choice([0, 0, 1, 7])))
+        ),
         seed=(0, 1, 2**63 + 12_345, 2**64 - 1)[chance.integers(4)],
         logprobs=bool(chance.integers(2)),
         top_logprobs=int(chance.choice([0, 0, 1, 20])),
@@ -79,7 +86,7 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
     found = sample_rows(logits, samplers, positions)
     for row, sampler, position, mine in zip(logits, samplers, positions, found, strict=True):
         wide = row.double().numpy()
-        token = draws.drawn(wide, sampler.sampling, sampler.seen, position)
+        token = draws.drawn(wide, sampler.sampling, sampler.seen, position, sampler.offsets)
         assert mine.token == token, (sampler.sampling, position)
         if not sampler.wants_logprobs:
             assert mine == Chosen(token)
@@ -98,7 +105,12 @@ def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.d
     for number, kind in enumerate(KINDS):
         logits = made_rows(kind, 24, vocab, 100 * vocab + number).to(dtype)
         samplers = [
-            RequestSampler(made_sampling(chance, vocab), chance.integers(0, vocab, 5).tolist(), vocab)
+            RequestSampler(
+                made_sampling(chance, vocab),
+                chance.integers(0, vocab, 5).tolist(),
+                vocab,
+                chance.integers(0, min(vocab, 20), chance.integers(0, 40)).tolist(),
+            )
             for _ in range(len(logits))
         ]
         positions = [int(position) for position in chance.choice([0, 1, 77, 2**31, 2**40], len(logits))]
