@@ -28,7 +28,9 @@ def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
         values = {name: named.pop(name) for name in items if name in named}
-        options = {items[name].keyword: _value(items[name], value) for name, value in values.items() if value is not None}
+        options = {
+            items[name].keyword: _value(items[name], value) for name, value in values.items() if value is not None
+        }
         command(*arguments, **named, **options)
 
     own = inspect.signature(command, eval_str=True).parameters.values()

@@ -124,7 +124,7 @@ class Sampling:
     frequency_penalty: float = _option(
         0.0, "Above 0 avoids tokens the more, the more often the answer has them.", metavar="X", low=-2, high=2
     )
-    logit_bias: Biases = _option(
+    logit_bias: Biases = _option(  # noqa: RUF009 (a field, as the others)
         (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
     )
     seed: int = _option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)

@@ -105,7 +105,13 @@ GUIDES: dict[str, tuple[Guide, Any]] = {
 @pytest.mark.parametrize("name", GUIDES)
 async def test_an_answer_is_what_its_guide_says_wherever_the_last_stage_is(site: Site, name: str) -> None:
     guide, is_right = GUIDES[name]
-    for options in ({}, {"temperature": 0.9, "seed": 4}, {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 5}):
+    penalties = {"presence_penalty": 0.6, "frequency_penalty": 0.3, "logit_bias": {300: -100.0, 301: 3.0}}
+    for options in (
+        {},
+        {"temperature": 0.9, "seed": 4},
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 5},
+        {"temperature": 1.1, "min_p": 0.02, "seed": 6, **penalties},
+    ):
         answers = [
             await site.client.complete(where, PROMPT, guide=guide, max_new_tokens=150, logprobs=True, **options)  # type: ignore[arg-type]
             for where in ("tales", "whole")

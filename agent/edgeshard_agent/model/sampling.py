@@ -40,9 +40,7 @@ class Sampler:
                     f"{name} holds an id outside the vocabulary of {self._vocab_size}", field=name
                 )
 
-    def open(
-        self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()
-    ) -> None:
+    def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
         """`seen_tokens` are those that a repetition penalty counts; `answer` is the request's answer so far, as far as
         other penalties or a guide go by it."""
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)

@@ -125,9 +125,7 @@ def arrivals(uniform: Floats) -> Floats:
     return np.maximum(waited, np.finfo(np.float64).tiny, out=waited)
 
 
-def drawn(
-    logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None
-) -> int:
+def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None) -> int:
     """The token for `position` from its logits [vocab]; `seen` [vocab] are those that the repetition penalty counts.
     `offsets` are added behind it."""
     if seen is not None:
