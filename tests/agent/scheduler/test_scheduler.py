@@ -480,13 +480,13 @@ def test_a_penalty_counts_what_was_generated_before_a_preemption(make_rig: type[
     assert any(len(span.seen_tokens) > 1 for span in again)
 
 
-@pytest.mark.parametrize("penalty", [{"presence_penalty": 0.5}, {"frequency_penalty": -0.5}], ids=str)
+@pytest.mark.parametrize("sampling", [Sampling(presence_penalty=0.5), Sampling(frequency_penalty=-0.5)])
 def test_a_penalty_on_the_answer_is_told_the_answer_alone_after_a_preemption(
-    make_rig: type[Rig], penalty: dict[str, float]
+    make_rig: type[Rig], sampling: Sampling
 ) -> None:
     rig = overcommitted(make_rig, 6)
     for number in range(3):
-        rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=Sampling(**penalty))
+        rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=sampling)
     rig.run_all()
     told = [s for step in rig.steps for s in step.plan.spans if s.sampling is not None]
     assert all(not span.seen_tokens for span in told) and all(not span.answer_tokens for span in told[:3])
