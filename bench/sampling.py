@@ -110,7 +110,7 @@ def some_sampling(chance: np.random.Generator, vocab_size: int) -> Sampling:
         repetition_penalty=float(chance.choice([1, 1, 0.8, 1.2])),
         presence_penalty=float(chance.choice([0, 0, 0.7])),
         frequency_penalty=float(chance.choice([0, 0, -0.3, 0.6])),
-        logit_bias=((int(chance.integers(0, vocab_size)), float(chance.choice([-100, 2, 8]))),) * int(chance.integers(2)),
+        logit_bias=((int(chance.integers(vocab_size)), float(chance.choice([-100, 2, 8]))),) * int(chance.integers(2)),
         seed=int(chance.integers(0, 2**64, dtype=np.uint64)),
         top_logprobs=int(chance.choice([0, 0, 0, 5])),
     )
