@@ -32,9 +32,12 @@ PARAMETERS = {
     "greedy": Sampling(),
     "greedy, logprobs 20": Sampling(logprobs=True, top_logprobs=20),
     "greedy, penalty 1.2": Sampling(repetition_penalty=1.2),
+    "greedy, frequency penalty 0.5": Sampling(frequency_penalty=0.5),
     "temperature 0.8": Sampling(temperature=0.8),
     "temperature 0.8, logprobs 20": Sampling(temperature=0.8, logprobs=True, top_logprobs=20),
     "temperature 0.8, penalty 1.2": Sampling(temperature=0.8, repetition_penalty=1.2),
+    "temperature 0.8, frequency penalty 0.5": Sampling(temperature=0.8, frequency_penalty=0.5),
+    "min_p 0.05": Sampling(temperature=0.8, min_p=0.05),
     "top_k 50": Sampling(temperature=0.8, top_k=50),
     "top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
     "top_p 0.5": Sampling(temperature=0.8, top_p=0.5),
@@ -66,7 +69,7 @@ class Turns:
         self._sampler = Sampler(logits.shape[1])
         for request in range(ROWS):
             seen = range(0, logits.shape[1], SEEN_EVERY)
-            self._sampler.open(request, replace(sampling, seed=request), seen)
+            self._sampler.open(request, replace(sampling, seed=request), seen, seen)
         self._position = 0
 
     def step_s(self, is_native: bool) -> tuple[float, float]:
@@ -97,13 +100,17 @@ def measured(logits: torch.Tensor, sampling: Sampling, steps: int) -> dict[str, 
     return {name: round(1e3 * taken / ROWS, 4) for name, taken in figures.items()}
 
 
-def some_sampling(chance: np.random.Generator) -> Sampling:
-    """Parameters of all kinds, a penalty and logprobs sometimes."""
+def some_sampling(chance: np.random.Generator, vocab_size: int) -> Sampling:
+    """Parameters of all kinds, penalties, a bias and logprobs sometimes."""
     return Sampling(
         temperature=float(chance.choice([0.1, 0.5, 0.8, 1.0, 1.5])),
         top_k=int(chance.choice([0, 0, 1, 20, 50, 500])),
         top_p=float(chance.choice([1, 1, 0.1, 0.5, 0.9, 0.95, 0.99])),
+        min_p=float(chance.choice([0, 0, 0.02, 0.2])),
         repetition_penalty=float(chance.choice([1, 1, 0.8, 1.2])),
+        presence_penalty=float(chance.choice([0, 0, 0.7])),
+        frequency_penalty=float(chance.choice([0, 0, -0.3, 0.6])),
+        logit_bias=((int(chance.integers(vocab_size)), float(chance.choice([-100, 2, 8]))),) * int(chance.integers(2)),
         seed=int(chance.integers(0, 2**64, dtype=np.uint64)),
         top_logprobs=int(chance.choice([0, 0, 0, 5])),
     )
@@ -117,11 +124,11 @@ def compared(vocab_size: int, count: int, seed: int) -> dict[str, object]:
         logits = made_logits(vocab_size, bool(chance.integers(2)), int(chance.integers(2**32)))
         logits = logits.to(DTYPES[str(chance.choice(list(DTYPES)))])
         seen = chance.integers(0, vocab_size, 50).tolist()
-        samplers = [RequestSampler(some_sampling(chance), seen, vocab_size) for _ in range(ROWS)]
+        samplers = [RequestSampler(some_sampling(chance, vocab_size), seen, vocab_size, seen) for _ in range(ROWS)]
         positions = chance.integers(0, 2**31, ROWS).tolist()
         found = sample_rows(logits, samplers, positions)
         for row, sampler, position, mine in zip(logits.double().numpy(), samplers, positions, found, strict=True):
-            token = draws.drawn(row, sampler.sampling, sampler.seen, position)
+            token = draws.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
             differing += mine.token != token
             if sampler.wants_logprobs:
                 logprob, top = draws.logprobs(row, sampler.sampling, mine.token)

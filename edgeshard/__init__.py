@@ -12,7 +12,7 @@ __all__ = ["WIRE_VERSION", "Client", "SyncClient", "__version__", "errors"]
 
 __version__ = "0.1.0"
 # The version of the frames and commands between processes. Two processes work together when theirs are equal.
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 
 def __getattr__(name: str) -> Any:

@@ -82,6 +82,8 @@ class _Tagged:
         self._tools = tools
         self._format = answer_format.tools if tools else ToolFormat.NONE
         self._held = ""
+        self._space = ""
+        """White space that the answer begins with: content once anything but a call follows it."""
         self._read: Callable[[bool], tuple[list[_Part], bool]]
         self._read = self._reasoning if answer_format.in_reasoning else self._beginning
 
@@ -109,6 +111,7 @@ class _Tagged:
         if self._begin and text.startswith(self._begin):
             self._held, self._read = text[len(self._begin) :], self._reasoning
             return [], True
+        self._space, self._held = self._held[: len(self._held) - len(text)], text
         bare = self._format is ToolFormat.BARE and text[:1] in ("{", "[")
         self._read = self._bare if bare else self._content
         return [], True
@@ -135,8 +138,7 @@ class _Tagged:
         before, found, self._held = _split(self._held, markers, over)
         if found:
             self._read = self._tag if found == _TAG else self._list
-            before = "" if before.isspace() else before
-        return [ContentDelta(before)], bool(found)
+        return [self._said(before)] if before or over else [], bool(found)
 
     def _tag(self, over: bool) -> tuple[list[_Part], bool]:
         inside, found, rest = _split(self._held, (_END_TAG,), over)
@@ -146,8 +148,8 @@ class _Tagged:
         self._held, self._read = rest, self._between_tags if calls else self._content
         if not found and not calls:
             self._held, rest = "", self._held
-            return [ContentDelta(_TAG + inside + rest)], False
-        return list(calls) or [ContentDelta(_TAG + inside + found)], True
+            return [self._said(_TAG + inside + rest)], False
+        return self._called(calls) or [self._said(_TAG + inside + found)], True
 
     def _between_tags(self, over: bool) -> tuple[list[_Part], bool]:
         """White space between calls, and behind the last one, is no content."""
@@ -160,7 +162,7 @@ class _Tagged:
         if not over and len(self._held) <= _LONGEST_CALL:
             return [], False
         calls = calls_in_list(self._held, _LIST)
-        parts: list[_Part] = list(calls) or [ContentDelta(_LIST + self._held)]
+        parts: list[_Part] = self._called(calls) or [self._said(_LIST + self._held)]
         self._held, self._read = "", self._content if not calls else self._read
         return parts, False
 
@@ -168,9 +170,17 @@ class _Tagged:
         if not over and len(self._held) <= _LONGEST_CALL:
             return [], False
         calls = calls_in_bare(self._held, self._tools)
-        parts: list[_Part] = list(calls) or [ContentDelta(self._held)]
+        parts: list[_Part] = self._called(calls) or [self._said(self._held)]
         self._held, self._read = "", self._content
         return parts, False
+
+    def _said(self, text: str) -> ContentDelta:
+        text, self._space = self._space + text, ""
+        return ContentDelta(text)
+
+    def _called(self, calls: Sequence[Called]) -> list[_Part]:
+        self._space = "" if calls else self._space
+        return list(calls)
 
 
 _CHANNEL, _MESSAGE, _START, _CONSTRAIN = "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"

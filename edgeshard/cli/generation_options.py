@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 
-from edgeshard.domain.generation import Generation, OptionField, Sampling, option_fields
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import Biases, Generation, OptionField, Sampling, option_fields
 
 UNSET = {"max_new_tokens": " Where not given, 128 or what there is room for."}
 """Options of which it matters whether they were given at all, and what their help says of that."""
@@ -27,7 +28,9 @@ def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: Any, **named: Any) -> None:
         values = {name: named.pop(name) for name in items if name in named}
-        options = {items[name].keyword: value for name, value in values.items() if value is not None}
+        options = {
+            items[name].keyword: _value(items[name], value) for name, value in values.items() if value is not None
+        }
         command(*arguments, **named, **options)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
@@ -36,6 +39,24 @@ def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     options = [_parameter(name, item) for name, item in items.items()]
     run.__signature__ = inspect.Signature([*positional, *options, *named_only])  # type: ignore[attr-defined]
     return run
+
+
+def _value(item: OptionField, value: Any) -> Any:
+    return _biases(value) if item.kind == Biases else value
+
+
+def _biases(texts: Sequence[str]) -> dict[int, float]:
+    """Raises InvalidArgumentError for what is not of the form ID=BIAS."""
+    biases = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise InvalidArgumentError(
+                f"logit_bias: {text!r} is not of the form ID=BIAS, such as 42=-100", field="logit_bias"
+            ) from None
+    return biases
 
 
 def _parameter_name(item: OptionField) -> str:

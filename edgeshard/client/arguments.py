@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin
 
 from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.generation import Biases
 
 _LARGEST_TOKEN = 2**32 - 1
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
@@ -45,6 +46,13 @@ def checked_tokens(name: str, value: Any) -> tuple[int, ...]:
     if any(not 0 <= token <= _LARGEST_TOKEN for token in value):
         raise InvalidArgumentError(f"{name} holds a token id that is not from 0 to {_LARGEST_TOKEN}", field=name)
     return tuple(value)
+
+
+def checked_biases(name: str, value: Any) -> Biases:
+    """Token ids with their biases. Raises InvalidArgumentError naming the argument."""
+    if not isinstance(value, Mapping) or not all(_is_of(bias, float) for bias in value.values()):
+        raise wrong_type(name, value, "a mapping of token ids to numbers")
+    return tuple((token, float(value[token])) for token in sorted(checked_tokens(name, list(value))))
 
 
 def conversation_of(

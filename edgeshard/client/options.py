@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from edgeshard.client.arguments import checked, checked_tokens
+from edgeshard.client.arguments import checked, checked_biases, checked_tokens
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import GenerateOptions, Generation, OptionField, Sampling, option_fields
+from edgeshard.domain.generation import Biases, GenerateOptions, Generation, OptionField, Sampling, option_fields
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:
@@ -71,6 +71,8 @@ def _given(owner: type[Sampling] | type[Generation], options: GenerateOptions) -
 def _value(item: OptionField, value: Any) -> Any:
     if isinstance(item.default, tuple) and isinstance(value, str):
         value = (value,)
+    if item.kind == Biases:
+        return checked_biases(item.keyword, value)
     if item.kind == tuple[int, ...]:
         return checked_tokens(item.keyword, value)
     return checked(item.keyword, value, item.kind)

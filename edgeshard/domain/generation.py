@@ -8,7 +8,7 @@ type for type checkers, which know no reflection; a test holds the two together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypedDict, get_type_hints
@@ -26,6 +26,8 @@ STOP_LIMIT_BYTES = 1024
 """Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
 STOP_LIMIT_TOKENS = 1024
 """Each new token is compared with all of them."""
+LOGIT_BIAS_LIMIT_TOKENS, MOST_LOGIT_BIAS = 300, 100
+"""As OpenAI's."""
 GUIDE_LIMIT_BYTES = 128 << 10
 """Of a guide's text, in UTF-8."""
 PROMPT_LOGPROBS_LIMIT = 1 << 20
@@ -97,24 +99,57 @@ def _option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, **more)})
 
 
+Biases = tuple[tuple[int, float], ...]
+"""Tokens with what is added to their logits, in order of id."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen.
 
-    The random draw at position p is a function of (seed, p) alone, so a replay on another box draws the same.
+    The random draw at position p is a function of (seed, p) alone, so a replay on another box draws the same. What
+    penalties subtract is a function of the tokens before p.
     """
 
     temperature: float = _option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
     top_k: int = _option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
     top_p: float = _option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
+    min_p: float = _option(
+        0.0, "Drop tokens less likely than P times the likeliest; 0 is off.", metavar="P", low=0, high=1
+    )
     repetition_penalty: float = _option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0)
+    presence_penalty: float = _option(
+        0.0, "Above 0 avoids tokens that the answer has already.", metavar="X", low=-2, high=2
+    )
+    frequency_penalty: float = _option(
+        0.0, "Above 0 avoids tokens the more, the more often the answer has them.", metavar="X", low=-2, high=2
+    )
+    logit_bias: Biases = _option(  # noqa: RUF009 (a field, as the others)
+        (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
+    )
     seed: int = _option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)
     logprobs: bool = _option(False, "Report each token's log-probability.")
     top_logprobs: int = _option(0, "And those of this many best tokens.", metavar="N", low=0, high=20)
 
+    @property
+    def counts_answer(self) -> bool:
+        """Whether it matters how often the answer has a token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field out of range."""
         _check_bounds(self)
+        count = len(self.logit_bias)
+        _require(
+            count <= LOGIT_BIAS_LIMIT_TOKENS,
+            "logit_bias",
+            f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken",
+        )
+        _require(
+            all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias),
+            "logit_bias",
+            f"has a value that is not from -{MOST_LOGIT_BIAS} to {MOST_LOGIT_BIAS}",
+        )
 
 
 class GuideKind(StrEnum):
@@ -228,7 +263,11 @@ class GenerateOptions(TypedDict, total=False):
     temperature: float
     top_k: int
     top_p: float
+    min_p: float
     repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
     seed: int
     stop: str | Sequence[str]
     stop_tokens: Sequence[int]

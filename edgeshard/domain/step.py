@@ -32,9 +32,9 @@ class Span:
     `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
     length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
     `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
-    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, and
-    with its `guide` and the `guided_tokens`, those of its answer so far. `targets` are tokens of the prompt whose
-    log-probabilities are wanted, each behind a position of the span.
+    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
+    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them.
+    `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
     """
 
     request: int
@@ -44,7 +44,7 @@ class Span:
     sampling: Sampling | None = None
     seen_tokens: tuple[int, ...] = ()
     guide: Guide | None = None
-    guided_tokens: tuple[int, ...] = ()
+    answer_tokens: tuple[int, ...] = ()
     targets: Targets | None = None
 
     @property

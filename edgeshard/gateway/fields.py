@@ -18,6 +18,7 @@ from edgeshard.domain.chat import GenerationDefaults
 from edgeshard.domain.errors import CancelledRequestError, DeadlineError, InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind, Sampling
 from edgeshard.gateway.errors import Refused, refusal_of
+from edgeshard.gateway.schemas import closed
 
 MOST_BODY_BYTES = 32 << 20
 """Of a request: a batch of the longest prompts."""
@@ -93,7 +94,6 @@ def _only(*values: Any) -> Callable[[Any], Any]:
 
 
 Zero = Annotated[float | None, AfterValidator(_only(0)), Field(default=None, description="0, or left out")]
-NoBias = Annotated[dict[str, float] | None, AfterValidator(_only({})), Field(default=None, description="left out")]
 Taken = Annotated[Any, Field(default=None, description="taken, and not used")]
 """What describes a request to its sender's accounts and has no effect on the answer."""
 
@@ -119,6 +119,22 @@ Stop = Annotated[
 ]
 
 
+def _ids(biases: dict[str, float] | None) -> dict[str, float] | None:
+    if biases is not None and not all(name.isascii() and name.isdecimal() and len(name) <= 10 for name in biases):
+        raise Refused("takes token ids, written as texts of digits", "INVALID_VALUE")
+    return biases
+
+
+Bias = Annotated[
+    dict[str, float] | None,
+    AfterValidator(_ids),
+    Field(default=None, description="token ids with -100 to 100 for each, at most 300"),
+]
+Penalty = Annotated[float | None, Field(default=None, ge=-2, le=2, allow_inf_nan=False)]
+"""On tokens of the answer."""
+Share = Annotated[float | None, Field(default=None, ge=0, le=1, allow_inf_nan=False)]
+
+
 class SamplingFields(Asked):
     """How tokens are chosen, in OpenAI's words, and with what this engine has beside them."""
 
@@ -131,10 +147,10 @@ class SamplingFields(Asked):
     stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
     priority: int | None = Field(default=None, ge=-10, le=10, description="a higher one goes first")
-    frequency_penalty: Zero = None
-    presence_penalty: Zero = None
-    min_p: Zero = None
-    logit_bias: NoBias = None
+    frequency_penalty: Penalty = None
+    presence_penalty: Penalty = None
+    min_p: Share = None
+    logit_bias: Bias = None
     user: Taken = None
     metadata: Taken = None
 
@@ -153,7 +169,11 @@ class SamplingFields(Asked):
             temperature=_first(self.temperature, defaults.temperature, 1.0),
             top_k=int(max(0, _first(self.top_k, defaults.top_k, 0))),
             top_p=_first(self.top_p, defaults.top_p, 1.0),
+            min_p=self.min_p or 0.0,
             repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
             seed=(seed + choice) % 2**64,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
@@ -182,17 +202,21 @@ class JsonSchemaFormat(Asked):
     strict: bool | None = None
 
 
+def schema_guide(schema: dict[str, Any], open_objects: bool) -> Guide:
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema if open_objects else closed(schema)))
+
+
 class ResponseFormat(Asked):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
-    def guide(self) -> Guide | None:
+    def guide(self, open_objects: bool) -> Guide | None:
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
                 "response_format: json_schema goes with its type, and with no other", field="response_format"
             )
         if self.json_schema is not None:
-            return Guide(GuideKind.JSON_SCHEMA, json.dumps(self.json_schema.schema_))
+            return schema_guide(self.json_schema.schema_, open_objects)
         return Guide(GuideKind.JSON_OBJECT) if self.type == "json_object" else None
 
 
@@ -202,6 +226,9 @@ class GuidedFields(SamplingFields):
     guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
     guided_regex: str | None = None
     guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
+    open_objects: bool = Field(
+        default=False, description="whether objects may have keys that a schema of an answer or a tool does not name"
+    )
 
     def form(self) -> tuple[str, Guide | None]:
         """What the API's own field asks for, with its name."""
@@ -236,4 +263,5 @@ class FormedFields(GuidedFields):
     response_format: ResponseFormat | None = None
 
     def form(self) -> tuple[str, Guide | None]:
-        return "response_format", None if self.response_format is None else self.response_format.guide()
+        asked = self.response_format
+        return "response_format", None if asked is None else asked.guide(self.open_objects)

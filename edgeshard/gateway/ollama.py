@@ -23,7 +23,19 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, GuidedFields, Items, Stop, Taken, Zero, never, read_body
+from edgeshard.gateway.fields import (
+    Asked,
+    GuidedFields,
+    Items,
+    Penalty,
+    Share,
+    Stop,
+    Taken,
+    Zero,
+    never,
+    read_body,
+    schema_guide,
+)
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, Parser, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
@@ -52,9 +64,10 @@ class Options(Asked):
     )
     stop: Stop = None
     num_ctx: int | None = Field(default=None, ge=1, le=2**31, description="at most the deployment's context")
-    min_p: Zero = None
-    presence_penalty: Zero = None
-    frequency_penalty: Zero = None
+    min_p: Share = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    open_objects: bool = Field(default=False, description="whether objects may have keys that `format` does not name")
     mirostat: Zero = None
     num_gpu: Taken = None
     num_thread: Taken = None
@@ -81,10 +94,14 @@ class OllamaFields(Asked):
             top_k=options.top_k,
             top_p=options.top_p,
             repetition_penalty=options.repeat_penalty,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
             seed=options.seed,
             stop=options.stop,
             most=options.num_predict,
-            schema_text=json.dumps(self.format) if isinstance(self.format, dict) else None,
+            schema_=self.format if isinstance(self.format, dict) else None,
+            open_objects=options.open_objects,
             is_json=self.format == "json",
         )
 
@@ -133,15 +150,15 @@ class ShowBody(Asked):
 
 class _Sampled(AskedChat, GuidedFields):
     most: int | None = None
-    schema_text: str | None = None
+    schema_: dict[str, Any] | None = None
     is_json: bool = False
 
     def new_tokens(self) -> int | None:
         return self.most if self.most is not None and self.most > 0 else None
 
     def form(self) -> tuple[str, Guide | None]:
-        if self.schema_text is not None:
-            return "format", Guide(GuideKind.JSON_SCHEMA, self.schema_text)
+        if self.schema_ is not None:
+            return "format", schema_guide(self.schema_, self.open_objects)
         return "format", Guide(GuideKind.JSON_OBJECT) if self.is_json else None
 
 

@@ -61,7 +61,7 @@ async def chat_answers(
 ) -> ChatAnswers:
     """Raises what `Backend.prompt` raises, and InvalidArgumentError for fields that contradict each other."""
     offered, guide = tools_for(tools, choice), asked.guide()
-    forced = forced_call(offered, choice)
+    forced = forced_call(offered, choice, asked.open_objects)
     if forced is not None and guide is not None:
         raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
     prompt = await backend.prompt(served.deployment, conversation(offered))

@@ -20,7 +20,7 @@ from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.entrance import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, FirstFault, Items, Taken, never, only, read_body
+from edgeshard.gateway.fields import Asked, FirstFault, Items, Taken, never, only, read_body, schema_guide
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
 from edgeshard.gateway.reading import Reading
@@ -114,7 +114,7 @@ class ResponsesRequest(AskedChat):
             return "text.format", Guide(GuideKind.JSON_OBJECT)
         if asked.schema_ is None:
             raise InvalidArgumentError("text.format.schema is required", field="text.format.schema")
-        return "text.format", Guide(GuideKind.JSON_SCHEMA, json.dumps(asked.schema_))
+        return "text.format", schema_guide(asked.schema_, self.open_objects)
 
     def chat_tools(self) -> list[dict[str, Any]]:
         return [tool.for_chat() for tool in self.tools or ()]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Guide, GuideKind
-from edgeshard.gateway.fields import Asked
+from edgeshard.domain.generation import Guide
+from edgeshard.gateway.fields import Asked, schema_guide
 
 
 class NamedFunction(Asked):
@@ -34,9 +34,9 @@ def tools_for(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Sequenc
     return () if choice == "none" else tools
 
 
-def forced_call(tools: Sequence[Any], choice: ToolChoice | None) -> Guide | None:
+def forced_call(tools: Sequence[Any], choice: ToolChoice | None, open_objects: bool) -> Guide | None:
     """What the answer must be where a call is asked for: an object with the name of a tool and its arguments, by the
-    tools' own schemas. Raises InvalidArgumentError for a tool that is not there."""
+    tools' own schemas, closed but for `open_objects`. Raises InvalidArgumentError for a tool that is not there."""
     if choice in (None, "none", "auto"):
         return None
     wanted = [_function(tool) for tool in tools]
@@ -59,7 +59,7 @@ def forced_call(tools: Sequence[Any], choice: ToolChoice | None) -> Guide | None
         place: _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
         for place, function in zip(places, wanted, strict=True)
     }
-    return Guide(GuideKind.JSON_SCHEMA, json.dumps({**schema, "$defs": definitions}))
+    return schema_guide({**schema, "$defs": definitions}, open_objects)
 
 
 def _moved(schema: Any, place: str) -> Any:

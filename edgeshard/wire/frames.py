@@ -362,7 +362,7 @@ def _span_to_wire(span: Span) -> pb.Span:
         message.sampling.seen_tokens.extend(span.seen_tokens)
         if span.guide is not None:
             message.sampling.guide.CopyFrom(guide_to_wire(span.guide))
-            message.sampling.guided_tokens.extend(span.guided_tokens)
+        message.sampling.guided_tokens.extend(span.answer_tokens)
     if span.targets is not None:
         message.targets.position = span.targets.position
         message.targets.tokens.extend(span.targets.tokens)
@@ -392,7 +392,7 @@ def _span_from_wire(span: pb.Span) -> Span:
         sampling=sampling_from_wire(first.sampling),
         seen_tokens=tuple(first.seen_tokens),
         guide=_guide_from_wire(first.guide) if first.HasField("guide") else None,
-        guided_tokens=tuple(first.guided_tokens),
+        answer_tokens=tuple(first.guided_tokens),
         targets=targets,
     )
 

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import (
+    Biases,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -110,13 +111,21 @@ def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> Genera
 def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
     """The options of a value, which have the names they have on the wire."""
     options = {item.name: getattr(value, item.name) for item in option_fields(type(value))}
-    return {name: guide_to_wire(option) if isinstance(option, Guide) else option for name, option in options.items()}
+    return {name: _option_to_wire(name, option) for name, option in options.items()}
+
+
+def _option_to_wire(name: str, option: Any) -> Any:
+    if name == "logit_bias":
+        return dict(option)
+    return guide_to_wire(option) if isinstance(option, Guide) else option
 
 
 def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for item in option_fields(owner):
-        if isinstance(item.default, tuple):
+        if item.kind == Biases:
+            values[item.name] = tuple(sorted(getattr(message, item.name).items()))
+        elif isinstance(item.default, tuple):
             values[item.name] = tuple(getattr(message, item.name))
         elif message.HasField(item.name):
             value = getattr(message, item.name)

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeshard.chat.parsing import AnswerParser
@@ -40,6 +40,8 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("tagged", f"<tool_call>{FIND}", "", "", ASKED),
     ("tagged", "<tool_call>{bad}</tool_call> so", "<tool_call>{bad}</tool_call> so", "", []),
     ("tagged", "<tool_call>{bad", "<tool_call>{bad", "", []),
+    ("tagged", " <tool_call>{bad", " <tool_call>{bad", "", []),
+    ("tagged", f" <tool_call>{FIND}", "", "", ASKED),
     ("tagged", "<tool_call>\n<function=find>\n<parameter=what>\n7\n</parameter>\n</function>\n</tool_call>", "", "",
      ASKED),
     ("tagged", "<tool_call><function=go><parameter=far>\n7\n</parameter></function></tool_call>", "", "",
@@ -57,6 +59,7 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("listed", f"[TOOL_CALLS] [{FIND}]", "", "", ASKED),
     ("listed", f"Yes [TOOL_CALLS][{FIND}, {FIND}]", "Yes ", "", ASKED * 2),
     ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": 7}', "", "", [*ASKED, ("go", {"far": 7})]),
+    ("listed", "\n[TOOL_CALLS]nothing", "\n[TOOL_CALLS]nothing", "", []),
     ("listed", "[TOOL_CALLS]nothing", "[TOOL_CALLS]nothing", "", []),
     ("listed", "[TOOL_", "[TOOL_", "", []),
     ("bare", '{"name": "find", "parameters": {"what": "7"}}', "", "", ASKED),
@@ -128,13 +131,18 @@ def test_no_piece_of_an_answer_holds_the_beginning_of_a_marker(
     parts=st.lists(
         st.sampled_from([*MARKERS, "<|end|>", FIND, " ", "\n", "Yes", "<", "[", "find", '{"a": 1}']), max_size=12
     ),
-    data=st.data(),
+    cuts=st.lists(st.integers(0, 200), max_size=6),
 )
 @settings(max_examples=300, deadline=None)
-def test_any_text_ends_and_comes_out_alike_in_any_pieces(form: str, parts: list[str], data: st.DataObject) -> None:
+@example("tagged", [" ", "<tool_call>"], [4])
+@example("listed", ["\n", "[TOOL_CALLS]", "find"], [2])
+@example("tagged", ["Yes", "\n", "<tool_call>", FIND, "</tool_call>"], [3])
+@example("bare", [" ", "<", "find"], [2])
+def test_any_text_ends_and_comes_out_alike_in_any_pieces(form: str, parts: list[str], cuts: list[int]) -> None:
+    """`cuts` are places in the text; those behind its end are at its end."""
     text = "".join(parts)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    places = sorted(min(cut, len(text)) for cut in cuts)
+    pieces = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
     assert joined(parsed(form, pieces)) == joined(parsed(form, [text]))
 
 

@@ -32,15 +32,25 @@ def test_options_reach_the_server(edgectl: Any, site: Any) -> None:
     edgectl(
         "generate", "tales", "--prompt", "Once", "--max-tokens", "9", "--temperature", "0.5", "--top-k", "4",
         "--top-p", "0.5", "--repetition-penalty", "1.5", "--seed", "7", "--stop", "end", "--stop", "fin",
-        "--ignore-eos", "--priority", "3", "--request-id", "mine",
+        "--ignore-eos", "--priority", "3", "--request-id", "mine", "--min-p", "0.25", "--presence-penalty", "-0.5",
+        "--frequency-penalty", "2", "--logit-bias", "7=-100", "--logit-bias", "300=1.5",
     )  # fmt: skip
     (request,) = site.sent(inference_pb2.GenerateRequest)
     generation, sampling = request.generation, request.generation.sampling
     assert (request.request_id, generation.prompt, generation.max_new_tokens) == ("mine", "Once", 9)
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.5)
     assert (sampling.repetition_penalty, sampling.seed) == (1.5, 7)
+    assert (sampling.min_p, sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -0.5, 2)
+    assert dict(sampling.logit_bias) == {7: -100, 300: 1.5}
     assert (list(generation.stop_strings), generation.ignore_eos) == (["end", "fin"], True)
     assert generation.priority == 3
+
+
+@pytest.mark.parametrize("wrong", ["7", "7=", "=1", "king=1", "7=nan", "7=101", "-1=1"])
+def test_a_bias_that_is_none_is_refused(edgectl: Any, site: Any, wrong: str) -> None:
+    result = edgectl("generate", "tales", "--prompt", "Once", "--logit-bias", wrong)
+    assert result.exit_code == 2 and "logit_bias" in result.stderr
+    assert not site.sent(inference_pb2.GenerateRequest)
 
 
 @pytest.mark.parametrize(

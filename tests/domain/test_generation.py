@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_type_hints
 
 import pytest
@@ -15,10 +15,12 @@ from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import (
     GUIDE_LIMIT_BYTES,
+    LOGIT_BIAS_LIMIT_TOKENS,
     PROMPT_LIMIT_BYTES,
     PROMPT_LIMIT_TOKENS,
     STOP_LIMIT_BYTES,
     STOP_LIMIT_TOKENS,
+    Biases,
     GenerateOptions,
     Generation,
     Guide,
@@ -35,7 +37,11 @@ from edgeshard.wire.head import head_command_to_wire, head_message_to_wire
 OF_THE_CALL = {"request_id": str, "timeout_s": float | None}
 OPTIONS = [*option_fields(Sampling), *option_fields(Generation)]
 # A caller may give any sequence, and one string for the strings.
-SEQUENCES: dict[Any, Any] = {tuple[int, ...]: Sequence[int], tuple[str, ...]: str | Sequence[str]}
+SEQUENCES: dict[Any, Any] = {
+    tuple[int, ...]: Sequence[int],
+    tuple[str, ...]: str | Sequence[str],
+    Biases: Mapping[int, float],
+}
 
 
 def test_the_keyword_arguments_are_the_options_with_their_types() -> None:
@@ -54,6 +60,8 @@ def test_edgectl_takes_every_option_that_has_a_flag() -> None:
 
 
 def value_of(item: OptionField) -> Any:
+    if item.kind == Biases:
+        return ((7, -2.0), (9, 1.0))
     if isinstance(item.default, tuple):
         return ("x",) if item.kind == tuple[str, ...] else (7,)
     if item.kind == Guide | None:
@@ -63,9 +71,24 @@ def value_of(item: OptionField) -> Any:
 
 @pytest.mark.parametrize("item", OPTIONS, ids=lambda item: item.name)
 def test_a_keyword_argument_reaches_its_field(item: OptionField) -> None:
-    generation = generation_of("x", {item.keyword: value_of(item)})  # type: ignore[misc]
+    value = value_of(item)
+    generation = generation_of("x", {item.keyword: {9: 1, 7: -2} if item.kind == Biases else value})  # type: ignore[misc]
     owner = generation if item in option_fields(Generation) else generation.sampling
-    assert getattr(owner, item.name) == value_of(item)
+    assert getattr(owner, item.name) == value
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{7: 100.5}, {7: math.nan}, {-1: 1.0}, {2**32: 1.0}, {"7": 1.0}, {7: "x"}, {7: True}, [(7, 1.0)],
+     dict.fromkeys(range(LOGIT_BIAS_LIMIT_TOKENS + 1), 1.0)],
+    ids=lambda wrong: str(wrong)[:20],
+)  # fmt: skip
+def test_biases_that_are_none_are_refused_by_name(wrong: Any) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        generation_of("x", {"logit_bias": wrong})
+    assert refused.value.field == "logit_bias"
+    most = {token: 100.0 * (-1) ** token for token in range(LOGIT_BIAS_LIMIT_TOKENS)}
+    assert len(generation_of("x", {"logit_bias": most}).sampling.logit_bias) == LOGIT_BIAS_LIMIT_TOKENS
 
 
 @pytest.mark.parametrize("item", [item for item in OPTIONS if item.option.alias], ids=lambda item: item.name)

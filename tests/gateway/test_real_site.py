@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgeshard.client import GenerateOptions
 from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import ModelName
@@ -180,8 +181,21 @@ PRIVATE = "Rumpelstiltskin"
 TOOL = {"type": "function", "function": {"name": "f"}}
 REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "unknown field": ("/v1/completions", {**COMPLETION, "foo": PRIVATE}, "foo", "unsupported_parameter"),
-    "penalty": ("/v1/completions", {**COMPLETION, "presence_penalty": 0.5}, "presence_penalty", "unsupported_value"),
-    "bias": ("/v1/chat/completions", {**TALK, "logit_bias": {"5": 1}}, "logit_bias", "unsupported_value"),
+    "penalty": ("/v1/completions", {**COMPLETION, "presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+    "no id": ("/v1/chat/completions", {**TALK, "logit_bias": {"king": 1}}, "logit_bias", "invalid_value"),
+    "bias": ("/v1/completions", {**COMPLETION, "logit_bias": {"5": -101}}, "logit_bias", "invalid_argument"),
+    "biased token": (
+        "/v1/completions",
+        {**COMPLETION, "logit_bias": {"999999": 1}},
+        "logit_bias",
+        "token_out_of_range",
+    ),
+    "biases": (
+        "/v1/chat/completions",
+        {**TALK, "logit_bias": dict.fromkeys(map(str, range(301)), 1)},
+        "logit_bias",
+        "invalid_argument",
+    ),
     "wrong type": ("/v1/completions", {**COMPLETION, "max_tokens": PRIVATE}, "max_tokens", "invalid_value"),
     "number as text": ("/v1/completions", {**COMPLETION, "n": "2"}, "n", "invalid_value"),
     "out of bounds": ("/v1/chat/completions", {**TALK, "temperature": -1}, "temperature", "invalid_value"),
@@ -238,6 +252,28 @@ async def test_values_that_mean_what_happens_anyway_are_taken(http: Http) -> Non
     assert talk.status == 200, talk.body
 
 
+async def test_penalties_biases_and_min_p_do_what_they_do_in_the_sdk(site: Site, http: Http) -> None:
+    sampled: GenerateOptions = {"temperature": 0.75, "seed": 7, "max_new_tokens": 60}
+    penalties: GenerateOptions = {"presence_penalty": 1.5, "frequency_penalty": 1.5, "min_p": 0.02}
+    plain = await site.client.complete("tales", PROMPT, **sampled)
+    first = plain.token_ids[0]
+    penalised = await site.client.complete("tales", PROMPT, **(sampled | penalties))
+    banned: GenerateOptions = {"logit_bias": {first: -100}}
+    biased = await site.client.complete("tales", PROMPT, **(sampled | penalties | banned))
+    assert len({plain.text, penalised.text, biased.text}) == 3 and first not in biased.token_ids
+    options = {"temperature": 0.75, "seed": 7, **penalties}
+    body = {**GREEDY, **options, "prompt": PROMPT, "max_tokens": 60, "logit_bias": {str(first): -100}}
+    assert (await http.post("/v1/completions", body)).json["choices"][0]["text"] == biased.text
+    events = await http.events("/v1/completions", {**body, "stream": True})
+    assert "".join(event["choices"][0]["text"] for event in events) == biased.text
+    raw = {"model": "tales", "prompt": PROMPT, "raw": True, "stream": False}
+    answer = await http.post("/api/generate", {**raw, "options": {**options, "num_predict": 60}})
+    assert answer.json["response"] == penalised.text
+    chat = await http.post("/v1/chat/completions", {**TALK, "max_tokens": 9, **options, "logit_bias": {"300": 1.5}})
+    answered = await http.post("/v1/responses", {"model": "tales", "input": "x", "max_output_tokens": 9, **options})
+    assert (chat.status, answered.status) == (200, 200)
+
+
 COLORS = {"set_lamp": ["red", "green"], "set_door": ["black", "white"]}
 TOOLS: list[dict[str, Any]] = [
     {
@@ -248,7 +284,6 @@ TOOLS: list[dict[str, Any]] = [
                 "type": "object",
                 "properties": {"color": {"$ref": "#/$defs/color"}, "on": {"type": "boolean"}},
                 "required": ["color", "on"],
-                "additionalProperties": False,
                 "$defs": {"color": {"enum": colors}},
             },
         },
@@ -283,16 +318,18 @@ async def test_answers_have_the_form_that_is_asked_for(http: Http) -> None:
     formed = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": schema, "strict": True}}
     forms: list[tuple[dict[str, Any], Any]] = [
         ({"response_format": formed}, lambda text: json.loads(text).keys() == {"color", "on"}),
-        ({"guided_json": schema}, lambda text: json.loads(text)["color"] in ("red", "green")),
+        (
+            {"guided_json": {**schema, "additionalProperties": False}},
+            lambda text: json.loads(text)["color"] in ("red", "green"),
+        ),
         ({"guided_regex": "[a-c]{3}x"}, lambda text: re.fullmatch("[a-c]{3}x", text)),
         ({"guided_grammar": 'start: "yes" | "no"'}, lambda text: text in ("yes", "no")),
     ]
     for form, holds in forms:
         (choice,) = (await http.post("/v1/chat/completions", {**TALK, "max_tokens": 60, **form})).json["choices"]
         assert choice["finish_reason"] == "stop" and holds(choice["message"]["content"]), choice
-    (text,) = (await http.post("/v1/completions", {**COMPLETION, "max_tokens": 60, "guided_json": schema})).json[
-        "choices"
-    ]
+    asked = {**COMPLETION, "max_tokens": 60, "response_format": formed}
+    (text,) = (await http.post("/v1/completions", asked)).json["choices"]
     assert json.loads(text["text"]).keys() == {"color", "on"}
     asked = {"model": "tales", "input": "x", "max_output_tokens": 60, "text": {"format": {"type": "json_schema",
              "name": "lamp", "schema": schema}}}  # fmt: skip

@@ -199,6 +199,35 @@ async def test_tools_whose_definitions_have_the_same_name_keep_their_own(said: S
     assert colors == {"lamp": "red", "door": "black"}
 
 
+async def test_objects_are_closed_wherever_a_schema_is_given_unless_it_is_asked_otherwise(
+    said: Said, http: Http
+) -> None:
+    open_schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    closed_schema = {**open_schema, "additionalProperties": False}
+    formed = {"type": "json_schema", "json_schema": {"name": "n", "schema": open_schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": open_schema}}]
+    said.texts = ["{}"]
+
+    async def asked(path: str, **body: Any) -> Any:
+        answer = await http.post(path, {"model": "m", "stream": False, **body})
+        assert answer.status == 200, answer.body
+        guide = said.asked[-1].guide
+        assert guide is not None
+        return json.loads(guide.text)
+
+    for asked_otherwise, schema in (({}, closed_schema), ({"open_objects": True}, open_schema)):
+        chat = {"messages": ASKED["messages"], **asked_otherwise}
+        assert await asked("/v1/chat/completions", **chat, response_format=formed) == schema
+        assert await asked("/v1/completions", prompt="x", response_format=formed, **asked_otherwise) == schema
+        text = {"format": {"type": "json_schema", "name": "n", "schema": open_schema}}
+        assert await asked("/v1/responses", input="x", text=text, **asked_otherwise) == schema
+        forced = await asked("/v1/chat/completions", **chat, tools=tools, tool_choice="required")
+        assert forced["$defs"]["tool0"] == schema
+        ollama = {"messages": ASKED["messages"], "options": asked_otherwise}
+        assert await asked("/api/chat", **ollama, format=open_schema) == schema
+        assert await asked("/v1/chat/completions", **chat, guided_json=open_schema) == open_schema
+
+
 async def test_an_error_in_the_midst_of_a_stream_is_said_in_it(said: Said, http: Http) -> None:
     said.texts, said.error = ["a", "b"], UnavailableError("it broke", reason="NOT_RECOVERED")
     events = await http.events("/v1/chat/completions", {**ASKED, "stream": True})

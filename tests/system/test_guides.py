@@ -14,7 +14,7 @@ import pytest_asyncio
 import torch
 
 from edgeshard.cli.local import LocalCluster
-from edgeshard.client import Client, Guide, GuideKind
+from edgeshard.client import Client, GenerateOptions, Guide, GuideKind
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Finished, FinishReason, PromptLogprobs, Started, Token
@@ -105,11 +105,20 @@ GUIDES: dict[str, tuple[Guide, Any]] = {
 @pytest.mark.parametrize("name", GUIDES)
 async def test_an_answer_is_what_its_guide_says_wherever_the_last_stage_is(site: Site, name: str) -> None:
     guide, is_right = GUIDES[name]
-    for options in ({}, {"temperature": 0.9, "seed": 4}, {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 5}):
-        answers = [
-            await site.client.complete(where, PROMPT, guide=guide, max_new_tokens=150, logprobs=True, **options)  # type: ignore[arg-type]
-            for where in ("tales", "whole")
-        ]
+    penalties: GenerateOptions = {
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.3,
+        "logit_bias": {300: -100.0, 301: 3.0},
+    }
+    sampled: tuple[GenerateOptions, ...] = (
+        {},
+        {"temperature": 0.9, "seed": 4},
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 5},
+        {"temperature": 1.1, "min_p": 0.02, "seed": 6, **penalties},
+    )
+    asked: GenerateOptions = {"guide": guide, "max_new_tokens": 150, "logprobs": True}
+    for options in sampled:
+        answers = [await site.client.complete(where, PROMPT, **(options | asked)) for where in ("tales", "whole")]
         assert answers[0].text == answers[1].text and answers[0].token_ids == answers[1].token_ids
         assert answers[0].finish_reason is FinishReason.STOP and is_right(answers[0].text)
         assert all(-30 < logprob <= 0 for logprob in answers[0].logprobs)

@@ -28,7 +28,7 @@ from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.identity import Principal, Role, TokenRequest
 from edgeshard.domain.ids import Digest, NodeName
 from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.step import ForwardStep, Tensor, WireStep
+from edgeshard.domain.step import ForwardStep, Span, Tensor, WireStep
 from edgeshard.proto.v1 import stage_pb2
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
@@ -55,6 +55,8 @@ FIELDS: dict[tuple[type, str], Any] = {
     (Principal, "id"): "app",
     (ModelManifest, "config_json"): '{"a": 1}',
     (PrepareStage, "stage"): 1,
+    # Its targets are behind its positions.
+    (Span, "token_count"): 200,
     (TraceSteps, "seconds"): 2.5,
 }
 # An envelope with more fields than this is a value, and needs a pair.

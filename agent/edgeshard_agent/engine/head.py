@@ -330,6 +330,13 @@ class Head:
                 field="prompt",
                 reason="TOKEN_OUT_OF_RANGE",
             )
+        biased = [token for token, _ in generation.sampling.logit_bias]
+        if biased and max(biased) >= self._limits.vocab_size:
+            raise InvalidArgumentError(
+                f"logit_bias has token {max(biased)}; the model's tokens are 0 to {self._limits.vocab_size - 1}",
+                field="logit_bias",
+                reason="TOKEN_OUT_OF_RANGE",
+            )
         figures = len(prompt) * (1 + generation.sampling.top_logprobs)
         if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
             raise InvalidArgumentError(

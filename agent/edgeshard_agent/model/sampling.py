@@ -30,16 +30,20 @@ class Sampler:
     def __contains__(self, request: int) -> bool:
         return request in self._requests
 
-    def check(self, sampling: Sampling, seen_tokens: Sequence[int]) -> None:
-        """Raise InvalidArgumentError for parameters out of range or a seen token that is not in the vocabulary."""
+    def check(self, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
+        """Raise InvalidArgumentError for parameters out of range or a token that is not in the vocabulary."""
         sampling.validate()
-        if seen_tokens and not (min(seen_tokens) >= 0 and max(seen_tokens) < self._vocab_size):
-            raise InvalidArgumentError(
-                f"seen_tokens holds an id outside the vocabulary of {self._vocab_size}", field="seen_tokens"
-            )
+        biased = [token for token, _ in sampling.logit_bias]
+        for name, tokens in (("seen_tokens", seen_tokens), ("answer_tokens", answer), ("logit_bias", biased)):
+            if tokens and not (min(tokens) >= 0 and max(tokens) < self._vocab_size):
+                raise InvalidArgumentError(
+                    f"{name} holds an id outside the vocabulary of {self._vocab_size}", field=name
+                )
 
-    def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int]) -> None:
-        self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size)
+    def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
+        """`seen_tokens` are those that a repetition penalty counts; `answer` is the request's answer so far, as far as
+        other penalties or a guide go by it."""
+        self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int]) -> None:
         """The request's answer has these tokens, and goes on as its guide allows."""

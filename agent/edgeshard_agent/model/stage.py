@@ -373,7 +373,7 @@ class StageModel:
             if span.targets is not None:
                 self._check_targets(span, span.targets)
             if span.sampling is not None:
-                self._sampler.check(span.sampling, span.seen_tokens)
+                self._sampler.check(span.sampling, span.seen_tokens, span.answer_tokens)
             elif (span.sample or span.targets is not None) and (
                 span.request not in self._sampler or span.request in plan.frees
             ):
@@ -397,9 +397,9 @@ class StageModel:
             self._sampler.close(request)
         for span in plan.spans:
             if span.sampling is not None:
-                self._sampler.open(span.request, span.sampling, span.seen_tokens)
+                self._sampler.open(span.request, span.sampling, span.seen_tokens, span.answer_tokens)
                 if span.guide is not None:
-                    self._sampler.open_guide(span.request, span.guide, span.guided_tokens)
+                    self._sampler.open_guide(span.request, span.guide, span.answer_tokens)
 
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:

@@ -12,6 +12,9 @@ blocks of four tokens from 1, and the next one is the position, so that the draw
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -41,13 +44,72 @@ class Sampling(Protocol):
     @property
     def top_p(self) -> float: ...
     @property
+    def min_p(self) -> float: ...
+    @property
     def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> tuple[tuple[int, float], ...]: ...
+    @property
+    def counts_answer(self) -> bool: ...
     @property
     def seed(self) -> int: ...
     @property
     def logprobs(self) -> bool: ...
     @property
     def top_logprobs(self) -> int: ...
+
+
+class Offsets:
+    """What is added to the logits of some tokens: their biases, less what tokens cost that the answer has.
+
+    A token's offset is a function of how often the answer has it, whatever became of the request meanwhile.
+    """
+
+    def __init__(self, sampling: Sampling, answer: Iterable[int]) -> None:
+        self._sampling = sampling
+        self._biases = dict(sampling.logit_bias)
+        self._counts = Counter(answer if sampling.counts_answer else ())
+        self._places: dict[int, int] = {}
+        self._tokens = np.empty(0, np.int32)
+        self._values = np.empty(0, np.float64)
+        for token in self._biases.keys() | self._counts.keys():
+            self._set(token)
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """Each one once."""
+        return self._tokens[: len(self._places)]
+
+    @property
+    def values(self) -> Floats:
+        """Of `tokens`."""
+        return self._values[: len(self._places)]
+
+    def note(self, token: int) -> None:
+        """The answer has `token` once more."""
+        if self._sampling.counts_answer:
+            self._counts[token] += 1
+            self._set(token)
+
+    def added(self, logits: Floats) -> Floats:
+        moved = logits.copy()
+        moved[self.tokens] += self.values
+        return moved
+
+    def _set(self, token: int) -> None:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._tokens):
+            # Twice the room each time, so that it seldom moves.
+            self._tokens = np.resize(self._tokens, 2 * place + 16)
+            self._values = np.resize(self._values, 2 * place + 16)
+        count = self._counts[token]
+        cost = self._sampling.presence_penalty + self._sampling.frequency_penalty * count if count else 0.0
+        self._tokens[place] = token
+        self._values[place] = self._biases.get(token, 0.0) - cost
 
 
 def uniforms(seed: int, position: int, count: int) -> Floats:
@@ -63,10 +125,13 @@ def arrivals(uniform: Floats) -> Floats:
     return np.maximum(waited, np.finfo(np.float64).tiny, out=waited)
 
 
-def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int) -> int:
-    """The token for `position` from its logits [vocab]; `seen` [vocab] are those that the penalty counts."""
+def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None) -> int:
+    """The token for `position` from its logits [vocab]; `seen` [vocab] are those that the repetition penalty counts.
+    `offsets` are added behind it."""
     if seen is not None:
         logits = penalised(logits, seen, sampling.repetition_penalty)
+    if offsets is not None:
+        logits = offsets.added(logits)
     tokens, probabilities = candidates(logits, sampling)
     if len(tokens) == 1:
         return int(tokens[0])
@@ -79,19 +144,29 @@ def penalised(logits: Floats, seen: Flags, penalty: float) -> Floats:
     return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
+def reach(sampling: Sampling) -> float:
+    """What is added to the largest logit for the least that `min_p` keeps."""
+    return sampling.temperature * math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+
+
 def candidates(logits: Floats, sampling: Sampling) -> tuple[Ids, Floats]:
     """The tokens that may be drawn, in order of id, and their probabilities up to a common factor.
 
-    Temperature first, 0 leaving the likeliest alone; then top-k (ties at the edge: all are kept); then top-p: the
-    fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
+    Temperature first, 0 leaving the likeliest alone; then top-k (ties at the edge: all are kept) and min-p; then top-p:
+    the fewest likeliest tokens whose probabilities reach top_p, of equal ones those of lower id.
     """
     if sampling.temperature == 0:
         return np.array([logits.argmax()]), np.ones(1)
     tokens = np.arange(len(logits), dtype=np.int64)
     with np.errstate(over="ignore"):  # -infinity is what a tiny temperature makes of all but the likeliest
         scaled = (logits - logits.max()) / sampling.temperature
+    least = -math.inf
     if 0 < sampling.top_k < len(logits):
-        tokens = np.flatnonzero(logits >= _nth_largest(logits, sampling.top_k))
+        least = _nth_largest(logits, sampling.top_k)
+    if sampling.min_p > 0:
+        least = max(least, float(logits.max()) + reach(sampling))
+    if least > -math.inf:
+        tokens = np.flatnonzero(logits >= least)
         scaled = scaled[tokens]
     probabilities = np.exp(scaled)
     if sampling.top_p < 1:

@@ -72,11 +72,15 @@ class ChoiceStruct(ctypes.Structure):
         ("temperature", c_double),
         ("top_p", c_double),
         ("penalty", c_double),
+        ("reach", c_double),
         ("seed", c_uint64),
         ("seen", c_void_p),
+        ("moved", c_void_p),
+        ("offsets", c_void_p),
         ("top_k", c_int32),
         ("logprobs", c_int32),
         ("top_logprobs", c_int32),
+        ("moved_count", c_int32),
     )
 
 

@@ -21,41 +21,68 @@ _MOST_INT32 = 2**31 - 1
 
 
 class RequestSampler:
-    """One request's sampling parameters, and which tokens a repetition penalty counts as seen."""
+    """One request's sampling parameters, and what its penalties count: tokens seen before, and those of its answer."""
 
-    __slots__ = ("_struct", "address", "sampling", "seen")
+    __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
-    def __init__(self, sampling: draws.Sampling, seen_tokens: Iterable[int], vocab_size: int) -> None:
+    def __init__(
+        self, sampling: draws.Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
+    ) -> None:
         self.sampling = sampling
+        self._vocab_size = vocab_size
         self.seen: draws.Flags | None = None
         if sampling.repetition_penalty != 1.0:
             self.seen = np.zeros(vocab_size, dtype=np.bool_)
             self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
+        moves = sampling.counts_answer or sampling.logit_bias
+        self.offsets = draws.Offsets(sampling, answer) if moves else None
         self._struct = native.ChoiceStruct(
             sampling.temperature,
             sampling.top_p,
             sampling.repetition_penalty,
+            draws.reach(sampling),
             sampling.seed,
             None if self.seen is None else self.seen.ctypes.data,
+            None,
+            None,
             min(sampling.top_k, _MOST_INT32),
             sampling.logprobs,
             sampling.top_logprobs,
         )
         self.address = ctypes.addressof(self._struct)
+        self._show_offsets()
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the token is the largest logit and nothing else is asked."""
-        return self.sampling.temperature == 0 and self.seen is None and not self.wants_logprobs
+        return self.sampling.temperature == 0 and not self.changes_logits and not self.wants_logprobs
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether it knows tokens of its vocabulary, whose logits it changes."""
+        return self.seen is not None or self.offsets is not None
+
+    def fits(self, vocab_size: int) -> bool:
+        return not self.changes_logits or self._vocab_size == vocab_size
 
     @property
     def wants_logprobs(self) -> bool:
         return self.sampling.logprobs or self.sampling.top_logprobs > 0
 
     def note(self, token: int) -> None:
-        """Count `token` as seen from now on."""
+        """Count `token` as seen from now on, and as the answer's next one."""
         if self.seen is not None:
             self.seen[token] = True
+        if self.offsets is not None:
+            self.offsets.note(token)
+            self._show_offsets()
+
+    def _show_offsets(self) -> None:
+        """To the kernel: they may have moved."""
+        if self.offsets is not None:
+            tokens, values = self.offsets.tokens, self.offsets.values
+            self._struct.moved, self._struct.offsets = tokens.ctypes.data, values.ctypes.data
+            self._struct.moved_count = len(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +108,7 @@ def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positi
             "be as many",
             field="logits",
         )
-    if any(sampler.seen is not None and len(sampler.seen) != vocab for sampler in samplers):
+    if not all(sampler.fits(vocab) for sampler in samplers):
         raise InvalidArgumentError(f"a request's vocabulary is not that of its logits, {vocab} tokens", field="logits")
     if logits.dtype not in native.ELEMENTS:
         logits = logits.float()
@@ -139,7 +166,7 @@ def _native(
 def _reference(logits: torch.Tensor, sampler: RequestSampler, position: int) -> Chosen:
     """The same in numpy, for one row [vocab] at a time: it stays in the processor's cache."""
     row = logits.double().numpy()
-    token = draws.drawn(row, sampler.sampling, sampler.seen, position)
+    token = draws.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
     if not sampler.wants_logprobs:
         return Chosen(token)
     return Chosen(token, *draws.logprobs(row, sampler.sampling, token))

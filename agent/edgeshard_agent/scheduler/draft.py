@@ -14,6 +14,8 @@ MOST_SEEN_TOKENS = 1 << 18
 """Of all requests that one step introduces, unless it introduces one alone: they travel in one frame's header, which
 takes 4 MiB. A vocabulary has hardly more."""
 _TOKEN_BYTES = 5
+_BIAS_TOKENS = 3
+"""As many bytes as so many tokens."""
 
 
 @dataclass(slots=True)
@@ -24,14 +26,14 @@ class Draft:
     grants: list[KvGrant] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     seen_count: int = 0
-    """Tokens that the stages are told a repetition penalty counts as seen, or a guide has led to; and its text."""
+    """Tokens that the stages are told a penalty counts, or a guide has led to; with its text, and biases of tokens."""
 
     @property
     def pieces(self) -> list[Piece]:
         return [(span.first_position, span.token_count) for span in self.spans]
 
     def has_room_for_seen(self, sequence: Sequence) -> bool:
-        """Whether what a request's repetition penalty and its guide have to know can go with this step too."""
+        """Whether what a request's penalties and its guide have to know can go with this step too."""
         more = _most_told(sequence)
         return not (self.seen_count and more) or self.seen_count + more <= MOST_SEEN_TOKENS
 
@@ -39,9 +41,8 @@ class Draft:
         """Schedule a request's positions up to `end`; `grant` is the blocks it lacked for them."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
-        seen = _seen_tokens(sequence) if is_new and generation.sampling.repetition_penalty != 1.0 else ()
-        guide = generation.guide if is_new else None
-        self.seen_count += len(seen) + _guide_size(sequence)
+        seen = _seen_tokens(sequence) if is_new else ()
+        self.seen_count += len(seen) + _told(sequence)
         if sequence.shared is not None:
             self.grants.append(sequence.shared)
             sequence.shared = None
@@ -55,8 +56,8 @@ class Draft:
                 sample=end == len(sequence.tokens) and generation.max_new_tokens > 0,
                 sampling=generation.sampling if is_new else None,
                 seen_tokens=seen,
-                guide=guide,
-                guided_tokens=tuple(sequence.tokens[sequence.prompt_count :]) if guide is not None else (),
+                guide=generation.guide if is_new else None,
+                answer_tokens=_answer_tokens(sequence) if is_new else (),
                 targets=targets_of(sequence, first, end),
             )
         )
@@ -75,17 +76,29 @@ def _most_told(sequence: Sequence) -> int:
     if sequence.introduced:
         return 0
     penalised = sequence.generation.sampling.repetition_penalty != 1.0
-    return (len(sequence.tokens) if penalised else 0) + _guide_size(sequence)
+    return (len(sequence.tokens) if penalised else 0) + _told(sequence)
 
 
-def _guide_size(sequence: Sequence) -> int:
-    """Of what the stages are told of its guide, in tokens."""
-    guide = sequence.generation.guide
-    if guide is None or sequence.introduced:
+def _told(sequence: Sequence) -> int:
+    """Of what the stages will be told beside seen tokens, in tokens."""
+    if sequence.introduced:
         return 0
-    return len(sequence.tokens) - sequence.prompt_count + text_bytes(guide.text) // _TOKEN_BYTES
+    generation = sequence.generation
+    guide = 0 if generation.guide is None else text_bytes(generation.guide.text) // _TOKEN_BYTES
+    biases = _BIAS_TOKENS * len(generation.sampling.logit_bias)
+    return len(_answer_tokens(sequence)) + guide + biases
 
 
 def _seen_tokens(sequence: Sequence) -> tuple[int, ...]:
     """Tokens that a repetition penalty counts as seen; the last stage adds the tokens it samples."""
+    if sequence.generation.sampling.repetition_penalty == 1.0:
+        return ()
     return tuple(sorted(set(sequence.tokens)))
+
+
+def _answer_tokens(sequence: Sequence) -> tuple[int, ...]:
+    """The answer so far, where a guide goes on from it or a penalty counts it; the last stage adds what it samples."""
+    generation = sequence.generation
+    if generation.guide is None and not generation.sampling.counts_answer:
+        return ()
+    return tuple(sequence.tokens[sequence.prompt_count :])

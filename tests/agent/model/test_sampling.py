@@ -76,9 +76,12 @@ def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
 
 def test_parameters_are_checked() -> None:
     sampler = Sampler(VOCAB)
-    for sampling, seen in ((Sampling(temperature=-1), ()), (Sampling(), (VOCAB,)), (Sampling(), (-1,))):
+    biased = Sampling(logit_bias=((VOCAB, 1.0),))
+    for sampling, seen in ((Sampling(temperature=-1), ()), (Sampling(), (VOCAB,)), (Sampling(), (-1,)), (biased, ())):
         with pytest.raises(InvalidArgumentError):
             sampler.check(sampling, seen)
+    with pytest.raises(InvalidArgumentError):
+        sampler.check(Sampling(frequency_penalty=1), (), (VOCAB,))
 
 
 @pytest.mark.gpu

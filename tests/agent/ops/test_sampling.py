@@ -67,7 +67,14 @@ def made_sampling(chance: np.random.Generator, vocab: int) -> Sampling:
         temperature=float(chance.choice([0, 1e-6, 0.1, 0.5, 0.8, 1.0, 1.7, 100])),
         top_k=int(chance.choice([0, 0, 1, 5, 50, max(vocab - 1, 0), 2**32 - 1])),
         top_p=float(chance.choice([1, 1, 1e-9, 0.1, 0.5, 0.9, 0.95, 0.999])),
+        min_p=float(chance.choice([0, 0, 0, 5e-324, 0.02, 0.1, 0.6, 1])),
         repetition_penalty=float(chance.choice([1, 1, 0.7, 1.3, 1e3])),
+        presence_penalty=float(chance.choice([0, 0, 0, -2, 0.3, 2])),
+        frequency_penalty=float(chance.choice([0, 0, 0, -0.7, 0.1, 2])),
+        logit_bias=tuple(
+            (int(token), float(chance.choice([-100, -0.3, 0.0, 1.7, 100])))
+            for token in np.unique(chance.integers(0, vocab, chance.choice([0, 0, 1, 7])))
+        ),
         seed=(0, 1, 2**63 + 12_345, 2**64 - 1)[chance.integers(4)],
         logprobs=bool(chance.integers(2)),
         top_logprobs=int(chance.choice([0, 0, 1, 20])),
@@ -80,7 +87,7 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
     found = sample_rows(logits, samplers, positions)
     for row, sampler, position, mine in zip(logits, samplers, positions, found, strict=True):
         wide = row.double().numpy()
-        token = draws.drawn(wide, sampler.sampling, sampler.seen, position)
+        token = draws.drawn(wide, sampler.sampling, sampler.seen, position, sampler.offsets)
         assert mine.token == token, (sampler.sampling, position)
         if not sampler.wants_logprobs:
             assert mine == Chosen(token)
@@ -99,7 +106,12 @@ def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.d
     for number, kind in enumerate(KINDS):
         logits = made_rows(kind, 24, vocab, 100 * vocab + number).to(dtype)
         samplers = [
-            RequestSampler(made_sampling(chance, vocab), chance.integers(0, vocab, 5).tolist(), vocab)
+            RequestSampler(
+                made_sampling(chance, vocab),
+                chance.integers(0, vocab, 5).tolist(),
+                vocab,
+                chance.integers(0, min(vocab, 20), chance.integers(0, 40)).tolist(),
+            )
             for _ in range(len(logits))
         ]
         positions = [int(position) for position in chance.choice([0, 1, 77, 2**31, 2**40], len(logits))]
@@ -132,6 +144,10 @@ def test_arrivals_are_exponentially_distributed() -> None:
         (
             Sampling(temperature=2.0, top_k=20, top_p=0.6, repetition_penalty=1.2, seed=3),
             [6765, 14517, 12920, 8739, 5168],
+        ),
+        (
+            Sampling(temperature=1.1, min_p=0.5, frequency_penalty=0.7, logit_bias=((8739, 2.5),), seed=3),
+            [8739, 8739, 8739, 9260, 453],
         ),
     ],
 )
@@ -229,6 +245,19 @@ def test_of_equal_tokens_at_a_nucleus_edge_those_of_lower_id_are_kept(kernels: s
     assert max(drawn) < 300 and len(set(drawn)) == 300
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("min_p", [0.02, 0.3, 1.0])
+def test_min_p_keeps_what_is_not_less_likely_than_the_likeliest_by_that_factor(
+    min_p: float, temperature: float, kernels: str
+) -> None:
+    probabilities = torch.softmax(LOGITS.double() / temperature, -1)
+    kept = set(torch.nonzero(probabilities >= min_p * probabilities.max() * (1 - 1e-12)).flatten().tolist())
+    sampling = Sampling(temperature=temperature, min_p=min_p, seed=2)
+    tokens, _ = draws.candidates(LOGITS.double().numpy(), sampling)
+    assert set(tokens.tolist()) == kept
+    assert set(chosen(sampling, range(4000))) == kept
+
+
 def test_top_k_and_top_p_together(kernels: str) -> None:
     sampling = Sampling(temperature=1.0, top_k=4, top_p=0.5)
     best = LOGITS.double().topk(4)
@@ -258,6 +287,43 @@ def test_repetition_penalty_pushes_seen_tokens_down(kernels: str) -> None:
     assert sample_rows(negative[None], [sampler], [0])[0].token != top
 
 
+def test_penalties_on_the_answer_count_its_tokens_once_and_as_often_as_they_stand_in_it(kernels: str) -> None:
+    """Of logits 3, 2, 1: a token is taken until it has cost so much that another one is larger."""
+    logits = torch.tensor([[3.0, 2.0, 1.0, -9.0]])
+
+    def answer(sampling: Sampling, count: int) -> list[int]:
+        sampler, tokens = RequestSampler(sampling, (0, 1, 2), 4), list[int]()
+        for position in range(count):
+            tokens.append(sample_rows(logits, [sampler], [position])[0].token)
+            sampler.note(tokens[-1])
+            again = RequestSampler(sampling, (0, 1, 2), 4, tokens)
+            assert sample_rows(logits, [again], [position + 1]) == sample_rows(logits, [sampler], [position + 1])
+        return tokens
+
+    assert answer(Sampling(), 3) == [0, 0, 0], "what the prompt has is not the answer's"
+    assert answer(Sampling(presence_penalty=1.5), 5) == [0, 1, 0, 0, 0]
+    assert answer(Sampling(frequency_penalty=0.75), 6) == [0, 0, 1, 0, 1, 2]
+    assert answer(Sampling(presence_penalty=-1.5, logit_bias=((1, 1.25),)), 3) == [1, 1, 1]
+
+
+def test_a_bias_of_100_takes_its_token_and_one_of_minus_100_bans_it(kernels: str) -> None:
+    order = LOGITS.argsort(descending=True).tolist()
+    drawn = counts(Sampling(temperature=2.0, logit_bias=tuple((token, -100.0) for token in sorted(order[:5]))), 1000)
+    assert not drawn[order[:5]].any() and drawn[order[5:10]].any()
+    assert chosen(Sampling(temperature=2.0, logit_bias=((order[-1], 100.0),)), [1, 2, 3]) == [order[-1]] * 3
+    masked = LOGITS.clone()
+    masked[order[0]] = -math.inf
+    assert chosen(Sampling(logit_bias=((order[0], 100.0),)), [1], masked) == [order[1]], "a guide's ban stays"
+
+
+def test_log_probabilities_are_the_models_whatever_is_added(kernels: str) -> None:
+    sampling = Sampling(logprobs=True, top_logprobs=3)
+    moved = replace(sampling, logit_bias=((7, 100.0),), min_p=0.5, frequency_penalty=1.0)
+    (plain, other) = (sample_rows(LOGITS[None], [RequestSampler(one, (), VOCAB)], [0])[0] for one in (sampling, moved))
+    assert other.token == 7 and other.top == plain.top
+    assert other.logprob == pytest.approx(float(torch.log_softmax(LOGITS.double(), -1)[7]))
+
+
 def test_a_penalty_beyond_the_range_of_floats_is_left_to_the_reference(kernels: str) -> None:
     logits = LOGITS.double().numpy() / np.where(LOGITS.numpy() > 0, 1e-300, 1e300)
     sampler = RequestSampler(Sampling(repetition_penalty=1e-300), range(VOCAB), VOCAB)
@@ -281,9 +347,9 @@ def test_a_row_is_the_same_in_any_batch_and_on_any_number_of_threads(kernels: st
         Sampling(temperature=0.7, top_k=10, seed=1),
         Sampling(temperature=1.0, top_p=0.8, seed=1, top_logprobs=2),
         Sampling(temperature=1.0, repetition_penalty=1.4, seed=3, logprobs=True),
-        Sampling(logprobs=True),
+        Sampling(logprobs=True, presence_penalty=1.0, logit_bias=((5, 100.0),)),
     ]
-    samplers = [RequestSampler(sampling, (1, 2, 3), vocab) for sampling in samplings]
+    samplers = [RequestSampler(sampling, (1, 2, 3), vocab, (5, 5)) for sampling in samplings]
     torch.set_num_threads(1)
     alone = [sample_rows(rows[i : i + 1], samplers[i : i + 1], [40 + i])[0] for i in range(6)]
     for count in (1, 2, 3):
@@ -321,6 +387,9 @@ def test_rows_requests_and_vocabularies_must_fit(kernels: str) -> None:
         sample_rows(LOGITS.expand(2, -1), [sampler], [1])
     with pytest.raises(InvalidArgumentError, match="51 tokens"):
         sample_rows(torch.zeros(1, VOCAB + 1), [sampler], [1])
+    with pytest.raises(InvalidArgumentError, match="51 tokens"):
+        biased = RequestSampler(Sampling(logit_bias=((0, 1.0),)), (), VOCAB)
+        sample_rows(torch.zeros(1, VOCAB + 1), [biased], [1])
 
 
 def test_kernels_are_here_to_be_compared() -> None:

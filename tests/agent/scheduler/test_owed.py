@@ -79,8 +79,13 @@ def test_requests_whose_seen_tokens_do_not_go_in_one_message_go_one_after_anothe
     prompts = {f"r{n}": [n * 10 + i for i in range(6)] for n in range(4)} | {"large": list(range(20, 40))}
     for name, prompt in prompts.items():
         rig.submit(name, prompt, 3, sampling=Sampling(repetition_penalty=1.5))
+    biases = tuple((token, 1.0) for token in range(20))
+    for name in ("biased", "also"):
+        rig.submit(name, [1, 2], 3, sampling=Sampling(logit_bias=biases))
     rig.submit("plain", [1, 2], 3)
     rig.run_all()
+    biased = [sum(bool(s.sampling and s.sampling.logit_bias) for s in step.plan.spans) for step in rig.steps]
+    assert sum(biased) == 2 and max(biased) == 1
     seen = [[len(span.seen_tokens) for span in step.plan.spans if span.seen_tokens] for step in rig.steps]
     assert all(sum(counts) <= 10 or len(counts) == 1 for counts in seen)
     assert sum(sum(counts) for counts in seen) == 4 * 6 + 20, "the stages are told of each token"

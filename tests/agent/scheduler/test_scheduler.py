@@ -480,6 +480,24 @@ def test_a_penalty_counts_what_was_generated_before_a_preemption(make_rig: type[
     assert any(len(span.seen_tokens) > 1 for span in again)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(presence_penalty=0.5), Sampling(frequency_penalty=-0.5)])
+def test_a_penalty_on_the_answer_is_told_the_answer_alone_after_a_preemption(
+    make_rig: type[Rig], sampling: Sampling
+) -> None:
+    rig = overcommitted(make_rig, 6)
+    for number in range(3):
+        rig.submit(f"r{number}", [number + 1] * 3, 16, sampling=sampling)
+    rig.run_all()
+    told = [s for step in rig.steps for s in step.plan.spans if s.sampling is not None]
+    assert all(not span.seen_tokens for span in told) and all(not span.answer_tokens for span in told[:3])
+    again = told[3:]
+    answers = [tuple(rig.tokens(f"r{number}")) for number in range(3)]
+    assert len(again) == rig.scheduler.stats.preemptions > 0
+    assert all(len(span.answer_tokens) + 3 == span.end_position for span in again if span.sample)
+    assert all(any(answer[: len(s.answer_tokens)] == s.answer_tokens for answer in answers) for s in again)
+    assert max(len(span.answer_tokens) for span in again) > 1
+
+
 def test_without_overcommit_nobody_is_set_back(make_rig: type[Rig]) -> None:
     rig = make_rig(blocks=6)
     for number in range(3):

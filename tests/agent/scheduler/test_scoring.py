@@ -158,7 +158,7 @@ def test_the_last_stage_learns_of_a_guide_once_with_the_answer_so_far() -> None:
     rig.submit("plain", [1, 2], 2)
     rig.run_all()
     guided = [span for span in spans_of(rig) if span.guide is not None]
-    assert [(span.guide, span.guided_tokens) for span in guided] == [(GUIDE, tuple(expected([1, 2], 2)))]
+    assert [(span.guide, span.answer_tokens) for span in guided] == [(GUIDE, tuple(expected([1, 2], 2)))]
     assert rig.tokens("r") == expected([1, 2], 4)[2:]
 
 

@@ -46,9 +46,10 @@ def test_no_position_is_run_twice(make_rig: type[Rig], alone: Alone) -> None:
     assert len(run) == len(set(run)) == 3 * (3 + 15)
 
 
-def test_sampling_goes_on_as_well(make_rig: type[Rig], alone: Alone) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(repetition_penalty=1.3), Sampling(frequency_penalty=1.3)])
+def test_sampling_goes_on_as_well(make_rig: type[Rig], alone: Alone, sampling: Sampling) -> None:
     rig = overcommitted(make_rig, Swapping(blocks=100))
-    run_three(rig, alone, sampling=Sampling(repetition_penalty=1.3))
+    run_three(rig, alone, sampling=sampling)
     told = [span.request for step in rig.steps for span in step.plan.spans if span.sampling is not None]
     assert sorted(told) == [0, 1, 2] and rig.scheduler.stats.swaps > 0
 

@@ -104,9 +104,9 @@ def errors():
         else:
             raise AssertionError(kind)
     try:
-        client.chat.completions.create(model="tales", messages=CHAT, presence_penalty=1.5)
+        client.chat.completions.create(model="tales", messages=CHAT, service_tier="flex")
     except openai.BadRequestError as error:
-        assert (error.param, error.code) == ("presence_penalty", "unsupported_value")
+        assert (error.param, error.code) == ("service_tier", "unsupported_value")
 
 
 async def at_once():

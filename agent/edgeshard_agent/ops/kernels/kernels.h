@@ -93,9 +93,12 @@ static inline int64_t result_width(const Attention& a) { return RESULT_HEAD + in
 // How the tokens of one request are chosen, as `Sampling` of generation.py says.
 struct Choice {
     double temperature, top_p, penalty;
+    double reach;  // added to the largest logit, the least that min_p keeps
     uint64_t seed;
-    const uint8_t* seen;  // [vocab], 1 for the tokens that the penalty counts; or null
-    int32_t top_k, logprobs, top_logprobs;
+    const uint8_t* seen;    // [vocab], 1 for the tokens that the repetition penalty counts; or null
+    const int32_t* moved;   // [moved_count] tokens whose logits something is added to, each once
+    const double* offsets;  // [moved_count]
+    int32_t top_k, logprobs, top_logprobs, moved_count;
 };
 
 // Instead of a token: the logits are not finite; numbers this large are left to the caller.

@@ -29,7 +29,7 @@ ES_INLINE void put_lowest(uint16_t* address) { *address = 0xff80u; }
 ES_INLINE void put_lowest(float* address) { *address = static_cast<float>(MINUS_INFINITY); }
 ES_INLINE void put_lowest(double* address) { *address = MINUS_INFINITY; }
 
-// Of each thread, kept between calls: the maxima of the row it surveyed last, and a row after the repetition penalty.
+// Of each thread, kept between calls: the maxima of the row it surveyed last, and a row after penalties and biases.
 thread_local std::vector<float> maxima_room;
 thread_local std::vector<double> penalised_room;
 
@@ -256,6 +256,7 @@ int32_t drawn(const Row<T>& row, const Choice& choice, uint64_t position) {
     const Philox philox(choice.seed, position);
     Limit limit = {MINUS_INFINITY, row.vocab};
     if (choice.top_k > 0 && choice.top_k < row.vocab) limit.least = nth_largest(row, choice.top_k);
+    limit.least = std::max(limit.least, row.largest + choice.reach);
     if (choice.top_p >= 1) return first_to_arrive(row, temperature, limit, philox);
     const double likely = std::max(limit.least, row.largest - NUCLEUS_NATS * temperature);
     const double least = std::max(limit.least, row.largest - NEGLIGIBLE_NATS * temperature);
@@ -292,7 +293,8 @@ double logprobs(const Row<T>& row, const Choice& choice, int32_t* top_tokens, do
     return log_sum;
 }
 
-// The row with the logits of seen tokens divided by the penalty where positive, multiplied where negative.
+// The row with the logits of seen tokens divided by the penalty where positive, multiplied where negative, and then with
+// the offsets of moved ones added.
 template <class T>
 Row<double> penalised(const Row<T>& row, const Choice& choice) {
     penalised_room.resize(static_cast<size_t>(row.blocks) * BLOCK);
@@ -305,11 +307,14 @@ Row<double> penalised(const Row<T>& row, const Choice& choice) {
         double& logit = logits[token];
         if (choice.seen[token]) logit = logit > 0 ? logit / choice.penalty : logit * choice.penalty;
     };
-    int token = 0;
-    for (; token + 8 <= row.vocab; token += 8)
-        if (load<uint64_t>(choice.seen + token))
-            for (int i = 0; i < 8; i++) change(token + i);
-    for (; token < row.vocab; token++) change(token);
+    if (choice.seen) {
+        int token = 0;
+        for (; token + 8 <= row.vocab; token += 8)
+            if (load<uint64_t>(choice.seen + token))
+                for (int i = 0; i < 8; i++) change(token + i);
+        for (; token < row.vocab; token++) change(token);
+    }
+    for (int i = 0; i < choice.moved_count; i++) logits[choice.moved[i]] += choice.offsets[i];
     return Row<double>(logits, row.vocab);
 }
 
@@ -319,7 +324,7 @@ void sample_row(Row<T> row, const Choice& choice, uint64_t position, Sampled& ou
     if (!survey(row)) return;
     const bool wants = choice.logprobs || choice.top_logprobs > 0;
     const double log_sum = wants ? logprobs(row, choice, out.top_tokens, out.top_logprobs) : 0;
-    if (!choice.seen) {
+    if (!choice.seen && choice.moved_count == 0) {
         out.token = drawn(row, choice, position);
     } else {
         Row<double> other = penalised(row, choice);
