@@ -306,6 +306,28 @@ async def test_answers_have_the_form_that_is_asked_for(http: Http) -> None:
     assert (both.status, both.error["param"]) == (400, "guided_regex")
 
 
+LONG = "king " * 600
+OVERFLOWS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": "tales", "prompt": LONG},
+    "/v1/chat/completions": {"model": "tales", "messages": [{"role": "user", "content": LONG}], "stream": True},
+    "/v1/responses": {"model": "tales", "input": LONG},
+    "/api/chat": {"model": "tales", "messages": [{"role": "user", "content": LONG}]},
+}
+
+
+@pytest.mark.parametrize("path", OVERFLOWS)
+async def test_what_the_context_has_no_room_for_is_said_as_openai_says_it(http: Http, path: str) -> None:
+    answer = await http.post(path, OVERFLOWS[path])
+    assert answer.status == 400
+    said = answer.json["error"] if path.startswith("/api/") else answer.error["message"]
+    assert said.startswith("This model's maximum context length is 512 tokens. ")
+    assert "context_length_exceeded" in said and "shorten it" in said
+    wanted = {"model": "tales", "messages": CHAT, "max_tokens": 511}
+    new = (await http.post("/v1/chat/completions", wanted)).error
+    assert (new["param"], new["code"]) == ("max_tokens", "context_length_exceeded")
+    assert "maximum context length is 512 tokens" in new["message"] and "max_new_tokens" not in new["message"]
+
+
 async def test_other_errors_have_the_same_form(http: Http) -> None:
     unknown = await http.post("/v1/completions", {**COMPLETION, "model": "none"})
     assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "model_not_found", "model")
