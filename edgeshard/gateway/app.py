@@ -20,6 +20,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.callers import Doors
 from edgeshard.gateway.chat import ChatRequest, Chats
 from edgeshard.gateway.completions import CompletionRequest, Completions
+from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.document import answers_of, body_of
 from edgeshard.gateway.entrance import Entrance, caller_of
 from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
@@ -32,10 +33,15 @@ from edgeshard.metrics.exposition import Metrics
 
 
 def make_app(
-    backend: Backend, doors: Doors, site_metrics: Metrics | None = None, *, local_only: bool = False
+    backend: Backend,
+    doors: Doors,
+    site_metrics: Metrics | None = None,
+    *,
+    local_only: bool = False,
+    origins: Origins = NOBODY,
 ) -> ASGIApp:
     """The application. `/metrics` shows `site_metrics` too. `local_only` refuses what pages of other sites have a
-    browser send to this machine."""
+    browser send to this machine; pages of `origins` may."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(EdgeShardError, _refused)
@@ -45,7 +51,7 @@ def make_app(
     _add_openai(app, backend, metrics)
     _add_ollama(app, Ollama(backend, metrics))
     forms.describe(app)
-    return Entrance(app, doors, metrics, local_only=local_only)
+    return Entrance(app, doors, metrics, local_only=local_only, origins=origins)
 
 
 def _add_site(app: FastAPI, site: Site) -> None:
