@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-
 from edgeshard.domain.errors import InvalidArgumentError
+
+Headers = Mapping[str, str]
+"""Of a request, by names in lower case."""
 
 ANY = "*"
 EXPOSED = "x-request-id, retry-after, retry-after-ms, x-should-retry"

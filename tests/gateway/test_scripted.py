@@ -492,13 +492,16 @@ async def test_no_page_is_allowed_by_itself_and_no_cookies_ever(said: Said, http
     async with for_pages(said, "*") as any_page:
         answer = await any_page.get("/v1/models", {"origin": "null"})
         assert answer.headers["access-control-allow-origin"] == "*"
-        leave = await any_page.send("OPTIONS", "/v1/models", None, {**PREFLIGHT, "access-control-request-headers": "a b"})
+        leave = await any_page.send(
+            "OPTIONS", "/v1/models", None, {**PREFLIGHT, "access-control-request-headers": "a b"}
+        )
         assert leave.headers["access-control-allow-headers"] == "authorization, content-type"
         assert "access-control-allow-credentials" not in {**answer.headers, **leave.headers}
 
 
 @pytest.mark.parametrize(
-    "text", ["chat.example", "https://chat.example/", "https://chat.example/chat", "HTTPS://x", "null", "", "http://x:y"]
+    "text",
+    ["chat.example", "https://chat.example/", "https://chat.example/chat", "HTTPS://x", "null", "", "http://x:y"],
 )
 def test_what_no_browser_sends_as_an_origin_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="--http-allow-origin"):
