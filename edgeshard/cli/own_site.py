@@ -31,7 +31,9 @@ class OwnSite:
     Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count.
     """
 
-    def __init__(self, directory: Path, boxes: int, listen: str, port: int, *, lasts: bool = True) -> None:
+    def __init__(
+        self, directory: Path, boxes: int, listen: str, port: int, *, lasts: bool = True, http: Sequence[str] = ()
+    ) -> None:
         from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
 
@@ -56,7 +58,7 @@ class OwnSite:
             agent_arguments=_memory(boxes, directory),
             coordinator_arguments=[
                 *("--ca-key", str(directory / "site" / "ca.key")),
-                *("--http-listen", join_address("127.0.0.1", port)),
+                *("--http-listen", join_address("127.0.0.1", port), *http),
             ],
         )
         self._joining: asyncio.Future[None] | None = None
@@ -70,15 +72,18 @@ class OwnSite:
         port: int,
         *,
         lasts: bool = True,
+        http: Sequence[str] = (),
     ) -> OwnSite:
-        """The site of a folder, by default of this user's state directory. Raises DeniedError where it cannot be."""
+        """The site of a folder, by default of this user's state directory; `http` are options of its coordinator for
+        the HTTP endpoint, which is at `port` of loopback unless they say otherwise. Raises DeniedError where it
+        cannot be."""
         folder = (directory or state_home() / "serve").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             # The boxes look into the store before the coordinator may have made it.
             for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
                 (folder / inner).mkdir(exist_ok=True, mode=0o700)
-            return cls(folder, boxes, listen, port, lasts=lasts)
+            return cls(folder, boxes, listen, port, lasts=lasts, http=http)
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
@@ -93,6 +98,11 @@ class OwnSite:
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
+
+    @property
+    def authority(self) -> Path:
+        """Whom clients trust that call its HTTP endpoint over TLS, in PEM."""
+        return self._directory / "site" / "ca.pem"
 
     @property
     def url(self) -> str:
