@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -85,7 +84,8 @@ def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
 
 def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
     app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
-    app.add_api_route("/api/tags", ollama.tags, responses=answers_of(forms.OllamaModels, ollama=True))
+    for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
+        app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     for path, answer, form, said, stream in (
         ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
         ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
@@ -101,7 +101,6 @@ class Site:
     def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
         self._backend = backend
         self._metrics = metrics
-        self._began = int(time.time())
 
     async def here(self) -> Response:
         """What Ollama's clients ask for first."""
@@ -138,7 +137,7 @@ class Site:
         return {
             "id": served.deployment,
             "object": "model",
-            "created": self._began,
+            "created": int(self._backend.added_at(served.deployment)),
             "owned_by": "edgeshard",
             "root": served.model,
             "max_model_len": served.max_context,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,17 @@ async def test_models_are_listed_by_deployment(site: Site, http: Http) -> None:
     assert (await http.get("/v1/models/tales")).json == rows["tales"]
     assert (await http.get("/v1/models/fairy-tales")).json == rows["tales"]
     stored = {model.name: model for model in await site.client.stored_models()}
-    for tag in (await http.get("/api/tags")).json["models"]:
+    tags, loaded = [(await http.get(path)).json["models"] for path in ("/api/tags", "/api/ps")]
+    assert [tag["name"] for tag in tags] == [tag["name"] for tag in loaded] == list(rows)
+    for tag in loaded:
+        assert (tag["expires_at"][:4], tag["context_length"]) == ("9999", rows[tag["name"]]["max_model_len"])
+    for tag in tags:
+        manifest = site.cluster.directory / "coordinator" / "models" / "manifests" / f"{tag['digest']}.json"
+        at = datetime.fromisoformat(tag["modified_at"]).timestamp()
+        assert at == pytest.approx(manifest.stat().st_mtime, abs=1e-3), "when it was added, not when it was asked"
+        assert rows[tag["name"]]["created"] == int(at)
+        assert (await http.post("/api/show", {"model": tag["name"]})).json["modified_at"] == tag["modified_at"]
+    for tag in (*tags, *loaded):
         model = stored[ModelName(rows[tag["name"]]["root"])]
         assert (tag["size"], tag["digest"]) == (model.stored_bytes, model.manifest_digest)
         assert tag["details"]["family"] == "llama"
@@ -331,8 +342,13 @@ async def test_what_the_context_has_no_room_for_is_said_as_openai_says_it(http: 
 async def test_other_errors_have_the_same_form(http: Http) -> None:
     unknown = await http.post("/v1/completions", {**COMPLETION, "model": "none"})
     assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "model_not_found", "model")
-    nowhere = await http.get("/v1/nothing")
-    assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
+    for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/audio/speech"), ("GET", "/nothing"), ("DELETE", "/v2")):
+        nowhere = await http.send(method, path, None)
+        assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
+    for method, path in (("POST", "/api/embed"), ("DELETE", "/api/delete"), ("HEAD", "/api/blobs/x")):
+        nowhere = await http.send(method, path, None)
+        assert nowhere.status == 404 and nowhere.headers["content-type"] == "application/json"
+        assert method == "HEAD" or nowhere.json == {"error": f"there is no {path} here"}
     wrong = await http.get("/v1/completions")
     assert wrong.status == 405 and wrong.error["type"] == "invalid_request_error"
     assert "POST" in wrong.headers["allow"]
