@@ -32,7 +32,7 @@ $(RUNS) $(STAMP): pyproject.toml constraints.lock tools/setup_environment.py hat
 
 clients: $(CLIENTS) ## build .venv-clients: the openai client and others, which tests try the HTTP gateway with
 
-$(CLIENTS): tests/clients/requirements.txt $(STAMP)
+$(CLIENTS): tests/clients/requirements.txt tests/clients/package-lock.json tools/setup_clients.py $(STAMP)
 	@$(BIN)/python -m tools.setup_clients
 	@touch $@
 

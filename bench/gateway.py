@@ -62,6 +62,9 @@ class Clockwork:
     def stored(self, model: str) -> StoredModel | None:
         return None
 
+    def added_at(self, model: str) -> float:
+        return 0.0
+
     async def generate(
         self, model: str, generation: Generation, identity: str
     ) -> AsyncGenerator[GenerationEvent, None]:

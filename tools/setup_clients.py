@@ -1,8 +1,9 @@
-"""Builds .venv-clients by its lock: the clients of others, which tests try the HTTP gateway with.
+"""Builds .venv-clients by its locks: the clients of others, which tests try the HTTP gateway with.
 
     python -m tools.setup_clients
 
-uv installs it, which takes a third of pip's time for so many packages.
+uv installs it, which takes a third of pip's time for so many packages. Those for Node are left out where npm is not
+installed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import sys
 from tools.lock import CLIENTS, ROOT, LockError, find_uv
 
 HOME = ROOT / ".venv-clients"
+NODE = HOME / "node"
+_NODE_FILES = ("package.json", "package-lock.json", ".npmrc")
 
 
 def main() -> int:
@@ -27,7 +30,21 @@ def main() -> int:
     subprocess.run((str(uv), "venv", "--quiet", "--python", sys.executable, str(HOME)), env=environment, check=True)
     lock = str(CLIENTS.with_suffix(".txt"))
     install = ("pip", "install", "--quiet", "--no-deps", "--require-hashes", "--python", str(HOME / "bin" / "python"))
-    return subprocess.run((str(uv), *install, "-r", lock), env=environment, check=False).returncode
+    code = subprocess.run((str(uv), *install, "-r", lock), env=environment, check=False).returncode
+    return code or install_for_node()
+
+
+def install_for_node() -> int:
+    npm = shutil.which("npm")
+    if npm is None:
+        print("clients: npm is not installed, so those for Node are left out", file=sys.stderr)
+        return 0
+    NODE.mkdir()
+    for name in _NODE_FILES:
+        shutil.copy(CLIENTS.parent / name, NODE)
+    # No package's own programs are run.
+    install = (npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error")
+    return subprocess.run(install, cwd=NODE, stdout=subprocess.DEVNULL, check=False).returncode
 
 
 if __name__ == "__main__":

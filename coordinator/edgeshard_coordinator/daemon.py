@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
+from edgeshard.gateway.cors import Origins, parse_origins
 from edgeshard.gateway.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
 from edgeshard.metrics.listener import MetricsListener
@@ -36,6 +37,7 @@ from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
+from edgeshard.rpc.tls_files import tls_files
 from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard_coordinator.control.auditing import CallAudit
@@ -46,6 +48,7 @@ from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
+from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
 from edgeshard_coordinator.membership.key_store import KeyStore
 from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Issuing, Membership
@@ -79,7 +82,9 @@ async def serve(settings: CoordinatorSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    site, listen = _site(settings), _http_listen(settings)
+    site = _site(settings)
+    listen, certificate = _http_listen(settings, site)
+    origins = _origins(settings)
     coordinator = await _assemble(settings, site)
     machine = Machine(__version__, settings.state_dir, site.tls)
     coordinator.conditions.own = machine.condition
@@ -91,13 +96,13 @@ async def serve(settings: CoordinatorSettings) -> None:
     gateway: GatewayServer | None = None
     if listen is not None:
         doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
-        gateway = await _open_gateway(listen, doors, coordinator)
+        gateway = await _open_gateway(listen, origins, doors, coordinator)
     if settings.ready_file is not None:
         write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", entrance.address)
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
-    chores = asyncio.gather(beats, machine.measure())
+    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate))
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
@@ -128,6 +133,8 @@ class _Site:
     denials: Denials
     audit: AuditLog
     keys: KeyBook
+    issuing: Issuing | None = None
+    """What makes certificates; None where they are made by hand."""
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
@@ -148,7 +155,7 @@ def _site(settings: CoordinatorSettings) -> _Site:
         raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
-    return _Site(tls, membership, denials, audit, keys)
+    return _Site(tls, membership, denials, audit, keys, issuing)
 
 
 class _Entrance:
@@ -185,23 +192,63 @@ async def _open_entrance(
     return _Entrance(server, renewing, enrolment)
 
 
-def _http_listen(settings: CoordinatorSettings) -> HttpListen | None:
-    """Where the gateway listens, None for nowhere. Raises what `HttpListen.check` raises, and DeniedError for what
-    anybody on the network could use."""
+def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
+    """Where the gateway listens, None for nowhere, and its certificate where the site makes that. Raises what
+    `HttpListen.check` raises, and DeniedError for what anybody on the network could use."""
     if settings.http_listen is None:
-        return None
+        return None, None
     if missing("gateway"):
         raise FailedPreconditionError(
             f"--http-listen needs the gateway extra: {extra_line('gateway')}", field="http-listen"
         )
-    listen = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key)
+    listen, certificate = HttpListen(settings.http_listen, settings.http_tls_cert, settings.http_tls_key), None
+    if site.issuing is not None and not listen.is_local and listen.cert is None and listen.key is None:
+        certificate = GatewayCertificate(
+            site.issuing, settings.state_dir / "gateway", listen.address, settings.http_name
+        )
+        listen = _certified(listen, certificate)
+    elif settings.http_name:
+        raise InvalidArgumentError(
+            "--http-name is for a certificate that the site makes: it needs --ca-key and an --http-listen beyond "
+            "loopback, and goes without --http-tls-cert",
+            field="http-name",
+        )
     listen.check()
     if settings.http_no_key and not listen.is_local:
         raise DeniedError("--http-no-key is for loopback alone: make keys with edgectl key create", field="http-no-key")
-    return listen
+    return listen, certificate
 
 
-async def _open_gateway(listen: HttpListen, doors: KeyDoors, coordinator: Coordinator) -> GatewayServer:
+def _certified(listen: HttpListen, certificate: GatewayCertificate) -> HttpListen:
+    try:
+        files = certificate.made()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--state-dir {certificate.directory.parent}: {error.strerror}", field="state-dir", reason="STATE_DIR"
+        ) from None
+    return replace(listen, cert=files.cert, key=files.key, host=certificate.hosts()[0])
+
+
+def _renewing(certificate: GatewayCertificate | None) -> list[Coroutine[None, None, None]]:
+    if certificate is None:
+        return []
+    return [keep_renewed(tls_files(certificate.directory), certificate.renewed)]
+
+
+def _origins(settings: CoordinatorSettings) -> Origins:
+    """Pages that may use the gateway. Raises DeniedError where every page in a browser of this machine could."""
+    origins = parse_origins(settings.http_allow_origin)
+    if origins.any and settings.http_no_key:
+        raise DeniedError(
+            "--http-allow-origin * with --http-no-key lets any web page use the models: name the pages",
+            field="http-allow-origin",
+        )
+    return origins
+
+
+async def _open_gateway(
+    listen: HttpListen, origins: Origins, doors: KeyDoors, coordinator: Coordinator
+) -> GatewayServer:
     """Raises UnavailableError where the port is taken."""
 
     def made() -> GatewayServer:
@@ -211,7 +258,8 @@ async def _open_gateway(listen: HttpListen, doors: KeyDoors, coordinator: Coordi
         from edgeshard_coordinator.control.gateway import SiteBackend
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
-        return GatewayServer(make_app(backend, doors, coordinator.metrics, local_only=listen.is_local), listen)
+        app = make_app(backend, doors, coordinator.metrics, local_only=listen.is_local, origins=origins)
+        return GatewayServer(app, listen)
 
     server = await asyncio.to_thread(made)
     await server.start()

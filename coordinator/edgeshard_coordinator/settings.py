@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from edgeshard.process.config import DaemonSettings, Duration
+from edgeshard.process.config import DaemonSettings, Duration, Several
 
 
 class CoordinatorSettings(DaemonSettings):
@@ -26,5 +26,13 @@ class CoordinatorSettings(DaemonSettings):
         default=None, description="HOST:PORT of the HTTP gateway, such as 127.0.0.1:8000; off where it is not given"
     )
     http_tls_cert: Path | None = Field(default=None, description="PEM file of the gateway's certificate")
-    http_tls_key: Path | None = Field(default=None, description="PEM file of its key; both are needed beyond loopback")
+    http_tls_key: Path | None = Field(
+        default=None, description="PEM file of its key; without them the site's authority (--ca-key) makes one"
+    )
+    http_name: Several = Field(
+        default=(), description="host name of the gateway in the certificate that the site's authority makes for it"
+    )
     http_no_key: bool = Field(default=False, description="answer programs of this machine without an API key")
+    http_allow_origin: Several = Field(
+        default=(), description="where web pages come from that may use the gateway, such as http://localhost:3000"
+    )

@@ -26,6 +26,13 @@ def init(
         str,
         typer.Option(metavar="HOST:PORT", help="Where the coordinator will listen; processes join at the next port."),
     ] = "0.0.0.0:7600",
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where its HTTP gateway will listen: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443.",
+        ),
+    ] = None,
 ) -> None:
     """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
 
@@ -39,6 +46,8 @@ def init(
 
     check_name(site, "site")
     host, port = split_address(listen, "listen")
+    if http_listen is not None:
+        split_address(http_listen, "http-listen")
     if (directory / "ca.key").exists():
         raise AlreadyExistsError(
             f"{directory} has the authority of a site already; give another --directory", field="directory"
@@ -49,7 +58,7 @@ def init(
     write_private(directory / "site", f"{site}\n".encode())
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
-    _write_settings(directory.absolute(), host, port)
+    _write_settings(directory.absolute(), host, port, http_listen)
     write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
 
 
@@ -77,7 +86,7 @@ def certificate(
     _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
 
 
-def _write_settings(directory: Path, host: str, port: int) -> None:
+def _write_settings(directory: Path, host: str, port: int, http_listen: str | None) -> None:
     """What starts the coordinator, and what this user's edgectl finds."""
     from edgeshard.cli.join import state_home, to_toml, write_client_settings
     from edgeshard.client.settings import configuration
@@ -94,13 +103,27 @@ def _write_settings(directory: Path, host: str, port: int) -> None:
         "tls_key": str(files.key),
         "ca_key": str(directory / "ca.key"),
     }
+    if http_listen is not None:
+        values["http_listen"] = http_listen
     write_private(config, to_toml("coordinator", values).encode())
     typer.echo(f"{config}: edgeshard-coordinator --config starts it")
+    if http_listen is not None:
+        typer.echo(_of_gateway(http_listen, directory))
     if configuration().exists():
         typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
     else:
         write_client_settings(own_address(join_address(host, port)), directory / "admin")
         typer.echo(f"{configuration()}: edgectl of this user is operator admin")
+
+
+def _of_gateway(http_listen: str, directory: Path) -> str:
+    """What there is to know of the HTTP gateway."""
+    from edgeshard.rpc.tls import is_loopback, split_address
+
+    keys = "programs show a key of edgectl key create NAME"
+    if is_loopback(split_address(http_listen)[0]):
+        return f"its HTTP gateway: http://{http_listen}/v1; {keys}"
+    return f"its HTTP gateway: {http_listen} over TLS, by a certificate of {directory / 'ca.pem'}; {keys}"
 
 
 def _write(authority: Authority, principal: Principal, directory: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -138,10 +139,15 @@ class Daemon:
         return await self.wait_ready(timeout_s)
 
     def keep_address(self) -> None:
-        """Listen where it listened last at the next start, too, so that who knows the address comes back."""
-        gateway = self.gateway.rpartition("/")[2]
-        last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": gateway}
-        self._listen |= {option: address for option, address in last.items() if address}
+        """Take the ports it had last at the next start, too, so that who knows the address comes back."""
+        from edgeshard.rpc.tls import join_address, split_address
+
+        given = dict(pairwise(self._command)) | self._listen
+        last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": self.gateway}
+        for option, address in last.items():
+            if address:
+                _, port = split_address(address.rpartition("/")[2])
+                self._listen[option] = join_address(split_address(given[option])[0], port)
 
     async def wait_ready(self, timeout_s: float) -> str:
         """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""

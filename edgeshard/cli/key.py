@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,13 @@ from edgeshard.cli.output import Column, Output, OutputOption, show_list
 
 if TYPE_CHECKING:
     from edgeshard.domain.identity import ApiKey
+
+_HINT = """
+  curl URL/v1/models -H 'Authorization: Bearer {key}'
+  OpenAI(base_url="URL/v1", api_key="{key}")      # Python: from openai import OpenAI
+
+URL is what edgectl serve prints, or where the coordinator's --http-listen is, such as http://127.0.0.1:8000."""
+"""For people. The key goes nowhere but where its own line went."""
 
 app = typer.Typer(help="Make, list and revoke API keys for the HTTP gateway.", no_args_is_help=True)
 
@@ -40,8 +48,11 @@ def create(
             )
             return text
 
-    typer.echo(run(work()))
+    key = run(work())
+    typer.echo(key)
     typer.echo(f"key {name} is made; programs send it as `Authorization: Bearer KEY`", err=True)
+    if sys.stderr.isatty():
+        typer.echo(_HINT.format(key=key if sys.stdout.isatty() else "KEY"), err=True)
 
 
 @app.command("list")

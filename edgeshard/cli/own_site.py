@@ -43,7 +43,15 @@ class OwnSite:
     """
 
     def __init__(
-        self, directory: Path, boxes: int, listen: str, port: int, *, lasts: bool = True, held: Sequence[int] = ()
+        self,
+        directory: Path,
+        boxes: int,
+        listen: str,
+        port: int,
+        *,
+        lasts: bool = True,
+        http: Sequence[str] = (),
+        held: Sequence[int] = (),
     ) -> None:
         from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
@@ -73,7 +81,7 @@ class OwnSite:
             agent_arguments=_memory(boxes, directory),
             coordinator_arguments=[
                 *("--ca-key", str(directory / "site" / "ca.key")),
-                *("--http-listen", join_address("127.0.0.1", port)),
+                *("--http-listen", join_address("127.0.0.1", port), *http),
             ],
         )
         self._joining: asyncio.Future[None] | None = None
@@ -87,8 +95,10 @@ class OwnSite:
         port: int | None,
         *,
         lasts: bool = True,
+        http: Sequence[str] = (),
     ) -> OwnSite:
-        """The site of a folder, by default of this user's state directory; without a `port` its URL has the first of
+        """The site of a folder, by default of this user's state directory; `http` are options of its coordinator for
+        the HTTP endpoint, which is at `port` of loopback unless they say otherwise: without a `port`, at the first of
         some that is free. Raises DeniedError where the site cannot be, AlreadyExistsError where it is served already.
         """
         folder = (directory or state_home() / "serve").absolute()
@@ -98,7 +108,8 @@ class OwnSite:
             for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
                 (folder / inner).mkdir(exist_ok=True, mode=0o700)
             held = _hold(folder)
-            return cls(folder, boxes, listen, _free_port() if port is None else port, lasts=lasts, held=held)
+            port = _free_port() if port is None else port
+            return cls(folder, boxes, listen, port, lasts=lasts, http=http, held=held)
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
@@ -113,6 +124,11 @@ class OwnSite:
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
+
+    @property
+    def authority(self) -> Path:
+        """Whom clients trust that call its HTTP endpoint over TLS, in PEM."""
+        return self._directory / "site" / "ca.pem"
 
     @property
     def url(self) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -86,6 +86,25 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         int | None,
         typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine; by default 8000, or the next."),
     ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443.",
+        ),
+    ] = None,
+    http_names: Annotated[
+        list[str] | None,
+        typer.Option("--http-name", metavar="NAME", help="By which others call it, such as mybox.local; repeatable."),
+    ] = None,
+    http_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http-allow-origin",
+            metavar="ORIGIN",
+            help="Web pages that may use it, such as http://localhost:3000; repeatable.",
+        ),
+    ] = None,
     quantise: Annotated[
         str,
         typer.Option(
@@ -126,10 +145,18 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
     check_extras("edgectl serve", "agent", "coordinator", "gateway")
     narrator = Narrator(time.monotonic())
+    http = _http_options(http_listen, http_names or [], http_origins or [])
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite.at(state_dir, boxes, listen, port), narrator)
+        _run(options, OwnSite.at(state_dir, boxes, listen, port, http=http), narrator)
+
+
+def _http_options(listen: str | None, names: Sequence[str], origins: Sequence[str]) -> list[str]:
+    """The coordinator's own, beside the port."""
+    several = [("--http-name", name) for name in names] + [("--http-allow-origin", origin) for origin in origins]
+    options = [*([("--http-listen", listen)] if listen is not None else []), *several]
+    return [word for option in options for word in option]
 
 
 def serve_demo(port: int | None, boxes: int) -> None:
@@ -295,9 +322,13 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
 def _show(site: OwnSite, name: str, key: str, deployment: Deployment, narrator: Narrator) -> None:
     stages = " -> ".join(f"{stage.node_name} ({stage.layers})" for stage in deployment.placement.stages)
     narrator.say(f"ready: {stages}")
+    trusted = trusting = ""
+    if site.url.startswith("https:"):
+        trusted = f"trust    {site.authority}, the site's authority: take it to the machines that call it\n"
+        trusting = f"--cacert {site.authority} "
     typer.echo(
-        f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n\n"
-        f"curl {site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
+        f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}\n"
+        f"curl {trusting}{site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
         f"  -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}\'\n'
     )

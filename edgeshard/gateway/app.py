@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +19,7 @@ from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.callers import Doors
 from edgeshard.gateway.chat import ChatRequest, Chats
 from edgeshard.gateway.completions import CompletionRequest, Completions
+from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.document import answers_of, body_of
 from edgeshard.gateway.entrance import Entrance, caller_of
 from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
@@ -32,10 +32,15 @@ from edgeshard.metrics.exposition import Metrics
 
 
 def make_app(
-    backend: Backend, doors: Doors, site_metrics: Metrics | None = None, *, local_only: bool = False
+    backend: Backend,
+    doors: Doors,
+    site_metrics: Metrics | None = None,
+    *,
+    local_only: bool = False,
+    origins: Origins = NOBODY,
 ) -> ASGIApp:
     """The application. `/metrics` shows `site_metrics` too. `local_only` refuses what pages of other sites have a
-    browser send to this machine."""
+    browser send to this machine; pages of `origins` may."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(EdgeShardError, _refused)
@@ -45,7 +50,7 @@ def make_app(
     _add_openai(app, backend, metrics)
     _add_ollama(app, Ollama(backend, metrics))
     forms.describe(app)
-    return Entrance(app, doors, metrics, local_only=local_only)
+    return Entrance(app, doors, metrics, local_only=local_only, origins=origins)
 
 
 def _add_site(app: FastAPI, site: Site) -> None:
@@ -79,7 +84,8 @@ def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
 
 def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
     app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
-    app.add_api_route("/api/tags", ollama.tags, responses=answers_of(forms.OllamaModels, ollama=True))
+    for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
+        app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
     for path, answer, form, said, stream in (
         ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
         ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
@@ -95,7 +101,6 @@ class Site:
     def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
         self._backend = backend
         self._metrics = metrics
-        self._began = int(time.time())
 
     async def here(self) -> Response:
         """What Ollama's clients ask for first."""
@@ -132,7 +137,7 @@ class Site:
         return {
             "id": served.deployment,
             "object": "model",
-            "created": self._began,
+            "created": int(self._backend.added_at(served.deployment)),
             "owned_by": "edgeshard",
             "root": served.model,
             "max_model_len": served.max_context,

@@ -27,6 +27,10 @@ class Backend(Protocol):
         """The model of a deployment as it lies in the store; None where nobody can tell."""
         ...
 
+    def added_at(self, model: str) -> float:
+        """When the model of a deployment came into the store, in seconds since 1970; 0 where nobody can tell."""
+        ...
+
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every box."""
         ...

@@ -131,7 +131,7 @@ class Chats:
                 return await started(request, answers(opened, len(opened)), run, self._metrics)
             await unless_left(request, gathered(answers(opened, len(opened)), run))
         except EdgeShardError as error:
-            raise renamed(error, asked.names) from None
+            raise renamed(error, asked.names, served.max_context) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
 

@@ -132,7 +132,7 @@ class Completions:
                 return await started(request, answers(opened, AT_ONCE), run, self._metrics)
             await unless_left(request, gathered(answers(opened, AT_ONCE), run))
         except EdgeShardError as error:
-            raise renamed(error, {**NAMES, "guide": asked.guide_field()}) from None
+            raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
 

@@ -122,6 +122,7 @@ class OllamaModels(BaseModel):
 
 
 class OllamaModel(BaseModel):
+    modified_at: str
     details: dict[str, Any]
     model_info: dict[str, Any]
     capabilities: list[str]

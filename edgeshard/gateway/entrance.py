@@ -12,10 +12,12 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.gateway.callers import Caller, Doors
+from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
 
@@ -28,13 +30,16 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 class Entrance:
     """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin: pages of any
-    site that somebody reads on this machine can send requests here."""
+    site that somebody reads on this machine can send requests here. Those of `origins` may."""
 
-    def __init__(self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool, origins: Origins = NOBODY
+    ) -> None:
         self._app = app
         self._doors = doors
         self._metrics = metrics
         self._local_only = local_only
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,11 +54,16 @@ class Entrance:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                own = [(b"x-request-id", request_id.encode()), *self._origins.headers(headers)]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         scope.setdefault("state", {})
         try:
+            if self._origins.is_preflight(scope["method"], headers):
+                self._check_local(headers)
+                await Response(status_code=204, headers=self._origins.preflight(headers))(scope, receive, tell)
+                return
             scope["state"]["caller"] = self._enter(scope, headers)
             await self._app(scope, receive, tell)
         except EdgeShardError as error:
@@ -66,12 +76,24 @@ class Entrance:
             self._metrics.request_ended(scope["method"], _route(scope), status, time.monotonic() - began)
 
     def _enter(self, scope: Scope, headers: Headers) -> Caller:
-        if self._local_only:
-            _check_local(headers)
+        self._check_local(headers)
         if (scope["method"], scope["path"]) in OPEN:
             return Caller("", frozenset())
         what = f"{scope['method']} {scope['path']}"
         return self._doors.enter(_shown_key(headers), what, _address(scope))
+
+    def _check_local(self, headers: Headers) -> None:
+        """Raise DeniedError for what a page of another site has a browser send."""
+        if not self._local_only:
+            return
+        origin = None if self._origins.allows(headers) else headers.get("origin")
+        for name, host in (("Host", _host(f"//{headers.get('host', '')}")), ("Origin", origin and _host(origin))):
+            if host is not None and not _is_local(host):
+                raise DeniedError(
+                    f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
+                    field=name.lower(),
+                    reason="FOREIGN_HOST",
+                )
 
 
 def caller_of(request: Request) -> Caller:
@@ -83,18 +105,6 @@ def caller_of(request: Request) -> Caller:
 def _shown_key(headers: Headers) -> str | None:
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" and key.strip() else None
-
-
-def _check_local(headers: Headers) -> None:
-    """Raise DeniedError for what a page of another site has a browser send."""
-    origin = headers.get("origin")
-    for name, host in (("Host", _host(f"//{headers.get('host', '')}")), ("Origin", origin and _host(origin))):
-        if host is not None and not _is_local(host):
-            raise DeniedError(
-                f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
-                field=name.lower(),
-                reason="FOREIGN_HOST",
-            )
 
 
 def _host(url: str) -> str:

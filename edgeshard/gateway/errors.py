@@ -28,11 +28,12 @@ STATUSES: Mapping[Code, tuple[int, str]] = {
     Code.UNAUTHENTICATED: (401, "authentication_error"),
 }
 """A typed error's HTTP status and the `type` of its body."""
+OVERFLOW = "context_length_exceeded"
 CODES = {
     "MODEL_NOT_SERVED": "model_not_found",
     "QUOTA": "rate_limit_exceeded",
-    "CONTEXT_EXCEEDED": "context_length_exceeded",
-    "PROMPT_TOO_LONG": "context_length_exceeded",
+    "CONTEXT_EXCEEDED": OVERFLOW,
+    "PROMPT_TOO_LONG": OVERFLOW,
 }
 """Reasons that programs know by another `code`; the others are their own in lower case."""
 _MOST_FAULTS = 1000
@@ -88,12 +89,18 @@ def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | Non
     )
 
 
-def renamed(error: EdgeShardError, names: Mapping[str, str]) -> EdgeShardError:
-    """The error under the name that the caller knows the field by."""
-    name = names.get(error.field)
-    if name is None or name == error.field:
+def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 0) -> EdgeShardError:
+    """The error under the name that the caller knows the field by. What a context of `max_context` tokens (0: nobody
+    can tell) has no room for is said in OpenAI's words, too: LiteLLM and LangChain look for them in the text, and go
+    to a model with more room."""
+    name, message = names.get(error.field, error.field), error.message
+    if name != error.field:
+        message = message.replace(error.field, name)
+    if CODES.get(error.reason) == OVERFLOW:
+        limit = f"This model's maximum context length is {max_context} tokens. " if max_context else ""
+        message = f"{limit}{message} ({OVERFLOW})"
+    if message == error.message:
         return error
-    message = error.message.replace(error.field, name)
     return type(error)(message, field=name, reason=error.reason, retry_after_s=error.retry_after_s)
 
 

@@ -16,11 +16,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HttpListen:
-    """Where to listen: HOST:PORT, with the PEM files of a certificate beyond loopback."""
+    """Where to listen: HOST:PORT, with the PEM files of a certificate beyond loopback. `host` is what a URL names
+    where the address is none that others could dial."""
 
     address: str
     cert: Path | None = None
     key: Path | None = None
+    host: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -32,8 +34,8 @@ class HttpListen:
         if self.cert is None and self.key is None:
             if not self.is_local:
                 raise DeniedError(
-                    f"http-listen {self.address} is beyond loopback and has no TLS: give --http-tls-cert and "
-                    "--http-tls-key",
+                    f"http-listen {self.address} is beyond loopback and has no TLS: give --ca-key, by which the "
+                    "site makes a certificate for it, or --http-tls-cert and --http-tls-key",
                     field="http-listen",
                     reason="TLS_REQUIRED",
                 )

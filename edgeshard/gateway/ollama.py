@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
@@ -51,6 +51,8 @@ NAMES = {
 }
 LATEST = ":latest"
 """Ollama's clients append it to a name without a tag."""
+FOREVER = "9999-12-31T23:59:59Z"
+"""When a model leaves memory: Ollama's own say so, too, where it stays."""
 
 
 class Options(Asked):
@@ -214,8 +216,18 @@ class Ollama:
         return json_response({"version": __version__})
 
     async def tags(self, request: Request) -> Response:
+        return self._listed(request, lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))})
+
+    async def running(self, request: Request) -> Response:
+        """What is in memory: whatever is served, for as long as it is. Where the weights lie, `edgectl` says."""
+
+        def more(served: ServedModel) -> dict[str, Any]:
+            return {"expires_at": FOREVER, "size_vram": 0, "context_length": served.max_context}
+
+        return self._listed(request, more)
+
+    def _listed(self, request: Request, more: Callable[[ServedModel], dict[str, Any]]) -> Response:
         caller = caller_of(request)
-        now = _time()
         models = []
         for served in self._backend.models():
             if caller.may_use(served):
@@ -224,10 +236,10 @@ class Ollama:
                     {
                         "name": served.deployment,
                         "model": served.deployment,
-                        "modified_at": now,
                         "size": 0 if stored is None else stored.stored_bytes,
                         "digest": "" if stored is None else stored.manifest_digest,
                         "details": _details(served, stored),
+                        **more(served),
                     }
                 )
         return json_response({"models": models})
@@ -239,6 +251,7 @@ class Ollama:
             {
                 "details": _details(served, self._backend.stored(served.deployment)),
                 "model_info": {"general.architecture": "edgeshard", "edgeshard.context_length": served.max_context},
+                "modified_at": _time(self._backend.added_at(served.deployment)),
                 "capabilities": ["completion", "tools"],
             }
         )
@@ -299,7 +312,7 @@ class Ollama:
                 return await started(request, answers(opened, 1), run, self._metrics)
             await unless_left(request, gathered(answers(opened, 1), run))
         except EdgeShardError as error:
-            raise renamed(error, NAMES) from None
+            raise renamed(error, NAMES, served.max_context) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
 
@@ -433,8 +446,10 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _time() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _time(at_s: float | None = None) -> str:
+    """In seconds since 1970, by default now."""
+    at = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _nanoseconds(seconds: float) -> int:

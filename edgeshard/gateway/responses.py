@@ -212,7 +212,7 @@ class Responses:
                 return await started(request, answers(opened, 1), run, self._metrics)
             await unless_left(request, gathered(answers(opened, 1), run))
         except EdgeShardError as error:
-            raise renamed(error, NAMES) from None
+            raise renamed(error, NAMES, served.max_context) from None
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
 

@@ -79,7 +79,7 @@ class GatewayServer:
             await asyncio.sleep(0)
         host, port = bound.getsockname()[:2]
         scheme = "https" if self._listen.cert is not None else "http"
-        self.url = f"{scheme}://{join_address(host, port)}"
+        self.url = f"{scheme}://{join_address(self._listen.host or host, port)}"
 
     async def stop(self) -> None:
         if self._server is not None and self._serving is not None:

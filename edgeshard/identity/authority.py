@@ -5,6 +5,8 @@ Times come in as values. Keys are of P-256, which every TLS library has had for 
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
@@ -78,14 +80,30 @@ class Authority:
         Nothing else of the request is taken: who somebody is, is said by whoever let it in. Raises
         InvalidArgumentError for a request that is none, or that its key has not signed.
         """
-        key = _requested_key(request_pem)
         names = [x509.UniformResourceIdentifier(principal.uri), x509.DNSName(principal.dns_name)]
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+        usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        return self._issue(principal.dns_name, names, usages, _requested_key(request_pem), now, life)
+
+    def issue_for_hosts(self, hosts: Sequence[str], request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
+        """A certificate in PEM for a server that is called by these names and addresses; it speaks of no principal.
+        Raises as `issue`."""
+        names = [_general_name(host) for host in hosts]
+        return self._issue(hosts[0], names, [ExtendedKeyUsageOID.SERVER_AUTH], _requested_key(request_pem), now, life)
+
+    def _issue(
+        self,
+        subject: str,
+        names: Sequence[x509.GeneralName],
+        usages: Sequence[x509.ObjectIdentifier],
+        key: ec.EllipticCurvePublicKey,
+        now: datetime,
+        life: timedelta,
+    ) -> bytes:
         certificate = (
-            _builder(_name(principal.dns_name), self._certificate.subject, key, now, life)
+            _builder(_name(subject), self._certificate.subject, key, now, life)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .add_extension(usage, critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
@@ -155,6 +173,13 @@ def _builder(
         .not_valid_before(now - BACKDATED)
         .not_valid_after(now + life)
     )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _name(text: str) -> x509.Name:

@@ -9,10 +9,16 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, chosen_tls, tls_from_options
@@ -73,6 +79,14 @@ Duration = Annotated[float, BeforeValidator(_duration)]
 """A settings field in seconds that takes `15m` as well as a number."""
 
 
+def _several(value: Any) -> Any:
+    return [text for text in re.split(r"[\s,]+", value) if text] if isinstance(value, str) else value
+
+
+Several = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
+"""A settings field whose option may be repeated; in the environment its values have commas or spaces between them."""
+
+
 class DaemonSettings(BaseSettings):
     """What every daemon takes. Each field is a `--option` of the same name with `-` for `_`."""
 
@@ -122,10 +136,14 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     parser.add_argument("--config", metavar="FILE", help=f"TOML file; its [{kind.section}] section is read")
     for name, info in kind.model_fields.items():
         shown = "required" if info.is_required() else f"default: {info.default}"
-        # A switch needs no value.
-        switch: dict[str, Any] = {"nargs": "?", "const": True} if info.annotation is bool else {}
+        form: dict[str, Any] = {}
+        if info.annotation is bool:
+            form = {"nargs": "?", "const": True}  # A switch needs no value.
+        elif get_origin(info.annotation) is tuple:
+            form = {"action": "append"}
+            shown = "may be repeated"
         parser.add_argument(
-            _option(name), metavar="VALUE", **switch, help=f"{info.description or name} ({shown})".replace("%", "%%")
+            _option(name), metavar="VALUE", **form, help=f"{info.description or name} ({shown})".replace("%", "%%")
         )
     command_line = vars(parser.parse_args(arguments))
     config = command_line.pop("config", None)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgeshard.chat.model import ChatModel
-from edgeshard.domain.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.chat.parsing import AnswerParser
+from edgeshard.domain.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolCall, ToolFormat
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
-TOKENIZER = (Path(__file__).parents[2] / "edgeshard" / "demo_model" / "tokenizer.json").read_bytes()
+DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
+TOKENIZER = (DEMO / "tokenizer.json").read_bytes()
 HELLO = Conversation(json.dumps([{"role": "developer", "content": "Hello"}]))
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
 
@@ -124,3 +127,20 @@ def test_what_is_missing_is_said_with_what_to_do() -> None:
     for settings in ({"chat_template": 7}, {"chat_template": [{"name": "x"}]}):
         with pytest.raises(InvalidArgumentError, match="chat_template"):
             model_with(settings)
+
+
+def test_the_demo_models_template_knows_tools() -> None:
+    model = model_with({}, (DEMO / "chat_template.jinja").read_text(encoding="utf-8"))
+    talk: list[dict[str, Any]] = [{"role": "system", "content": "Once"}, {"role": "user", "content": "there lived"}]
+    assert rendered(model, Conversation(json.dumps(talk))) == "Once\n\nthere lived"
+    call = {"function": {"name": "find", "arguments": '{"what": "<king>"}'}}
+    talk += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "a king"}]
+    tools = [{"type": "function", "function": {"name": "find", "description": "looks for somebody"}}]
+    text, answer_format = model.render(Conversation(json.dumps(talk), json.dumps(tools)))
+    called = '<tool_call>{"name": "find", "arguments": {"what": "<king>"}}</tool_call>'
+    assert text == f"find: looks for somebody\n\nOnce\n\nthere lived\n\n{called}\n\na king"
+    assert answer_format.tools is ToolFormat.TAGGED
+    ids = count()
+    parser = AnswerParser(answer_format, tools, lambda: f"id{next(ids)}")
+    deltas = [*parser.feed(called), *parser.finish()]
+    assert deltas == [ToolCall(0, "id0", "find", '{"what": "<king>"}')], "it is read as it is written"

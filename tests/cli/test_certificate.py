@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edgeshard_coordinator.daemon import _http_listen, _site
 from edgeshard_coordinator.settings import CoordinatorSettings
 from typer.testing import CliRunner
 
@@ -90,3 +91,21 @@ def test_init_leaves_an_operator_of_another_site_alone(edgectl: Any, tmp_path: P
     ended = CliRunner().invoke(app, ["init", "weir", "-d", str(tmp_path / "weir")])
     assert ended.exit_code == 0 and "belongs to another site" in ended.output
     assert configuration().read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("127.0.0.1:8000", "http://127.0.0.1:8000/v1"), ("0.0.0.0:8443", "0.0.0.0:8443 over TLS, by a certificate of")],
+)
+def test_init_leaves_a_coordinator_with_a_gateway(edgectl: Any, tmp_path: Path, address: str, said: str) -> None:
+    ended = edgectl("init", "mill", "--http-listen", address)
+    assert ended.exit_code == 0 and said in ended.output
+    config = str(tmp_path / "pki" / "coordinator.toml")
+    settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", ["--config", config])
+    listen, certificate = _http_listen(settings, _site(settings))
+    assert listen is not None and listen.address == address
+    assert (certificate is None) == listen.is_local, "it makes a certificate of its own beyond loopback"
+
+
+def test_an_address_of_the_gateway_that_is_none_makes_no_site(edgectl: Any, tmp_path: Path) -> None:
+    assert edgectl("init", "mill", "--http-listen", "8000").exit_code != 0 and not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -168,6 +169,7 @@ def test_the_readme_has_four_commands_to_a_chat() -> None:
 
 
 @needs_clients
+@pytest.mark.long
 def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
@@ -179,8 +181,22 @@ def test_the_readmes_program_gets_a_chat_from_the_readmes_command(
     assert text.count("http://127.0.0.1:8000/v1") == 1
     program = tmp_path / "program.py"
     program.write_text(text.replace("http://127.0.0.1:8000/v1", url))
-    said = subprocess.run([CLIENTS / "bin" / "python", program, key], capture_output=True, text=True, timeout=120)
+
+    def run(*arguments: str, state: str = "nowhere") -> subprocess.CompletedProcess[str]:
+        command = [str(CLIENTS / "bin" / "python"), str(program), *arguments]
+        environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / state)}
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+
+    said = run(key)
     assert said.returncode == 0 and len(said.stdout.split()) > 5, said.stderr
+    (tmp_path / "kept" / "edgeshard").mkdir(parents=True)
+    (tmp_path / "kept" / "edgeshard" / "serve").symlink_to(tmp_path / "site")
+    assert run(state="kept").stdout == said.stdout, "without a key it takes that which serve keeps"
+    refused = run()
+    assert refused.returncode == 1 and "edgectl key create" in refused.stderr and "Traceback" not in refused.stderr
+    site.stop()
+    alone = run()
+    assert alone.returncode == 1 and "edgectl serve demo" in alone.stderr and "Traceback" not in alone.stderr
 
 
 def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Running], tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ class MemoryModels:
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return tuple((manifest, manifest.digest()) for manifest in self.manifests.values())
 
+    def added_at(self, digest: Digest) -> float:
+        return 0.0
+
     def file_path(self, digest: Digest) -> Path:
         raise NotFoundError(f"there is no disk, and no file {digest} on it", field="sha256")
 

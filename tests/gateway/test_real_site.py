@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
+import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from edgeshard.domain.audit import OK
 from edgeshard.domain.identity import ApiKey
 from edgeshard.domain.ids import ModelName
 from tests.support.chat_models import DEMO_MODEL
-from tests.support.clients import CLIENTS, needs_clients, run
+from tests.support.clients import CLIENTS, needs_clients, needs_node_clients, run
 from tests.support.http import Http
 from tests.support.site import Site
 
@@ -162,11 +166,21 @@ async def test_texts_and_tokens(http: Http) -> None:
 async def test_models_are_listed_by_deployment(site: Site, http: Http) -> None:
     listed = (await http.get("/v1/models")).json["data"]
     rows = {model["id"]: model for model in listed}
-    assert [(m["root"], m["max_model_len"]) for m in rows.values()] == [("fairy-tales", 512), ("handy", 512)]
+    assert [(m["root"], m["max_model_len"]) for m in rows.values()] == [("fairy-tales", 512), ("handy", 256)]
     assert (await http.get("/v1/models/tales")).json == rows["tales"]
     assert (await http.get("/v1/models/fairy-tales")).json == rows["tales"]
     stored = {model.name: model for model in await site.client.stored_models()}
-    for tag in (await http.get("/api/tags")).json["models"]:
+    tags, loaded = [(await http.get(path)).json["models"] for path in ("/api/tags", "/api/ps")]
+    assert [tag["name"] for tag in tags] == [tag["name"] for tag in loaded] == list(rows)
+    for tag in loaded:
+        assert (tag["expires_at"][:4], tag["context_length"]) == ("9999", rows[tag["name"]]["max_model_len"])
+    for tag in tags:
+        manifest = site.cluster.directory / "coordinator" / "models" / "manifests" / f"{tag['digest']}.json"
+        at = datetime.fromisoformat(tag["modified_at"]).timestamp()
+        assert at == pytest.approx(manifest.stat().st_mtime, abs=1e-3), "when it was added, not when it was asked"
+        assert rows[tag["name"]]["created"] == int(at)
+        assert (await http.post("/api/show", {"model": tag["name"]})).json["modified_at"] == tag["modified_at"]
+    for tag in (*tags, *loaded):
         model = stored[ModelName(rows[tag["name"]]["root"])]
         assert (tag["size"], tag["digest"]) == (model.stored_bytes, model.manifest_digest)
         assert tag["details"]["family"] == "llama"
@@ -178,7 +192,6 @@ async def test_models_are_listed_by_deployment(site: Site, http: Http) -> None:
 COMPLETION: dict[str, Any] = {"model": "tales", "prompt": "x", "max_tokens": 1}
 TALK: dict[str, Any] = {"model": "tales", "messages": CHAT, "max_tokens": 1}
 PRIVATE = "Rumpelstiltskin"
-TOOL = {"type": "function", "function": {"name": "f"}}
 REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
     "unknown field": ("/v1/completions", {**COMPLETION, "foo": PRIVATE}, "foo", "unsupported_parameter"),
     "penalty": ("/v1/completions", {**COMPLETION, "presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
@@ -216,7 +229,6 @@ REFUSED: dict[str, tuple[str, Any, str | None, str]] = {
         "messages[0].content[0].type",
         "invalid_messages",
     ),
-    "tools": ("/v1/chat/completions", {**TALK, "tools": [TOOL]}, "tools", "no_tools"),
     "no tools": ("/v1/chat/completions", {**TALK, "tool_choice": "required"}, "tool_choice", "invalid_argument"),
     "token": ("/v1/completions", {**COMPLETION, "prompt": [999999]}, "prompt", "token_out_of_range"),
     "not JSON": ("/v1/completions", b'{"prompt": ' + PRIVATE.encode(), None, "invalid_json"),
@@ -343,11 +355,38 @@ async def test_answers_have_the_form_that_is_asked_for(http: Http) -> None:
     assert (both.status, both.error["param"]) == (400, "guided_regex")
 
 
+LONG = "king " * 600
+OVERFLOWS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": "tales", "prompt": LONG},
+    "/v1/chat/completions": {"model": "tales", "messages": [{"role": "user", "content": LONG}], "stream": True},
+    "/v1/responses": {"model": "tales", "input": LONG},
+    "/api/chat": {"model": "tales", "messages": [{"role": "user", "content": LONG}]},
+}
+
+
+@pytest.mark.parametrize("path", OVERFLOWS)
+async def test_what_the_context_has_no_room_for_is_said_as_openai_says_it(http: Http, path: str) -> None:
+    answer = await http.post(path, OVERFLOWS[path])
+    assert answer.status == 400
+    said = answer.json["error"] if path.startswith("/api/") else answer.error["message"]
+    assert said.startswith("This model's maximum context length is 512 tokens. ")
+    assert "context_length_exceeded" in said and "shorten it" in said
+    wanted = {"model": "tales", "messages": CHAT, "max_tokens": 511}
+    new = (await http.post("/v1/chat/completions", wanted)).error
+    assert (new["param"], new["code"]) == ("max_tokens", "context_length_exceeded")
+    assert "maximum context length is 512 tokens" in new["message"] and "max_new_tokens" not in new["message"]
+
+
 async def test_other_errors_have_the_same_form(http: Http) -> None:
     unknown = await http.post("/v1/completions", {**COMPLETION, "model": "none"})
     assert (unknown.status, unknown.error["code"], unknown.error["param"]) == (404, "model_not_found", "model")
-    nowhere = await http.get("/v1/nothing")
-    assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
+    for method, path in (("GET", "/v1/nothing"), ("POST", "/v1/audio/speech"), ("GET", "/nothing"), ("DELETE", "/v2")):
+        nowhere = await http.send(method, path, None)
+        assert (nowhere.status, nowhere.error["code"]) == (404, "unknown_url")
+    for method, path in (("POST", "/api/embed"), ("DELETE", "/api/delete"), ("HEAD", "/api/blobs/x")):
+        nowhere = await http.send(method, path, None)
+        assert nowhere.status == 404 and nowhere.headers["content-type"] == "application/json"
+        assert method == "HEAD" or nowhere.json == {"error": f"there is no {path} here"}
     wrong = await http.get("/v1/completions")
     assert wrong.status == 405 and wrong.error["type"] == "invalid_request_error"
     assert "POST" in wrong.headers["allow"]
@@ -427,6 +466,28 @@ async def test_keys_decide_who_comes_in(site: Site, http: Http) -> None:
     }
 
 
+@pytest.mark.parametrize("at_terminal", [False, True])
+async def test_people_are_told_how_a_key_is_used(site: Site, at_terminal: bool) -> None:
+    ours, theirs = pty.openpty()
+    plain = {"EDGESHARD__CLIENT__PLAINTEXT": "true", "EDGESHARD__CLIENT__COORDINATOR": site.cluster.address}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "edgeshard.cli.main", "key", "create", f"reader-{at_terminal}".lower(),
+        stdout=asyncio.subprocess.PIPE, stderr=theirs if at_terminal else asyncio.subprocess.PIPE,
+        env={**os.environ, **plain},
+    )  # fmt: skip
+    os.close(theirs)
+    said, told = await asyncio.wait_for(process.communicate(), 60)
+    hint = os.read(ours, 1 << 16).decode() if at_terminal else told.decode()
+    os.close(ours)
+    key = said.decode().strip()
+    assert (
+        process.returncode == 0 and (await Http(site.cluster.coordinator.gateway, key).get("/v1/models")).status == 200
+    )
+    assert ("curl URL/v1/models -H 'Authorization: Bearer KEY'" in hint) is at_terminal
+    assert ('OpenAI(base_url="URL/v1", api_key="KEY")' in hint) is at_terminal
+    assert key not in hint, "stdout goes to a file, and the key nowhere else"
+
+
 async def test_a_key_is_held_to_its_own_limits(site: Site, http: Http) -> None:
     _, text = await site.client.create_key("small", tokens_per_minute=60, requests=1)
     small = Http(http.url, text)
@@ -487,11 +548,30 @@ async def test_metrics_count_requests(http: Http) -> None:
 
 
 @needs_clients
-@pytest.mark.parametrize("name", ["openai", "langchain", "litellm", "ollama"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "openai",
+        "ollama",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("instructor", "langchain", "litellm", "llm")),
+        pytest.param("pydantic_ai", marks=pytest.mark.long),
+    ],
+)
 async def test_a_client_that_people_have_works(http: Http, name: str) -> None:
     assert http.key is not None
     script = Path(__file__).parent / "clients" / f"{name}_client.py"
     assert (await run(CLIENTS / "bin" / "python", script, http.url, http.key)).rstrip().endswith("ok")
+
+
+@needs_node_clients
+@pytest.mark.long
+async def test_the_ai_sdk_works(http: Http, tmp_path: Path) -> None:
+    assert http.key is not None
+    # Node looks for packages beside the script.
+    script = tmp_path / "ai_client.mjs"
+    script.write_bytes((Path(__file__).parent / "clients" / script.name).read_bytes())
+    (tmp_path / "node_modules").symlink_to(CLIENTS / "node" / "node_modules")
+    assert (await run("node", script, http.url, http.key)).rstrip().endswith("ok")
 
 
 async def test_curl_works(http: Http) -> None:

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from edgeshard.domain.placement import Placement
 from edgeshard.gateway import answers, connection, fields
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.callers import Caller
+from edgeshard.gateway.cors import parse_origins
 from edgeshard.gateway.entrance import OPEN
 from edgeshard.gateway.errors import STATUSES
 from edgeshard.gateway.listen import HttpListen
@@ -38,7 +39,7 @@ from edgeshard.gateway.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
-from tests.support.http import Http, Stream
+from tests.support.http import Answer, Http, Stream
 
 KEY = "secret"
 CHAT = [{"role": "user", "content": "x"}]
@@ -461,6 +462,79 @@ def _name(url: str) -> str:
 
 def _by_name(url: str) -> str:
     return f"https://coordinator.coordinator.here:{url.rpartition(':')[2]}/health"
+
+
+PAGE = "https://chat.example"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+@asynccontextmanager
+async def for_pages(said: Said, *origins: str, local_only: bool = False) -> AsyncIterator[Http]:
+    app = make_app(said, Keyed(), local_only=local_only, origins=parse_origins(origins))
+    server = GatewayServer(app, HttpListen("127.0.0.1:0"))
+    await server.start()
+    try:
+        yield Http(server.url, KEY)
+    finally:
+        await server.stop()
+
+
+def cors(answer: Answer) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+@pytest.mark.parametrize("local_only", [False, True])
+async def test_a_page_that_is_allowed_asks_from_its_browser(said: Said, local_only: bool) -> None:
+    async with for_pages(said, "http://localhost:3000", PAGE, local_only=local_only) as http:
+        browser = Http(http.url)  # which sends no key with its question
+        leave = await browser.send("OPTIONS", "/v1/chat/completions", None, PREFLIGHT)
+        assert (leave.status, leave.headers["access-control-allow-origin"], leave.body) == (204, PAGE, b"")
+        assert leave.headers["access-control-allow-headers"] == "authorization, content-type, x-stainless-os"
+        assert "POST" in leave.headers["access-control-allow-methods"] and leave.headers["vary"] == "Origin"
+        said.texts = ["a"]
+        for path, body in (("/v1/chat/completions", ASKED), ("/v1/chat/completions", {**ASKED, "stream": True})):
+            answer = await http.post(path, body, {"origin": PAGE})
+            assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        refused = await browser.get("/v1/models", {"origin": PAGE})
+        assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, PAGE), "so the page sees why"
+        assert (await http.get("/v1/models", {"origin": PAGE, "host": "chat.example"})).status == (
+            403 if local_only else 200
+        )
+        stranger = {"origin": "https://evil.example"}
+        assert not cors(await browser.send("OPTIONS", "/v1/models", None, {**PREFLIGHT, **stranger}))
+        other = await http.get("/v1/models", stranger)
+        assert not cors(other) and other.headers["vary"] == "Origin"
+        assert other.status == (403 if local_only else 200)
+
+
+async def test_no_page_is_allowed_by_itself_and_no_cookies_ever(said: Said, http: Http) -> None:
+    for answer in (
+        await http.send("OPTIONS", "/v1/models", None, PREFLIGHT),
+        await http.get("/v1/models", {"origin": PAGE}),
+    ):
+        assert not cors(answer) and "vary" not in answer.headers
+    async with for_pages(said, "*") as any_page:
+        answer = await any_page.get("/v1/models", {"origin": "null"})
+        assert answer.headers["access-control-allow-origin"] == "*"
+        leave = await any_page.send(
+            "OPTIONS", "/v1/models", None, {**PREFLIGHT, "access-control-request-headers": "a b"}
+        )
+        assert leave.headers["access-control-allow-headers"] == "authorization, content-type"
+        assert "access-control-allow-credentials" not in {**answer.headers, **leave.headers}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["chat.example", "https://chat.example/", "https://chat.example/chat", "HTTPS://x", "null", "", "http://x:y"],
+)
+def test_what_no_browser_sends_as_an_origin_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="--http-allow-origin"):
+        parse_origins([text])
 
 
 async def test_an_address_that_is_taken_is_named(said: Said) -> None:

@@ -190,3 +190,15 @@ def test_a_terminal_is_told_that_the_daemon_is_ready(
     monkeypatch.setattr(sys, "stderr", stderr)
     tell_ready("box a serves")
     assert stderr.getvalue() == said
+
+
+def test_what_may_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ("--plaintext", "--listen", "127.0.0.1:0", "--state-dir", "x")
+    assert load(*given).http_allow_origin == ()
+    file = tmp_path / "settings.toml"
+    file.write_text('[coordinator]\nhttp_allow_origin = ["http://a", "http://b"]\n')
+    assert load(*given, "--config", str(file)).http_allow_origin == ("http://a", "http://b")
+    monkeypatch.setenv("EDGESHARD__COORDINATOR__HTTP_ALLOW_ORIGIN", "http://c, http://d")
+    assert load(*given, "--config", str(file)).http_allow_origin == ("http://c", "http://d")
+    several = ("--http-allow-origin", "http://e", "--http-allow-origin", "http://f")
+    assert load(*given, *several).http_allow_origin == ("http://e", "http://f")

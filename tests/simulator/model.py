@@ -79,6 +79,9 @@ class SimModels:
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
         return ((self._manifest, self._digest),)
 
+    def added_at(self, digest: Digest) -> float:
+        return 0.0
+
     def file_path(self, digest: Digest) -> Path:
         raise AssertionError("models have no files here")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CLIENTS = Path(os.environ.get("EDGESHARD_TEST_CLIENTS", ROOT / ".venv-clients"))
 needs_clients = pytest.mark.skipif(not (CLIENTS / "bin" / "python").exists(), reason="run `make clients` first")
+
+needs_node_clients = pytest.mark.skipif(
+    shutil.which("node") is None or not (CLIENTS / "node" / "node_modules").exists(),
+    reason="node is not installed, or `make clients` was run without npm",
+)
 
 
 async def run(*command: str | Path, timeout_s: float = 240.0, directory: Path | None = None) -> str:

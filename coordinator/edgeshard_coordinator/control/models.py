@@ -21,6 +21,10 @@ class Models(Protocol):
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]: ...
 
+    def added_at(self, digest: Digest) -> float:
+        """When the model was added, in seconds since 1970. Raises OSError for one that is not there."""
+        ...
+
     def file_path(self, digest: Digest) -> Path:
         """Where a small file of a model lies."""
         ...

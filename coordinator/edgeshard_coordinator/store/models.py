@@ -214,6 +214,10 @@ class ModelStore:
             if removed is not None:
                 self.blobs.remove(*(blob_sizes(manifest_items(removed)).keys() - self._needed_blobs()))
 
+    def added_at(self, digest: Digest) -> float:
+        """When the model was added, in seconds since 1970: its manifest is written once. Raises OSError."""
+        return self._manifest_path(digest).stat().st_mtime
+
     def file_path(self, digest: Digest) -> Path:
         """Where a small file of a model lies. Raises NotFoundError."""
         location = self.blobs.locate(digest)

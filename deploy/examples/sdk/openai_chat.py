@@ -1,11 +1,23 @@
-"""A chat with what `edgectl serve` serves, by the openai library: the key that it printed is the argument."""
+"""A chat with what `edgectl serve` serves, by the openai library. The argument is the key that it printed; without one
+it is that which `serve` keeps for this user, and none for a site that asks for none."""
 
+import os
 import sys
+from pathlib import Path
 
-from openai import OpenAI
+from openai import APIConnectionError, AuthenticationError, OpenAI
 
-client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key=sys.argv[1])
+URL = "http://127.0.0.1:8000/v1"
+state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+kept = state / "edgeshard" / "serve" / "api-key"
+key = sys.argv[1] if sys.argv[1:] else kept.read_text().strip() if kept.exists() else "none"
+client = OpenAI(base_url=URL, api_key=key)
 hello = [{"role": "user", "content": "Once upon a time"}]
-for event in client.chat.completions.create(model="fairy-tales", messages=hello, seed=7, stream=True):
-    sys.stdout.write(event.choices[0].delta.content or "")
-    sys.stdout.flush()
+try:
+    for event in client.chat.completions.create(model="fairy-tales", messages=hello, seed=7, stream=True):
+        sys.stdout.write(event.choices[0].delta.content or "")
+        sys.stdout.flush()
+except APIConnectionError:
+    sys.exit(f"nothing answers at {URL}: start it with `make serve`, or `edgectl serve demo`")
+except AuthenticationError:
+    sys.exit("the site wants a key: give the one that `edgectl serve` printed, or of `edgectl key create me`")

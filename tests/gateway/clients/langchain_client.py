@@ -5,6 +5,7 @@
 import sys
 from typing import Literal
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict
@@ -39,4 +40,10 @@ assert isinstance(called.invoke("x"), Lamp)
 responses = ChatOpenAI(model="tales", max_tokens=12, temperature=0, use_responses_api=True, **SHARED)
 assert responses.invoke("Tell me of a king").text == whole.content
 assert OpenAI(model="tales", max_tokens=4, **SHARED).invoke("Once upon a time")
+try:
+    ChatOpenAI(model="tales", **SHARED).invoke("king " * 600)
+except ContextOverflowError as error:
+    assert "maximum context length is 512 tokens" in str(error)
+else:
+    raise AssertionError("it was too long")
 sys.stdout.write("ok\n")

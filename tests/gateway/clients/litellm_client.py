@@ -28,6 +28,27 @@ answer = litellm.completion(**{**ASKED, "max_tokens": 60}, response_format=forme
 assert json.loads(answer.choices[0].message.content).keys() == {"on"}
 ollama = {"model": "ollama_chat/tales", "messages": CHAT, "api_base": URL, "api_key": KEY, "max_tokens": 12}
 assert litellm.completion(**ollama, temperature=0).choices[0].message.content == text
+
+
+def deployed(name):
+    return {"model_name": name, "litellm_params": {"model": f"openai/{name}", "api_base": f"{URL}/v1", "api_key": KEY}}
+
+
+LONG = [{"role": "user", "content": "king " * 300}]
+router = litellm.Router(
+    model_list=[deployed("handy"), deployed("tales")], context_window_fallbacks=[{"handy": ["tales"]}], num_retries=0
+)
+for stream in (False, True):
+    # handy's context is too small for it, and that of tales is not.
+    answer = router.completion(model="handy", messages=LONG, max_tokens=12, temperature=0, stream=stream)
+    parts = list(answer) if stream else [answer]
+    assert {part.model for part in parts} == {"tales"}
+try:
+    litellm.completion(**{**ASKED, "messages": LONG * 2})
+except litellm.ContextWindowExceededError as error:
+    assert "512 tokens" in error.message
+else:
+    raise AssertionError("it was too long")
 try:
     litellm.completion(**{**ASKED, "model": "openai/none"})
 except litellm.NotFoundError:

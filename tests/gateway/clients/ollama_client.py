@@ -17,6 +17,7 @@ client = ollama.Client(host=URL, headers=SHOWN)
 (tales,) = [model for model in client.list().models if model.model == "tales"]
 assert tales.size > 1_000_000 and len(tales.digest) == 64 and tales.details.parameter_size.endswith("M")
 assert client.show("tales").capabilities
+assert "tales" in [model.model for model in client.ps().models] and tales.modified_at.year > 2000
 whole = client.chat(model="tales:latest", messages=CHAT, options=OPTIONS)
 assert whole.message.content and whole.done_reason == "length" and whole.eval_count == 12
 parts = list(client.chat(model="tales", messages=CHAT, options=OPTIONS, stream=True))

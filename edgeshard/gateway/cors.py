@@ -1,0 +1,91 @@
+"""Pages that may use the gateway from a browser: cross-origin resource sharing (CORS)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+Headers = Mapping[str, str]
+"""Of a request, by names in lower case."""
+
+ANY = "*"
+EXPOSED = "x-request-id, retry-after, retry-after-ms, x-should-retry"
+"""Headers of answers that a page may read."""
+_ALWAYS = ("authorization", "content-type")
+_NAMES = re.compile(r"[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,63}")
+_PREFLIGHT_S = 600
+
+
+class Origins:
+    """Where pages come from that may read answers, such as `https://chat.example`, or `*` for all.
+
+    They never get leave to send cookies or the like: a page needs a key of its own, in Authorization.
+    """
+
+    def __init__(self, allowed: Iterable[str] = ()) -> None:
+        self._allowed = frozenset(allowed)
+
+    @property
+    def any(self) -> bool:
+        return ANY in self._allowed
+
+    def allows(self, headers: Headers) -> bool:
+        origin = headers.get("origin")
+        return origin is not None and (self.any or origin in self._allowed)
+
+    def is_preflight(self, method: str, headers: Headers) -> bool:
+        """Whether a browser asks, for such a page, what it may send."""
+        return method == "OPTIONS" and "access-control-request-method" in headers and self.allows(headers)
+
+    def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """What an answer to a request with these headers says to the browser."""
+        if not self._allowed:
+            return []
+        vary = [] if self.any else [(b"vary", b"Origin")]  # A cache must not hand one page what another may read.
+        if not self.allows(headers):
+            return vary
+        allowed = ANY if self.any else headers["origin"]
+        return [
+            *vary,
+            (b"access-control-allow-origin", allowed.encode("latin-1")),
+            (b"access-control-expose-headers", EXPOSED.encode()),
+        ]
+
+    def preflight(self, headers: Headers) -> dict[str, str]:
+        """What it may send: any header that it names, for those that are not known here have no effect."""
+        asked = headers.get("access-control-request-headers", "")
+        named = [name.strip().lower() for name in asked.split(",")] if _NAMES.fullmatch(asked.strip()) else []
+        return {
+            "access-control-allow-methods": "GET, POST",
+            "access-control-allow-headers": ", ".join(dict.fromkeys((*_ALWAYS, *named))),
+            "access-control-max-age": str(_PREFLIGHT_S),
+        }
+
+
+NOBODY = Origins()
+
+
+def parse_origins(texts: Iterable[str]) -> Origins:
+    """Raises InvalidArgumentError for what no browser sends as an Origin: it would never match."""
+    origins = tuple(texts)
+    for text in origins:
+        if text != ANY and not _is_origin(text):
+            raise InvalidArgumentError(
+                f"--http-allow-origin {text[:80]!r}: give scheme, host and port as a browser does, such as "
+                "https://chat.example or http://localhost:3000, without a path; or * for all pages",
+                field="http-allow-origin",
+            )
+    return Origins(origins)
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return False
+    host = f"[{parts.hostname}]" if parts.hostname and ":" in parts.hostname else parts.hostname
+    return bool(host) and bool(parts.scheme) and text == f"{parts.scheme}://{host}{port}"

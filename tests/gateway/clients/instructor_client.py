@@ -1,0 +1,46 @@
+"""instructor against a gateway, in its modes for OpenAI: URL and KEY are the arguments."""
+
+# mypy: ignore-errors
+
+import asyncio
+import sys
+from typing import Literal
+
+import instructor
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, ConfigDict
+
+URL, KEY = sys.argv[1:]
+ASKED = {"model": "tales", "messages": [{"role": "user", "content": "Tell me of a king"}], "max_tokens": 80}
+SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
+
+
+class King(BaseModel):
+    """A king of a tale."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mood: Literal["glad", "sad"]
+    sons: Literal[1, 2, 3]
+    is_old: bool
+
+
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(OpenAI(**SHARED), mode=mode)
+    assert isinstance(client.chat.completions.create(**ASKED, response_model=King, max_retries=1), King)
+    parts = list(client.chat.completions.create_partial(**ASKED, response_model=King, max_retries=1))
+    assert parts[-1].mood in ("glad", "sad") and parts[-1].sons in (1, 2, 3)
+king, said = instructor.from_openai(OpenAI(**SHARED)).chat.completions.create_with_completion(
+    **ASKED, response_model=King
+)
+assert isinstance(king, King) and said.usage.completion_tokens > 0
+
+
+async def at_once():
+    several = instructor.from_openai(AsyncOpenAI(**SHARED), mode=instructor.Mode.JSON_SCHEMA)
+    kings = [several.chat.completions.create(**ASKED, response_model=King, seed=seed) for seed in range(4)]
+    assert all(isinstance(king, King) for king in await asyncio.gather(*kings))
+
+
+asyncio.run(at_once())
+sys.stdout.write("ok\n")
