@@ -50,18 +50,21 @@ class CaseRow:
 
 
 def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
-    """Both trees' quick cases, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
-    rows = [CaseRow(name, streams) for name, streams in before.read()]
-    if [(row.case, row.streams) for row in rows] != [tuple(case) for case in after.read()]:
-        raise RuntimeError("the two trees do not have the same quick cases")
-    chosen = [(index, row) for index, row in enumerate(rows) if not wanted or f"{row.case} x{row.streams}" in wanted]
+    """The quick cases that both trees have, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
+    theirs, ours = ({(name, streams): index for index, (name, streams) in enumerate(t.read())} for t in (before, after))
+    if theirs.keys() ^ ours.keys():
+        print(f"in one tree only: {sorted(theirs.keys() ^ ours.keys())}", file=sys.stderr, flush=True)
+    rows = [CaseRow(*case) for case in theirs if case in ours and (not wanted or f"{case[0]} x{case[1]}" in wanted)]
+    if not rows:
+        raise RuntimeError(f"none of the cases that both trees have is wanted: {sorted(theirs.keys() & ours.keys())}")
     for number in range(rounds):
-        for index, row in chosen:
-            turns = [(before, row.before), (after, row.after)]
-            for tree, rates in turns if number % 2 == 0 else reversed(turns):
+        for row in rows:
+            case = row.case, row.streams
+            turns = [(before, theirs[case], row.before), (after, ours[case], row.after)]
+            for tree, index, rates in turns if number % 2 == 0 else reversed(turns):
                 rates.append(float(tree.ask(index)))
             print(f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}", file=sys.stderr, flush=True)
-    return [row for _, row in chosen]
+    return rows
 
 
 async def work() -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client, Guide, GuideKind
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
@@ -28,7 +29,7 @@ from tests.chaos.site import DEMO_MODEL
 
 NAME = "tales"
 PROMPT = "Once upon a time there was a king who had three sons"
-NEW_TOKENS = 400
+NEW_TOKENS = sized(400, 40)
 STREAMS = 4
 WORDS = ("name", "age", "colour", "house", "wife", "gold", "horse", "wish", "three", "end")
 SPEC = {"name": NAME, "model": NAME, "source": "a", "dtype": "float32", "layers": "a=0:4,b=4:9,c=9:12"}

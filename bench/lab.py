@@ -22,6 +22,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from edgeshard.cli.lab_site import Comparison, LabFigures, lab_cluster, make_stand_in, measure, predicted_of
 from edgeshard.client import Client
 from edgeshard.domain.ids import NodeName
@@ -30,7 +31,7 @@ from edgeshard.domain.placement import ExplicitStage
 from edgeshard.planning.lab import Lab, LabRun, parse_lab
 from edgeshard.planning.plan import plan
 
-LINKS_MBIT = ((10, 0.005), (50, 0.002), (200, 0.0005))
+LINKS_MBIT = sized(((10, 0.005), (50, 0.002), (200, 0.0005)), ((200, 0.0005),))
 LIMITS = {"time_per_token_s": 0.10, "throughput_tps": 0.10, "ttft_s": 0.15}
 
 HEADING = """# The lab against the planner

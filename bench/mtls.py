@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import parse_spec
@@ -28,7 +29,7 @@ from tests.chaos.site import DEMO_MODEL
 
 NODES = ("a", "b", "c")
 KINDS = {"plaintext": False, "mTLS": True}
-TOKENS = 300
+TOKENS = sized(300, 8)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from typing import Any
 
 from bench.llama_cpp import batched_bench, write_gguf
 from bench.random_llama import CONFIG, RandomWeights
+from bench.sizes import sized
 
 NEW_TOKENS = 24
 
@@ -37,7 +38,7 @@ class Shape:
     depth: int
 
 
-SHAPES = (Shape(1, 128), Shape(8, 128), Shape(16, 128), Shape(1, 4096))
+SHAPES = sized((Shape(1, 128), Shape(8, 128), Shape(16, 128), Shape(1, 4096)), (Shape(2, 16),))
 
 Engine = Callable[[int, Shape], float]
 """(cores, shape) to tokens per second."""

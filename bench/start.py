@@ -29,11 +29,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from edgeshard import Client
 
 POLL_S = 0.01
 LIMIT_S = 120.0
-IDLE_S = 3.0
+IDLE_S = sized(3.0, 0.1)
 """From placeable to the reading of the memory."""
 PROMPT = "Once upon a time"
 Figures = dict[str, float]
