@@ -70,16 +70,25 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
 async def work() -> None:
     """A worker: the site of the tree that this process imports, at the command of standard input."""
     # Imported here: the file runs in another checkout too, whose `bench` this is.
-    from bench.engine import hold, measure, site_with
+    from bench.engine import hold, measure
     from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case, setups
-    from bench.engine_site import prompt_of
+    from bench.engine_site import MODEL, NODES, Site, prompt_of, write_model
+    from bench.pinning import started
     from bench.random_llama import RandomWeights
+    from edgeshard.cli.local import LocalCluster
+    from edgeshard.client import Client
 
     decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
     prompts = (LONG_WHOLE, LONG_SPLIT)
     names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
-        async with site_with(RandomWeights(), Path(scratch)) as site:
+        write_model(Path(scratch) / "model", RandomWeights())
+        # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
+        cluster = LocalCluster(Path(scratch), NODES, threads=1, agent_arguments=("--pack", "never"))
+        async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
+            site = Site(cluster, client)
+            site.pin()
+            await client.add_model(Path(scratch) / "model", MODEL)
             await hold(site, tuple(dict.fromkeys((*setups(decoding), *prompts))), ())
             print(json.dumps(names), flush=True)
             asked = 0

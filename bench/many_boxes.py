@@ -38,6 +38,7 @@ from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatsReceived, NodeConnected, NodeDisconnected
 from edgeshard_coordinator.core.state import State
 
+from bench.pages import with_trees
 from bench.sizes import sized
 from edgeshard import WIRE_VERSION
 from edgeshard.cli.demo import even_layers, model_directory
@@ -54,6 +55,7 @@ from edgeshard.rpc.environment import settle_grpc
 from edgeshard.wire.head import head_message_to_wire
 
 GIB = 1 << 30
+ROOMS = ("agent/edgeshard_agent/net", "coordinator", "edgeshard")
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = DeviceFacts("cpu", "no box", 4, 64 * GIB, 64 * GIB, False, "none")
 DEPLOYMENTS = 10
@@ -329,7 +331,7 @@ def main() -> None:
     for count in options.boxes:
         rows.append(asyncio.run(measure(count, options.seconds)))
         print(json.dumps(rows[-1]), file=sys.stderr)
-    text = json.dumps(rows, indent=2)
+    text = json.dumps(with_trees(rows, ROOMS), indent=2)
     if options.output is None:
         print(text)
     else:

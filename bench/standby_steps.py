@@ -92,6 +92,9 @@ def report(gaps: list[tuple[float, float]], loading: list[tuple[float, float]]) 
     seconds = statistics.median(last - first for first, last in loading)
     print(f"a standby of 316 M parameters took {seconds:.1f} s (median of {len(loading)})")
     for name, values in (("without", calm), ("during", during)):
+        if not values:
+            print(f"{name:8} no waits")
+            continue
         ordered = sorted(values)
         print(
             f"{name:8} {len(ordered):5} waits: median {1000 * statistics.median(ordered):5.1f} ms, "

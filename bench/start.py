@@ -165,7 +165,7 @@ def report(rows: dict[str, list[Figures]]) -> dict[str, Any]:
 
 async def run(trees: dict[str, Tree], rounds: int, directory: Path) -> dict[str, list[Figures]]:
     rows: dict[str, list[Figures]] = {name: [] for name in trees}
-    for number in range(rounds + 1):
+    for number in range(sized(0, 1), rounds + 1):
         order = list(trees) if number % 2 == 0 else list(reversed(trees))
         for name in order:
             figures = await measure(trees[name], number, directory / name)

@@ -20,6 +20,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.instances import arbitrary, classed
 from bench.made_rings import linear_hop, steady_stage
+from bench.sizes import sized
 from edgeshard.domain.dtypes import DType
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Instance, Solution
@@ -34,13 +35,13 @@ from edgeshard.planning.timing import Pipeline, Traffic
 pytestmark = pytest.mark.timeout(600)
 
 TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
-CLASS_SIZES = ((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930))
+CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((5, 5, 5, 5),))
 # Room for this many layers in a box, about: at 1 nearly every layer is a hop, which is the hardest.
 CLASS_ROOMS = (1.0, 2.0, 4.0, 10.0)
 # A kind of box and what it receives in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8
-ARBITRARY_SEEDS = range(20)
+ARBITRARY_SEEDS = range(sized(20, 1))
 
 CLASS_LIMIT_S = 1.0
 JOINT_LIMIT_S = 8.0

@@ -33,6 +33,7 @@ TARGETS = (
     "phases",
     "bench",
     "bench-plan",
+    "figures",
     "soak",
     "chaos",
     "chaos-long",

@@ -1,0 +1,84 @@
+"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and takes along what it started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.cgroups import GROUPS
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+TIMEOUT_S = 280
+TEXT = "tests/data/fairy-tales.valid.txt"
+ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
+
+RUNS: dict[str, list[str]] = {
+    "adding": ["edgeshard/demo_model --rounds 1 --scratch {tmp}"],
+    "attention": ["--rounds 1"],
+    "brute_energy": ["--sites 1"],
+    "capped": ["{tmp} --agents a --cap 0 --tokens 4"],
+    "decode": ["--rounds 1 --tokens 2 --streams 1,2"],
+    "edgeshard_paper": ["--output {tmp}"],
+    "engine": ["--quick -o {tmp}/engine.json", "--limit -o {tmp}/engine.json"],
+    "engine_report": ["{tmp}/engine.json {tmp}/page.md"],
+    "engine_trees": [f"{{root}} --rounds 1 --case '{ENGINE_CASE}'"],
+    "engine_worker": ["stage 0:1 1 4 2"],
+    "experts": [
+        "hits {tmp}/mixture --text {text} --bytes 500",
+        "time {tmp}/mixture {tmp}/packed --text {text} --bytes 500 --tokens 8",
+    ],
+    "fit_noise": ["--sites 1 --quick --noise 0.03"],
+    "flexgen_paper": ["--check"],
+    "gateway": ["--streams 2 --tokens 5 --slow 2"],
+    "guides": ["--schemas 1 --rounds 1"],
+    "hop": ["--rounds 1 --tokens 4"],
+    "hpipe_paper": ["--check"],
+    "huge_pages": ["--turns 1"],
+    "idle_spin": ["--rounds 1 --tokens 4"],
+    "ik_llama": [],
+    "kernels": ["--quick"],
+    "kv_int4": ["--positions 64 --pairs 1 --steps 2 --streams 1"],
+    "kv_on_disk": ["{tmp} --positions 64 --steps 1"],
+    "kv_zeroing": ["--rounds 1"],
+    "lab": ["--rounds 1 --new-tokens 2"],
+    "lab_prompt": ["--rounds 1"],
+    "loading": ["{tmp} --rounds 1"],
+    "many_boxes": ["--boxes 3 --seconds 1 -o {tmp}/boxes.json"],
+    "many_boxes_report": ["{tmp}/boxes.json {tmp}/page.md"],
+    "metrics": [""],
+    "micro_batches": ["--rounds 1 --tokens 32 --streams 2"],
+    "mtls": ["--rounds 1 --streams 2"],
+    "neurons": ["{tmp} --bytes 200"],
+    "profile_check": ["--quick --rounds 1 --layers 1"],
+    "promises": ["--quick --rounds 1"],
+    "quantisation": ["--bytes 200"],
+    "sampling": ["--steps 4 --vocabularies 500 --threads 1", "--compare 64"],
+    "single_box": ["--rounds 1 --cores 1"],
+    "soak": ["--minutes 0.01 --gap 0.1 --every 1"],
+    "standby_steps": ["--times 1"],
+    "start": ["--rounds 1"],
+    "streaming": ["{tmp} --budgets 50 --sweeps 1 --steps 1"],
+    "token_cost": ["--rounds 1 --stages 2 --streams 1"],
+}
+"""The arguments of each program's tiny form, one run after the other."""
+BEFORE = {"engine_report": "engine", "many_boxes_report": "many_boxes"}
+"""Programs that read what another one writes."""
+LIMITS = {"lab", "promises"}
+"""They exit with 1 where measured and predicted are too far apart, as in the tiny form they may be."""
+
+
+def programs() -> list[str]:
+    """Modules and packages that `python -m bench.NAME` or a path runs."""
+    modules = [path.stem for path in BENCH.glob("*.py") if 'if __name__ == "__main__":' in path.read_text()]
+    return sorted([*modules, *(path.parent.name for path in BENCH.glob("*/__main__.py"))])
