@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -69,6 +68,9 @@ RUNS: dict[str, list[str]] = {
     "standby_steps": ["--times 1"],
     "start": ["--rounds 1"],
     "streaming": ["{tmp} --budgets 50 --sweeps 1 --steps 1"],
+    "test_planner_exact": [""],
+    "test_planner_plans": [""],
+    "test_planner_speed": [""],
     "token_cost": ["--rounds 1 --stages 2 --streams 1"],
 }
 """The arguments of each program's tiny form, one run after the other."""
@@ -79,6 +81,77 @@ LIMITS = {"lab", "promises"}
 
 
 def programs() -> list[str]:
-    """Modules and packages that `python -m bench.NAME` or a path runs."""
-    modules = [path.stem for path in BENCH.glob("*.py") if 'if __name__ == "__main__":' in path.read_text()]
+    """Modules and packages that `python -m bench.NAME` runs, and files that pytest does."""
+    modules = [path.stem for path in BENCH.glob("*.py") if path.stem.startswith("test_") or _is_program(path)]
     return sorted([*modules, *(path.parent.name for path in BENCH.glob("*/__main__.py"))])
+
+
+def _is_program(path: Path) -> bool:
+    return 'if __name__ == "__main__":' in path.read_text()
+
+
+def why_not(name: str) -> str:
+    """What this machine lacks for it; '' where it can run."""
+    if name == "ik_llama" and importlib.util.find_spec("ik_llama_cpp") is None:
+        return "needs ik-llama-cpp-python"
+    if name == "kv_on_disk" and not os.access(GROUPS, os.W_OK):
+        return "needs a memory controller of cgroup v1 that it may make groups in"
+    if name in ("engine", "engine_report", "engine_trees", "idle_spin", "promises", "token_cost") and (
+        len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None
+    ):
+        return "needs two cores, and taskset"
+    return ""
+
+
+def run(name: str, arguments: str, directory: Path) -> None:
+    command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
+    words = shlex.split(arguments.format(tmp=directory, root=ROOT, text=TEXT))
+    ended = subprocess.run(
+        [sys.executable, "-m", *command, *words],
+        cwd=ROOT,
+        env={**os.environ, "EDGESHARD_BENCH_TINY": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    allowed = (0, 1) if name in LIMITS and "Traceback" not in ended.stderr else (0,)
+    assert ended.returncode in allowed, f"{' '.join(ended.args)}\n{ended.stdout[-1000:]}\n{ended.stderr[-3000:]}"
+
+
+def test_every_program_has_a_tiny_form() -> None:
+    assert sorted(RUNS) == programs()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * TIMEOUT_S)
+@pytest.mark.parametrize("name", programs())
+def test_a_program_runs(name: str, tmp_path: Path) -> None:
+    if reason := why_not(name):
+        pytest.skip(reason)
+    if name == "experts":
+        shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
+        table = ["tools.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
+        subprocess.run([sys.executable, "-m", *table], cwd=ROOT, check=True, timeout=TIMEOUT_S)
+    if before := BEFORE.get(name):
+        run(before, RUNS[before][0], tmp_path)
+        (tmp_path / "page.md").touch()
+    for arguments in RUNS[name]:
+        run(name, arguments, tmp_path)
+
+
+@pytest.mark.long
+def test_a_program_that_is_told_to_end_takes_its_site_along() -> None:
+    command = [sys.executable, "-m", "bench.hop", "--rounds", "1000"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # a round is over
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 3, "the coordinator and two agents"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    gone, left = psutil.wait_procs(children, timeout=10)
+    for child in left:
+        child.kill()
+    assert not left and len(gone) == len(children)
