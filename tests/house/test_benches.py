@@ -150,8 +150,8 @@ def test_a_program_that_is_told_to_end_takes_its_site_along() -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 3, "the coordinator and two agents"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    gone, left = psutil.wait_procs(children, timeout=10)
+        process.wait(60)
+    _, left = psutil.wait_procs(children, timeout=10)
     for child in left:
         child.kill()
-    assert not left and len(gone) == len(children)
+    assert not left and process.returncode == 128 + signal.SIGTERM
