@@ -18,7 +18,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab,
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises
+
+figures: $(STAMP) ## figures of the documents, and which were measured on code that has changed since; ARGS="--stamp FILE:LINE" after measuring again
+	@$(BIN)/python -m tools.figures $(ARGS)
 
 soak: $(STAMP) ## a site under load for half an hour: whether its memory stays flat; ARGS="--minutes 60"
 	@mkdir -p .benchmarks

@@ -25,9 +25,11 @@ from dataclasses import dataclass
 import torch
 from edgeshard_agent.ops import PackedLinear, PanelArena, Scheme, Scoring, SpanTables, attend, native
 
+from bench.sizes import sized
+
 BLOCK_TOKENS = 16
-_BYTES = 200 << 20
-_WIDTH = 2048
+_BYTES = sized(200 << 20, 1 << 20)
+_WIDTH = sized(2048, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Shape:
 
 
 SHAPES = (Shape(16, 8, 128), Shape(32, 8, 64))
-POINTS = ((1, 128), (16, 128), (1, 4096), (8, 4096))
+POINTS = sized(((1, 128), (16, 128), (1, 4096), (8, 4096)), ((1, 32), (2, 64)))
 IN_ORDER, SCATTERED = "in order", "scattered"
 
 

@@ -14,6 +14,7 @@ from edgeshard_agent.store.unit_sources import UnitSources
 from safetensors.torch import save_file
 
 from bench.random_llama import CONFIG
+from bench.sizes import sized
 from edgeshard.architectures import ExpectedTensor, expected_tensors, parse_config
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
@@ -23,11 +24,11 @@ from edgeshard.domain.model import LayerRange
 
 BIG_CONFIG: dict[str, Any] = {
     **CONFIG,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
+    "hidden_size": sized(2048, 256),
+    "intermediate_size": sized(5632, 512),
     "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
+    "num_attention_heads": sized(32, 4),
+    "num_key_value_heads": sized(8, 2),
     "head_dim": 64,
 }
 """1.15 G parameters: 90 MB a layer in bfloat16."""

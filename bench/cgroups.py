@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup/memory")
+GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @contextmanager
 def capped(name: str, limit: int) -> Iterator[Path]:
     """A group with a limit in bytes, page cache included; gone afterwards, when its processes are."""
-    group = _GROUPS / f"edgeshard-{os.getpid()}-{name}"
+    group = GROUPS / f"edgeshard-{os.getpid()}-{name}"
     group.mkdir()
     try:
         (group / "memory.limit_in_bytes").write_text(str(limit))

@@ -34,13 +34,14 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.ops import native_available
 
 from bench.random_llama import CONFIG, TIED_CONFIG, RandomWeights
+from bench.sizes import sized
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 
 STREAMS = (1, 8, 16)
-PROMPT_TOKENS = 128
+PROMPT_TOKENS = sized(128, 16)
 BLOCK_TOKENS = 16
 TRANSFORMERS = "transformers"
 
@@ -151,7 +152,7 @@ class Stopwatches:
             (attention, "attend"),
         ):
             self._wrap(module, name, lambda *_, label=name: label)
-        self._replace(FusedModules, "_native_blocks", lambda _: [])
+        self._replace(FusedModules, "_native_blocks", lambda *_: [])
         self._wrap(Projection, "forward", lambda projection, *_: f"linear {projection.rows}x{projection.columns}")
         return self
 

@@ -32,6 +32,7 @@ from bench.engine_others import others, tell, usable_llama_cpp
 from bench.engine_rows import Rows
 from bench.engine_site import MODEL, NODES, Setup, Site, write_model
 from bench.engine_streams import Sample, sample_of
+from bench.pages import with_trees
 from bench.pinning import started
 from bench.random_llama import RandomWeights
 from edgeshard.cli.local import LocalCluster
@@ -129,9 +130,9 @@ def main() -> int:
         if options.limit:
             known = json.loads(options.output.read_text(encoding="utf-8")) if options.output.exists() else []
             kept = [row for row in known if row["section"] != "limit"]
-            report = [*kept, asyncio.run(run_limit(Path(scratch)))]
+            report = [*kept, *with_trees([asyncio.run(run_limit(Path(scratch)))])]
         else:
-            report = asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp))
+            report = with_trees(asyncio.run(run(QUICK if options.quick else FULL, Path(scratch), llama_cpp)))
     options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.engine_site import PROMPT_CUT, Setup
+from bench.sizes import sized
 
-PROMPT_TOKENS, SHORT_PROMPT_TOKENS = 128, 64
-LONG_PROMPTS = (128, 1024, 4096)
-LONG_CONTEXT = 4096 + 256
+PROMPT_TOKENS, SHORT_PROMPT_TOKENS = sized((128, 64), (16, 16))
+LONG_PROMPTS = sized((128, 1024, 4096), (16, 32, 64))
+LONG_CONTEXT = max(LONG_PROMPTS) + 256
 LIMIT_S = 0.25
 DECODING, PROMPTS = "decoding", "prompts"
 """What a case is about: tokens per second, or the time to the first one."""
 
 WHOLE = Setup(1)
+AUTO = Setup(2, micro_batches=0)
+"""As users run it: the head chooses the number of micro-batches."""
 SPLIT = Setup(2, micro_batches=2)
 RING = Setup(2, micro_batches=1)
 """One micro-batch alone goes round: what a hop of so many streams takes when nothing else is under way."""
@@ -57,9 +60,9 @@ def quantised(stages: int) -> list[Setup]:
 FULL = Plan(
     rounds=5,
     prompt_tokens=PROMPT_TOKENS,
-    new_tokens=24,
+    new_tokens=64,
     cases=(
-        *(Case(setup, streams) for streams in (1, 2, 4, 8, 16) for setup in (WHOLE, SPLIT)),
+        *(Case(setup, streams) for streams in (1, 2, 4, 8, 16) for setup in (WHOLE, AUTO, SPLIT)),
         *(Case(RING, streams) for streams in (2, 4, 8)),
         *(Case(BUBBLES, streams) for streams in (8, 16)),
         *(Case(setup, 16) for setup in (SPLIT_4, BUBBLES_4)),
@@ -73,19 +76,20 @@ FULL = Plan(
     streams=(1, 8, 16),
     limit=True,
 )
+QUICK_STREAMS = sized((1, 8, 16), (1, 2, 4))
 QUICK = Plan(
-    rounds=2,
+    rounds=sized(2, 1),
     prompt_tokens=SHORT_PROMPT_TOKENS,
-    new_tokens=16,
+    new_tokens=sized(16, 48),
     cases=(
-        *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in (1, 8, 16) for setup in (WHOLE, SPLIT)),
-        Case(RING, 8, SHORT_PROMPT_TOKENS),
-        *(Case(setup, 16, SHORT_PROMPT_TOKENS) for setup in (BUBBLES, SPLIT_4)),
+        *(Case(setup, streams, SHORT_PROMPT_TOKENS) for streams in QUICK_STREAMS for setup in (WHOLE, AUTO, SPLIT)),
+        Case(RING, QUICK_STREAMS[1], SHORT_PROMPT_TOKENS),
+        *(Case(setup, QUICK_STREAMS[2], SHORT_PROMPT_TOKENS) for setup in (BUBBLES, SPLIT_4)),
         *(Case(setup, 1, SHORT_PROMPT_TOKENS) for setup in (SEQUENTIAL, *quantised(1))),
     ),
     long_rounds=1,
     long_cases=tuple(Case(setup, 1, max(LONG_PROMPTS), PROMPTS) for setup in (LONG_SPLIT, SEQUENTIAL)),
-    streams=(1, 8, 16),
+    streams=QUICK_STREAMS,
     limit=False,
 )
 

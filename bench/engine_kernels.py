@@ -9,8 +9,9 @@ from contextlib import ExitStack, contextmanager
 
 from bench.engine_site import CUT, LAYERS
 from bench.engine_worker import Worker
+from bench.sizes import sized
 
-SECONDS = 0.5
+SECONDS = sized(0.5, 0.0)
 ROWS = (1, 2, 4, 8, 16)
 
 

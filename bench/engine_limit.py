@@ -8,11 +8,12 @@ from typing import Any
 
 from bench.engine_site import PROMPT_CUT, Setup, Site, prompt_of
 from bench.engine_streams import Arrival, percentile
+from bench.sizes import sized
 
-STREAMS = 8
-PROMPT_TOKENS = 4096
+STREAMS = sized(8, 2)
+PROMPT_TOKENS = sized(4096, 64)
 _FIRST_TOKENS = 6
-_SHORT = 128
+_SHORT = sized(128, 16)
 
 
 async def measure_limit(site: Site, limit_s: float, max_context: int) -> dict[str, Any]:

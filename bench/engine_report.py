@@ -8,18 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
 from bench.many_boxes_report import many_boxes_section
+from bench.pages import figures_comment
 from edgeshard.planning.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
 
 WHOLE = "whole"
+DEFAULT = "2 stages, the default"
+COMMAND = "python -m bench.engine"
 
 INTRODUCTION = """# Benchmarks
 
@@ -27,7 +30,7 @@ What the engine does with two boxes of one core each, beside what people use tod
 model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
 16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
 the first agent. Client and coordinator have no core of their own and take their time from the agents'. This page and
-its plots are written from a run:
+its plots are written from a run; `make figures` says whether the code has changed since:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -35,10 +38,19 @@ $ python -m bench.engine{quick} --llama-cpp ~/llama.cpp/build/bin -o .benchmarks
 $ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md
 ```
 
-`make bench` runs the short form, with `--quick`. Without a build of llama.cpp (`-DGGML_RPC=ON`) and the
+`--quick` is a short form. Without a build of llama.cpp (`-DGGML_RPC=ON`) and the
 package `gguf` its rows are left out. All take turns within a round, and figures are medians of {rounds} rounds. Tokens
 per second are counted while all streams generate, without prompts and first tokens. The load of the machine (one
 minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
+"""
+
+SLOWER = """## When two boxes are slower than one
+
+Where one box holds the whole model, a second one makes few streams slower: each token goes through both in turn, one
+box waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two
+boxes are faster. Split a model because it does not fit into one box, or the KV of the streams that you want does not,
+or because there are streams enough. A deployment that is planned (without `--layers`) for boxes that were profiled
+takes one box where that is better.
 """
 
 THEORY = """## Two stages against the theory
@@ -92,6 +104,7 @@ def document(
     parts = [
         introduction,
         _speed(rows),
+        SLOWER + _slower(rows),
         THEORY + "\n" + _theory(rows),
         _weights(rows),
         _prompts(rows),
@@ -135,12 +148,15 @@ def _speed(rows: Sequence[Row]) -> str:
     for label in _labels(rows):
         table.append([label, *(_cell(rows, label, count) for count in counts)])
     if any(row["engine"] == LLAMA_CPP for row in rows):
-        table.append([f"best of 2 stages over {LLAMA_CPP}", *(_over_llama_cpp(rows, count) for count in counts)])
+        for name, mine in ((DEFAULT, [DEFAULT]), ("best of 2 stages, m by hand,", _by_hand(rows))):
+            table.append([f"{name} over {LLAMA_CPP}", *(_over_llama_cpp(rows, mine, count) for count in counts)])
     text = (
         f"## Tokens per second\n\nbf16, prompts of {tokens} tokens. In brackets the ratio to `transformers.generate` "
-        "at as many streams.\n"
+        "at as many streams. The default is what users get: the head chooses the number of micro-batches, m, while it "
+        "runs. In the other rows of 2 stages m is set by hand; *best of* takes the best of them for each number of "
+        "streams, which nobody knows beforehand.\n"
     )
-    return f"{text}\n{_table(table)}\n\n![Tokens per second by streams](benchmarks/streams.svg)\n"
+    return f"{text}\n{_figures(rows, table)}\n\n![Tokens per second by streams](benchmarks/streams.svg)\n"
 
 
 def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
@@ -152,11 +168,26 @@ def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
     return f"{found['tokens_per_s']:.1f}{ratio}"
 
 
-def _over_llama_cpp(rows: Sequence[Row], streams: int) -> str:
+def _over_llama_cpp(rows: Sequence[Row], labels: Collection[str], streams: int) -> str:
     found = [row for row in rows if _is_short(row) and row["streams"] == streams and row["stages"] == 2]
     theirs = [row["tokens_per_s"] for row in found if row["engine"] == LLAMA_CPP]
-    ours = [row["tokens_per_s"] for row in found if row["engine"] == "edgeshard"]
+    ours = [row["tokens_per_s"] for row in found if _label(row) in labels]
     return f"{max(ours) / theirs[0]:.2f}x" if theirs and ours else ""
+
+
+def _by_hand(rows: Sequence[Row]) -> set[str]:
+    return {_label(row) for row in rows if _is_short(row) and _is_cut(row)} - {DEFAULT}
+
+
+def _slower(rows: Sequence[Row]) -> str:
+    """What the default of two boxes has of the rate of one."""
+    rates = {(_label(row), row["streams"]): row["tokens_per_s"] for row in rows if _is_short(row)}
+    shares = [
+        f"{rates[DEFAULT, count] / whole:.2f} at {count}"
+        for (label, count), whole in rates.items()
+        if label == WHOLE and (DEFAULT, count) in rates
+    ]
+    return f"\nHere the default has, of the rate of one box, {', '.join(shares)} streams.\n" if shares else ""
 
 
 def _theory(rows: Sequence[Row]) -> str:
@@ -177,7 +208,7 @@ def _theory(rows: Sequence[Row]) -> str:
     ]
     whole = next((r for r in rows if _is_short(r) and _label(r) == WHOLE and r["streams"] == 8), None)
     for row in rows:
-        if not _is_short(row) or row["engine"] != "edgeshard" or row["stages"] == 1:
+        if not _is_short(row) or not _is_cut(row) or row["efficiency"] is None:
             continue
         rate, simulated = row["tokens_per_s"], row["simulated_tokens_per_s"]
         table.append(
@@ -195,7 +226,7 @@ def _theory(rows: Sequence[Row]) -> str:
                 f"{rate / whole['tokens_per_s']:.2f}" if whole else "",
             ]
         )
-    return _table(table) + "\n"
+    return _figures(rows, table) + "\n"
 
 
 def _weights(rows: Sequence[Row]) -> str:
@@ -204,7 +235,9 @@ def _weights(rows: Sequence[Row]) -> str:
         base = next(r for r in _single_by_weights(rows) if r["dtype"] == "bf16" and r["stages"] == row["stages"])
         ratio = row["tokens_per_s"] / base["tokens_per_s"]
         table.append([_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"])
-    return f"## Weights of 8 and 4 bits\n\n{_table(table)}\n\n![One stream by weights](benchmarks/weights.svg)\n"
+    return (
+        f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}\n\n![One stream by weights](benchmarks/weights.svg)\n"
+    )
 
 
 def _prompts(rows: Sequence[Row]) -> str:
@@ -229,15 +262,16 @@ def _prompts(rows: Sequence[Row]) -> str:
         "## Long prompts\n\nOne stream. Unsliced is the mode `sequential`: each chunk of 512 tokens goes through all "
         "stages before the next begins. The last column is the rate of the 16 tokens that follow.\n"
     )
-    return f"{text}\n{_table(table)}\n\n![Time to first token](benchmarks/prompts.svg)\n"
+    return f"{text}\n{_figures(found, table)}\n\n![Time to first token](benchmarks/prompts.svg)\n"
 
 
 def _limit(rows: Sequence[Row]) -> str:
     row = next((row for row in rows if "max_inter_token_latency_s" in row), None)
     if row is None:
         return ""
+    measured = figures_comment(f"{COMMAND} --limit", [row])
     return (
-        "## A long prompt among streams\n\nBy itself: `python -m bench.engine --limit`. "
+        f"## A long prompt among streams\n\n{measured}\n\nBy itself: `python -m bench.engine --limit`. "
         f"{row['streams'] - 1} streams generate when a prompt of {row['prompt_tokens']:,} tokens arrives; "
         f"`max_inter_token_latency_s` is {row['max_inter_token_latency_s']:g}. Meanwhile the time between their tokens "
         f"was {row['inter_token_latency_s']:.3f} s in the median, {row['p99_inter_token_latency_s']:.3f} s at the 99th "
@@ -264,7 +298,7 @@ def _beside(rows: Sequence[Row]) -> str:
         "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It "
         "comes out of the same two cores, so a site with machines of their own for them is that much faster.\n"
     )
-    return f"{text}\n{_table(table)}\n"
+    return f"{text}\n{_figures(rows, table)}\n"
 
 
 def _single_box(rows: Sequence[Row]) -> str:
@@ -280,7 +314,7 @@ def _single_box(rows: Sequence[Row]) -> str:
             if (row["engine"], row["cores"]) == (name, cores)
         }
         table.append([name, str(cores), *(f"{rates[shape]:.1f}" if shape in rates else "" for shape in shapes)])
-    return f"{SINGLE_BOX}\n{_table(table)}\n"
+    return f"{SINGLE_BOX}\n{_figures(rows, table, 'python -m bench.single_box')}\n"
 
 
 def _idle_spin(rows: Sequence[Row]) -> str:
@@ -291,7 +325,7 @@ def _idle_spin(rows: Sequence[Row]) -> str:
         pairs = [f"{row[key]['default']:.1f}, {row[key]['off']:.1f}" for key in ("ms", "p99_ms")]
         ratios = [f"{row[key]:.2f}" for key in ("ms_ratio", "p99_ratio")]
         table.append([row["case"], row["beside"], pairs[0], ratios[0], pairs[1], ratios[1]])
-    return f"{IDLE_SPIN}\n{_table(table)}\n"
+    return f"{IDLE_SPIN}\n{_figures(rows, table, 'python -m bench.idle_spin')}\n"
 
 
 def _is_cut(row: Row) -> bool:
@@ -316,6 +350,7 @@ def _single_by_weights(rows: Sequence[Row]) -> list[Row]:
         and row["mode"] == "no-bubbles"
         and row["section"] == "decoding"
         and row["stages"] in stages
+        and row["placed_micro_batches"]
     ]
     return sorted(found, key=lambda row: (row["stages"], ("bf16", "int8", "int4").index(row["dtype"])))
 
@@ -331,11 +366,14 @@ def _label(row: Row) -> str:
         return WHOLE
     if _is_long(row):
         return "2 stages, unsliced" if row["mode"] == "sequential" else "2 stages, sliced"
+    if row["mode"] == "no-bubbles" and not row["placed_micro_batches"]:
+        return DEFAULT
     return f"2 stages, {row['mode']}" + (f", m = {row['placed_micro_batches']}" if row["mode"] != "sequential" else "")
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(_label(row) for row in rows if _is_short(row)))
+    found = dict.fromkeys(_label(row) for row in rows if _is_short(row))
+    return sorted(found, key=lambda label: label != DEFAULT)
 
 
 def _cut(stages: int) -> str:
@@ -348,6 +386,10 @@ def _rounds(rows: Sequence[Row]) -> int:
 
 def _load(rows: Iterable[Row]) -> float:
     return next((row["load_1_minute"] for row in rows if "load_1_minute" in row), 0.0)
+
+
+def _figures(rows: Sequence[Row], table: Sequence[Sequence[str]], command: str = COMMAND) -> str:
+    return f"{figures_comment(command, rows)}\n\n{_table(table)}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -43,11 +43,13 @@ class Rows:
         setup, samples = case.setup, self._samples[case]
         sample, in_flight = median_sample(samples), setup.in_flight(case.streams)
         stage_s, hop_s = sample.stage_s, sample.hop_s
-        rows = -(-case.streams // in_flight)
-        decoding = case.section == DECODING
-        if setup.dtype == "bf16" and decoding:
-            stage_s, hop_s = self._theory(case, rows)
-        ideal = ideal_tokens_per_s(case.streams, in_flight, stage_s, hop_s)
+        decoding, ideal, simulated = case.section == DECODING, None, None
+        if in_flight:  # what the head chose is not known
+            rows = -(-case.streams // in_flight)
+            if setup.dtype == "bf16" and decoding:
+                stage_s, hop_s = self._theory(case, rows)
+            ideal = ideal_tokens_per_s(case.streams, in_flight, stage_s, hop_s)
+            simulated = simulated_tokens_per_s(Mode(setup.mode), case.streams, in_flight, stage_s, hop_s)
         figures = _figures("edgeshard", setup.stages, case.streams, case.prompt_tokens, samples)
         figures.update(
             mode=setup.mode,
@@ -55,17 +57,17 @@ class Rows:
             micro_batches=in_flight,
             stage_s=stage_s,
             hop_s=hop_s,
-            efficiency=sample.tokens_per_s / ideal if decoding else None,
+            efficiency=sample.tokens_per_s / ideal if decoding and ideal else None,
             bubble_share=sample.bubble_share if decoding else None,
             section=case.section,
             placed_micro_batches=setup.micro_batches,
-            simulated_tokens_per_s=simulated_tokens_per_s(Mode(setup.mode), case.streams, in_flight, stage_s, hop_s),
+            simulated_tokens_per_s=simulated,
             own_stage_s=sample.stage_s,
             own_hop_s=sample.hop_s,
             processor_s_per_token=_medians(self._beside[case]),
             load_1_minute=statistics.median(self._loads),
         )
-        if setup.stages > 1 and setup.dtype == "bf16" and decoding:
+        if in_flight and setup.stages > 1 and setup.dtype == "bf16" and decoding:
             figures["kernel_ratio"] = self._kernels.ratio(rows)
         return figures
 

@@ -50,33 +50,45 @@ class CaseRow:
 
 
 def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
-    """Both trees' quick cases, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
-    rows = [CaseRow(name, streams) for name, streams in before.read()]
-    if [(row.case, row.streams) for row in rows] != [tuple(case) for case in after.read()]:
-        raise RuntimeError("the two trees do not have the same quick cases")
-    chosen = [(index, row) for index, row in enumerate(rows) if not wanted or f"{row.case} x{row.streams}" in wanted]
+    """The quick cases that both trees have, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
+    theirs, ours = ({(name, streams): index for index, (name, streams) in enumerate(t.read())} for t in (before, after))
+    if theirs.keys() ^ ours.keys():
+        print(f"in one tree only: {sorted(theirs.keys() ^ ours.keys())}", file=sys.stderr, flush=True)
+    rows = [CaseRow(*case) for case in theirs if case in ours and (not wanted or f"{case[0]} x{case[1]}" in wanted)]
+    if not rows:
+        raise RuntimeError(f"none of the cases that both trees have is wanted: {sorted(theirs.keys() & ours.keys())}")
     for number in range(rounds):
-        for index, row in chosen:
-            turns = [(before, row.before), (after, row.after)]
-            for tree, rates in turns if number % 2 == 0 else reversed(turns):
+        for row in rows:
+            case = row.case, row.streams
+            turns = [(before, theirs[case], row.before), (after, ours[case], row.after)]
+            for tree, index, rates in turns if number % 2 == 0 else reversed(turns):
                 rates.append(float(tree.ask(index)))
             print(f"{number + 1}/{rounds} {row.case} x{row.streams}: {row.ratios[-1]:.3f}", file=sys.stderr, flush=True)
-    return [row for _, row in chosen]
+    return rows
 
 
 async def work() -> None:
     """A worker: the site of the tree that this process imports, at the command of standard input."""
     # Imported here: the file runs in another checkout too, whose `bench` this is.
-    from bench.engine import hold, measure, site_with
+    from bench.engine import hold, measure
     from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case, setups
-    from bench.engine_site import prompt_of
+    from bench.engine_site import MODEL, NODES, Site, prompt_of, write_model
+    from bench.pinning import started
     from bench.random_llama import RandomWeights
+    from edgeshard.cli.local import LocalCluster
+    from edgeshard.client import Client
 
     decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
     prompts = (LONG_WHOLE, LONG_SPLIT)
     names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
-        async with site_with(RandomWeights(), Path(scratch)) as site:
+        write_model(Path(scratch) / "model", RandomWeights())
+        # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
+        cluster = LocalCluster(Path(scratch), NODES, threads=1, agent_arguments=("--pack", "never"))
+        async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
+            site = Site(cluster, client)
+            site.pin()
+            await client.add_model(Path(scratch) / "model", MODEL)
             await hold(site, tuple(dict.fromkeys((*setups(decoding), *prompts))), ())
             print(json.dumps(names), flush=True)
             asked = 0

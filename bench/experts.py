@@ -37,6 +37,7 @@ from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from bench.sizes import sized
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
 from edgeshard.domain.dtypes import IntegerFormat
@@ -46,7 +47,7 @@ from edgeshard.storage.forms import EXPERT_TABLE
 from tools.expert_learning import replay
 from tools.expert_runs import Mixture, token_ids
 
-HIDDEN, INNER = 1024, 2560
+HIDDEN, INNER = sized((1024, 2560), (128, 256))
 RATE = 0.5e9
 """Bytes per second of the disk that reads stand in for."""
 BUDGETS = (25, 50, 75)

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
@@ -137,7 +138,7 @@ async def clients(port: int, path: str, streams: int, tokens: int, slow: int) ->
     """Fast streams, beside slow ones that are left when the fast ones are done."""
     idle = [asyncio.create_task(read(port, path, 100_000, 5.0)) for _ in range(slow)]
     if slow:
-        await asyncio.sleep(20)
+        await asyncio.sleep(sized(20, 0.1))
     gaps = await asyncio.gather(*(read(port, path, tokens) for _ in range(streams)))
     for task in idle:
         task.cancel()
@@ -152,7 +153,7 @@ async def measure(path: str, streams: int, tokens: int, slow: int = 0) -> dict[s
     port = server.url.rpartition(":")[2]
     arguments = ["--port", port, "--path", path, "--streams", streams, "--tokens", tokens, "--slow", slow]
     idle_began, began = time.process_time(), time.monotonic()
-    await asyncio.sleep(1)
+    await asyncio.sleep(sized(1, 0.1))
     idle_s = (time.process_time() - idle_began) / (time.monotonic() - began)
     before, began = time.process_time(), time.monotonic()
     others = await asyncio.create_subprocess_exec(

@@ -24,11 +24,12 @@ from edgeshard_agent.measuring.huge_pages import read_huge_pages
 
 from bench.engine_stage import DecodingStage
 from bench.random_llama import TIED_CONFIG
+from bench.sizes import sized
 from edgeshard.domain.dtypes import Quantisation
 from edgeshard.domain.model import LayerRange
 
 PR_SET_THP_DISABLE = 41
-CONTEXT, STEPS, TURN_S = 128, 24, 1.0
+CONTEXT, STEPS, TURN_S = sized((128, 24, 1.0), (16, 2, 0.0))
 
 
 def allow_huge_pages(allowed: bool) -> None:

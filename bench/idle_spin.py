@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine_site import LAYERS, MODEL, prompt_of, write_model
+from bench.pages import with_trees
 from bench.pinning import started
 from bench.random_llama import RandomWeights
+from bench.sizes import sized
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
 from edgeshard.domain.deployment import parse_spec
@@ -39,7 +41,7 @@ CASES: tuple[tuple[str, int, tuple[int, ...] | None], ...] = (
     ("2 pinned", 2, (0, 1)),
     ("2 unpinned", 2, None),
     ("3 unpinned", 3, None),
-)
+)[: sized(3, 1)]
 NAME = "m"
 
 
@@ -126,7 +128,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     options = parser.parse_args()
-    rows = asyncio.run(run(options.rounds, options.tokens))
+    rows = with_trees(asyncio.run(run(options.rounds, options.tokens)))
     if options.output is not None:
         options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0

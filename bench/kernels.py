@@ -30,10 +30,13 @@ from edgeshard_agent.ops import PackedLinear, Scheme, native, rms_norm, swiglu
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from bench.attention import Shape, filled, step
+from bench.sizes import sized
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = 1024, 16, 8, 64, 2816
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = sized((1024, 16, 8, 64, 2816), (128, 4, 2, 64, 256))
 SHAPES = (((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
-COPIES = 16
+COPIES = sized(16, 1)
+CONTEXTS = sized((128, 1024, 4096), (16, 32))
+CHUNK_CONTEXTS = sized((512, 1024, 4096), (16, 32))
 SCHEMES = dict.fromkeys((Scheme.BFLOAT16, Scheme.INT8, Scheme.INT4, Scheme.INT2), torch.bfloat16)
 Contenders = Mapping[str, Callable[[], object]]
 
@@ -117,7 +120,7 @@ def call_rows(rounds: int) -> list[CallRow]:
             ("rms_norm with residual", 0, lambda x=x, weight=weight: rms_norm(x, weight, 1e-5, x)),  # type: ignore[misc]
             ("swiglu", 0, lambda gate_up=gate_up: swiglu(gate_up)),  # type: ignore[misc]
         ]
-        for context in (128, 1024, 4096):
+        for context in CONTEXTS:
             pairs.append(("attention", context, _attention(rows, context)))
         for name, context, call in pairs:
             contenders = {
@@ -133,7 +136,7 @@ def call_rows(rounds: int) -> list[CallRow]:
 
 
 _REPEATS = 20
-_CHUNK = 512
+_CHUNK = sized(512, 16)
 
 
 def _repeated(call: Callable[[], object], native_kernels: bool) -> Callable[[], None]:
@@ -162,7 +165,7 @@ def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
 def chunk_rows(rounds: int) -> list[CallRow]:
     """The last `_CHUNK` tokens of a prompt of `context`, beside torch's own under a mask, over keys in one piece."""
     results = []
-    for context in (512, 1024, 4096):
+    for context in CHUNK_CONTEXTS:
         shape = Shape(HEADS, KV_HEADS, HEAD_DIM)
         native_call = step(shape, filled(shape, context), 1, _CHUNK, context)
         query = torch.randn(_CHUNK, HEADS, HEAD_DIM).bfloat16()
@@ -196,7 +199,7 @@ def main() -> int:
         return 1
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    counts, rounds = ((1, 8), 5) if arguments.quick else ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), 15)
+    counts, rounds = ((1, 8), sized(5, 1)) if arguments.quick else ((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), 15)
     with torch.inference_mode():
         measured: list[LinearRow | CallRow] = [
             *linear_rows(counts, rounds),

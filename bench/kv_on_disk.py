@@ -44,12 +44,15 @@ from edgeshard_agent.model.stage import StageModel
 
 from bench.cgroups import capped
 from bench.random_llama import CONFIG, RandomWeights
+from bench.sizes import sized
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
 from edgeshard.domain.step import KvGrant, Span, StepPlan
 
-CASES = (("memory", False), ("memory", True), ("mapped", False), ("mapped", True), ("ahead", True), ("kept", True))
+CASES = (("memory", False), ("memory", True), ("mapped", False), ("mapped", True), ("ahead", True), ("kept", True))[
+    :: sized(1, 5)
+]
 LAYERS, BLOCK_TOKENS = 16, 16
 SMALL = CONFIG | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": LAYERS}
 _MADV_WILLNEED = 3

@@ -38,6 +38,8 @@ from edgeshard_coordinator.core.apply import apply
 from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatsReceived, NodeConnected, NodeDisconnected
 from edgeshard_coordinator.core.state import State
 
+from bench.pages import with_trees
+from bench.sizes import sized
 from edgeshard import WIRE_VERSION
 from edgeshard.cli.demo import even_layers, model_directory
 from edgeshard.client import Client
@@ -53,14 +55,17 @@ from edgeshard.rpc.environment import settle_grpc
 from edgeshard.wire.head import head_message_to_wire
 
 GIB = 1 << 30
+ROOMS = ("agent/edgeshard_agent/net", "coordinator", "edgeshard")
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = DeviceFacts("cpu", "no box", 4, 64 * GIB, 64 * GIB, False, "none")
 DEPLOYMENTS = 10
 STAGES = 3
-CALM_S = 12.0
+CALM_S = sized(12.0, 0.5)
 """From the last box's joining on: by then nothing of it is under way."""
 DEATHS = 5
-PROBING_S = 10.0
+NOTICED_S = sized(15.0, 11.0)
+"""In which a silent box is lost, and all are back after a restart."""
+PROBING_S = sized(10.0, 0.1)
 """What a box takes for the links that its coordinator has it measure, one box after the other."""
 
 
@@ -285,7 +290,7 @@ async def die(boxes: Sequence[Box]) -> tuple[dict[str, float], dict[str, float]]
     last = boxes[-1]
     last.silent.set()
     silent = {str(last.name): time.monotonic()}
-    await asyncio.sleep(15.0)
+    await asyncio.sleep(NOTICED_S)
     for box in list(reversed(boxes))[1 : 1 + min(DEATHS, len(boxes) - 2)]:
         closed[box.name] = time.monotonic()
         await box.close()
@@ -297,7 +302,7 @@ async def come_back(served: Served, boxes: Sequence[Box], count: int) -> float |
     """Seconds from the new coordinator's listening until so many boxes are connected to it."""
     await served.start(served.address)
     began = time.monotonic()
-    await asyncio.sleep(15.0)
+    await asyncio.sleep(NOTICED_S)
     notes = await served.stop()
     joined = sorted(at - began for at in notes["joined"])
     return joined[count - 1] if len(joined) >= count else None
@@ -326,7 +331,7 @@ def main() -> None:
     for count in options.boxes:
         rows.append(asyncio.run(measure(count, options.seconds)))
         print(json.dumps(rows[-1]), file=sys.stderr)
-    text = json.dumps(rows, indent=2)
+    text = json.dumps(with_trees(rows, ROOMS), indent=2)
     if options.output is None:
         print(text)
     else:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.pages import figures_comment
+
 MANY_BOXES = """## Many boxes at one coordinator
 
 A real coordinator, and the control clients of so many agents in one other process, each with a connection of its own.
@@ -49,7 +51,8 @@ def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
         )
     first, *others = ["| " + " | ".join(line) + " |" for line in table]
     load = f"The load of the machine (one minute) was up to {max(row['load_1_minute'] for row in rows):.1f}.\n"
-    return "\n".join([MANY_BOXES, load, first, "|" + " --- |" * len(table[0]), *others, ""])
+    measured = figures_comment("python -m bench.many_boxes", rows) + "\n"
+    return "\n".join([MANY_BOXES, load, measured, first, "|" + " --- |" * len(table[0]), *others, ""])
 
 
 def with_section(document: str, rows: Sequence[dict[str, Any]]) -> str:

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_coordinator.control.request_meter import RequestMeter
 
+from bench.sizes import sized
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.metrics.exposition import Metrics
 from edgeshard.metrics.families import gauge, histogram
 from edgeshard.metrics.histogram import LATENCY_S, Histogram
 
-COUNT = 200_000
+COUNT = sized(200_000, 1000)
 BOXES = 100
 HISTOGRAMS = 100
 """Those of a dozen deployments."""

@@ -21,14 +21,16 @@ from pathlib import Path
 
 import psutil
 
+from bench.sizes import sized
 from edgeshard import Client
+from edgeshard.cli.demo import even_layers
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import parse_spec
 from tests.chaos.site import DEMO_MODEL
 
-NODES = ("a", "b", "c")
+NODES = sized(("a", "b", "c"), ("a",))
 KINDS = {"plaintext": False, "mTLS": True}
-TOKENS = 300
+TOKENS = sized(300, 8)
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _made(directory: Path) -> Path:
 
 async def _deployed(client: Client, streams: int) -> None:
     await client.add_model(DEMO_MODEL, "tales")
-    spec = {"name": "tales", "model": "tales", "source": "a", "layers": "a=0:4,b=4:8,c=8:12", "max_context": 512}
+    spec = {"name": "tales", "model": "tales", "source": "a", "layers": even_layers(12, NODES), "max_context": 512}
     await client.deploy(parse_spec({**spec, "dtype": "float32", "concurrency": streams}), timeout_s=120.0)
 
 

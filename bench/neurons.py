@@ -28,12 +28,13 @@ import torch
 from edgeshard_agent.model.blocks import GatedMlp
 
 from bench.quantisation import VALIDATION, bits_per_byte, demo_stage
+from bench.sizes import sized
 
 PIECES = (4 << 10, 8 << 10, 16 << 10, 64 << 10, 2 << 20)
 """Bytes of a bundled neuron: 8 KiB are a hidden width of 2,048 in bfloat16, up and down."""
-KEPT = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15)
-_FILE_BYTES = 1 << 30
-_READ_BYTES = 128 << 20
+KEPT = sized((1.0, 0.75, 0.5, 0.35, 0.25, 0.15), (1.0, 0.5))
+_FILE_BYTES = sized(1 << 30, 4 << 20)
+_READ_BYTES = sized(128 << 20, 1 << 20)
 
 
 class Kept:

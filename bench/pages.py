@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from tools.figures import UNKNOWN, marker, trees_now
 
 NONE = "–"
+SITE = ("agent", "coordinator", "edgeshard")
+"""The rooms whose code a whole site runs."""
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -16,6 +21,17 @@ def number(value: float | None, digits: int = 2) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def with_trees(rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE) -> list[dict[str, Any]]:
+    """The rows of a run, with the trees of git that these rooms have now."""
+    trees = trees_now(rooms)
+    return [{**row, "trees": trees} for row in rows]
+
+
+def figures_comment(command: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What stands in front of a table (`tools/figures.py`): the command, and the trees its rows were measured on."""
+    return marker(command, rows[0].get("trees") or dict.fromkeys(SITE, UNKNOWN))
 
 
 def write_or_check(folder: Path, files: Mapping[str, str], check: bool) -> int:

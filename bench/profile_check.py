@@ -25,6 +25,7 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights import StageWeights
 
+from bench.sizes import sized
 from edgeshard.architectures import parse_config
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.generation import Sampling
@@ -36,12 +37,12 @@ from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
 
 LLAMA_316M: dict[str, Any] = {
     "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
+    "hidden_size": sized(1024, 128),
+    "intermediate_size": sized(2816, 256),
     "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 16000,
+    "num_attention_heads": sized(16, 4),
+    "num_key_value_heads": sized(8, 2),
+    "vocab_size": sized(16_000, 512),
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,

@@ -29,6 +29,7 @@ from typing import Any
 from bench.engine_site import LAYERS, NODES, prompt_of, write_model
 from bench.pinning import started
 from bench.random_llama import RandomWeights
+from bench.sizes import sized
 from edgeshard.cli.lab_site import VOCABULARY, lab_cluster, make_stand_in
 from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
@@ -39,11 +40,11 @@ from edgeshard.domain.placement import Prediction
 from edgeshard.planning.lab import parse_lab
 
 MODEL = "llama-316m"
-PROMPTS = (64, 1024, 3000)
-NEW_TOKENS = 32
-SHORT, LONG = (32, 160), (3000, 16)
+PROMPTS = sized((64, 1024, 3000), (32, 64))
+NEW_TOKENS = sized(32, 8)
+SHORT, LONG = (32, 160), sized((3000, 16), (300, 4))
 """Prompt and answer of the requests that change."""
-LAB_SHORT, LAB_LONG = (32, 16), (3800, 2)
+LAB_SHORT, LAB_LONG = sized(((32, 16), (3800, 2)), ((32, 4), (380, 2)))
 LAB = """
 source = "a"
 [[device]]

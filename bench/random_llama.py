@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
+from bench.sizes import sized
 from edgeshard.architectures import expected_tensors
 from edgeshard.domain.model import LayerRange
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
+    "hidden_size": sized(1024, 128),
+    "intermediate_size": sized(2816, 256),
     "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
+    "num_attention_heads": sized(16, 4),
+    "num_key_value_heads": sized(8, 2),
     "head_dim": 64,
-    "vocab_size": 16_000,
+    "vocab_size": sized(16_000, 512),
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
@@ -35,10 +36,10 @@ CONFIG: dict[str, Any] = {
 """316 M parameters."""
 TIED_CONFIG: dict[str, Any] = {
     **CONFIG,
-    "intermediate_size": 3072,
+    "intermediate_size": sized(3072, 256),
     "num_hidden_layers": 28,
     "head_dim": 128,
-    "vocab_size": 151_936,
+    "vocab_size": sized(151_936, 1024),
     "tie_word_embeddings": True,
 }
 """596 M parameters, a quarter of them in one matrix that is embedding and LM head, as small models of today have it."""

@@ -24,9 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.llama_cpp import batched_bench, write_gguf
+from bench.pages import with_trees
 from bench.random_llama import CONFIG, RandomWeights
+from bench.sizes import sized
 
 NEW_TOKENS = 24
+ROOMS = ("agent/edgeshard_agent/model", "agent/edgeshard_agent/ops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Shape:
     depth: int
 
 
-SHAPES = (Shape(1, 128), Shape(8, 128), Shape(16, 128), Shape(1, 4096))
+SHAPES = sized((Shape(1, 128), Shape(8, 128), Shape(16, 128), Shape(1, 4096)), (Shape(2, 16),))
 
 Engine = Callable[[int, Shape], float]
 """(cores, shape) to tokens per second."""
@@ -131,7 +134,9 @@ def main() -> int:
             engines["llama.cpp"] = llama_cpp(options.llama_cpp.resolve(), model)
         if options.ik_llama:
             engines["ik_llama.cpp"] = ik_llama(options.ik_llama.absolute(), model)
-        rows = measure_all(engines, [int(count) for count in options.cores.split(",")], options.rounds)
+        rows = with_trees(
+            measure_all(engines, [int(count) for count in options.cores.split(",")], options.rounds), ROOMS
+        )
     print("\n".join(json.dumps(row) for row in rows))
     if options.output is not None:
         options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

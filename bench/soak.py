@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 from bench.flatness import MIB, ProcessSample, Sample, growth, problems
+from bench.sizes import sized
 from edgeshard.cli.children import Daemon
 from edgeshard.cli.demo import even_layers, model_directory
 from edgeshard.cli.local import LocalCluster
@@ -60,7 +61,7 @@ class Question:
     answer: tuple[int, ...] = ()
 
 
-def questions(chance: random.Random, vocabulary: int, count: int = 32) -> list[Question]:
+def questions(chance: random.Random, vocabulary: int, count: int = sized(32, 4)) -> list[Question]:
     """Prompts of 2 to 190 tokens, some with one of three beginnings; answers of 4 to 64, a third of them sampled."""
     beginnings = [[chance.randrange(3, vocabulary) for _ in range(96)] for _ in range(3)]
     made = []

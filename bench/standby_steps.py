@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bench.engine_site import write_model
 from bench.random_llama import RandomWeights
+from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.deployment import parse_spec
@@ -71,7 +72,7 @@ async def measure(times: int) -> None:
             stop = asyncio.Event()
             listening = asyncio.create_task(listen(client, gaps, stop))
             for _ in range(times):
-                await asyncio.sleep(5.0)
+                await asyncio.sleep(sized(5.0, 0.5))
                 spec = {"name": BIG, "model": BIG, "source": "b", "layers": "b=0:24", "standby": ["a"], **common}
                 await client.deploy(parse_spec(spec), timeout_s=120.0)
                 began = time.monotonic()
@@ -91,6 +92,9 @@ def report(gaps: list[tuple[float, float]], loading: list[tuple[float, float]]) 
     seconds = statistics.median(last - first for first, last in loading)
     print(f"a standby of 316 M parameters took {seconds:.1f} s (median of {len(loading)})")
     for name, values in (("without", calm), ("during", during)):
+        if not values:
+            print(f"{name:8} no waits")
+            continue
         ordered = sorted(values)
         print(
             f"{name:8} {len(ordered):5} waits: median {1000 * statistics.median(ordered):5.1f} ms, "

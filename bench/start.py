@@ -29,11 +29,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.sizes import sized
 from edgeshard import Client
 
 POLL_S = 0.01
 LIMIT_S = 120.0
-IDLE_S = 3.0
+IDLE_S = sized(3.0, 0.1)
 """From placeable to the reading of the memory."""
 PROMPT = "Once upon a time"
 Figures = dict[str, float]
@@ -164,7 +165,7 @@ def report(rows: dict[str, list[Figures]]) -> dict[str, Any]:
 
 async def run(trees: dict[str, Tree], rounds: int, directory: Path) -> dict[str, list[Figures]]:
     rows: dict[str, list[Figures]] = {name: [] for name in trees}
-    for number in range(rounds + 1):
+    for number in range(sized(0, 1), rounds + 1):
         order = list(trees) if number % 2 == 0 else list(reversed(trees))
         for name in order:
             figures = await measure(trees[name], number, directory / name)

@@ -33,6 +33,7 @@ from edgeshard_agent.model.stage import StageModel
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
+from bench.sizes import sized
 from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.generation import Sampling
 from edgeshard.domain.model import LayerRange
@@ -92,7 +93,7 @@ class Requests:
             )
             table = [tuple(range(r * self._blocks, (r + 1) * self._blocks)) for r in group]
             grants = () if first else tuple(KvGrant(r, 0, blocks) for r, blocks in zip(group, table, strict=True))
-            prompt = np.arange(len(group) * PROMPT) * 37 % 15_000 if not first else None
+            prompt = np.arange(len(group) * PROMPT) * 37 % sized(15_000, 500) if not first else None
             inputs = prompt if prompt is not None else np.array([self.tokens[r][-1] for r in group])
             made.append((StepPlan(grants=grants, spans=spans), inputs.astype(np.int64)))
         return made

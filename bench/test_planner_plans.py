@@ -18,16 +18,17 @@ import pytest
 from bench.brute_plans import best_value
 from bench.instances import grown, random_problem
 from bench.random_search import RandomSearch
+from bench.sizes import sized
 from edgeshard.planning import rate_search, request_search
 from edgeshard.planning.plan import PlanResult, plan
 from edgeshard.planning.problem import Objective
 
 pytestmark = pytest.mark.timeout(3600)
 
-COUNTED = range(300)
-SEARCHED = range(1000)
-LARGE = range(1000)
-CHAINS = range(100)
+COUNTED = range(sized(300, 2))
+SEARCHED = range(sized(1000, 8))
+LARGE = range(sized(1000, 4))
+CHAINS = range(sized(100, 2))
 STARTS = 4
 LOOKS = {Objective.REQUEST: 40, Objective.TTFT: 40, Objective.LATENCY: 3000, Objective.THROUGHPUT: 2000}
 """Cuts a climb of the random search may look at, about."""

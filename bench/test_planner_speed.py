@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.instances import arbitrary, classed
 from bench.made_rings import linear_hop, steady_stage
+from bench.sizes import sized
 from edgeshard.domain.dtypes import DType
 from edgeshard.planning.devices import parse_cluster
 from edgeshard.planning.instance import Instance, Solution
@@ -34,18 +36,15 @@ from edgeshard.planning.timing import Pipeline, Traffic
 pytestmark = pytest.mark.timeout(600)
 
 TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
-CLASS_SIZES = ((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930))
+CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((25, 25, 25, 25),))
 # Room for this many layers in a box, about: at 1 nearly every layer is a hop, which is the hardest.
 CLASS_ROOMS = (1.0, 2.0, 4.0, 10.0)
 # A kind of box and what it receives in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8
-ARBITRARY_SEEDS = range(20)
+ARBITRARY_SEEDS = range(sized(20, 1))
 
-CLASS_LIMIT_S = 1.0
-JOINT_LIMIT_S = 8.0
-ARBITRARY_LIMIT_S = 20.0
-OFFLINE_LIMIT_S = 2.0
+CLASS_LIMIT_S, JOINT_LIMIT_S, ARBITRARY_LIMIT_S, OFFLINE_LIMIT_S = sized((1.0, 8.0, 20.0, 2.0), (inf,) * 4)
 GAP_LIMIT = 0.05
 # Of the twenty arbitrary matrices as many may miss the gap.
 MOST_MISSES = 2
@@ -152,7 +151,9 @@ def test_edgectl_plans_fifteen_boxes_offline(benchmark: BenchmarkFixture) -> Non
     """The whole command, from starting Python to the printed plan."""
     edgectl = Path(sys.executable).with_name("edgectl")
     command = [edgectl, "plan", "--cluster", TESTBED, "--model", "llama2-7b"]
-    benchmark.pedantic(subprocess.run, args=(command,), kwargs={"check": True, "capture_output": True}, rounds=5)
+    benchmark.pedantic(
+        subprocess.run, args=(command,), kwargs={"check": True, "capture_output": True}, rounds=sized(5, 1)
+    )
     assert slowest_s(benchmark) < OFFLINE_LIMIT_S
 
 

@@ -9,10 +9,11 @@ from bench.edgeshard_paper import prose
 from bench.edgeshard_paper.experiments import SWEPT, Row, paper_cluster, table
 from bench.edgeshard_paper.paper_numbers import MODELS, TITLES
 from bench.pages import markdown_table, number
+from bench.sizes import sized
 from edgeshard.planning.devices import Cluster
 from edgeshard.planning.svg import line_chart
 
-SWEEP_MBPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50)
+SWEEP_MBPS = sized((1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50), (1, 10, 50))
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")
 """The strategies of source and cloud alone."""
 FREE = {name: f"{name}, unlimited" for name in PAIRS}

@@ -22,11 +22,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.pages import SITE
 from edgeshard.domain.errors import EdgeShardError
 from tests.chaos import matrix
 from tests.chaos.matrix import Case
 from tests.chaos.site import ChaosSite
 from tests.chaos.trial import Outcome, Trials
+from tools.figures import marker, trees_now
 
 BEGIN, END = "<!-- results: written by python -m tests.chaos.run -->", "<!-- end of results -->"
 
@@ -151,8 +153,9 @@ async def run(options: Options) -> int:
         say(f"FAIL {problem}")
     summary = last_line(outcomes, problems, time.monotonic() - began)
     if options.table is not None:
-        command = f"`python -m tests.chaos.run --cases {options.cases} --seed {options.seed}`"
-        write_table(options.table, f"By {command}: {summary}.\n\n{table(outcomes)}")
+        command = f"python -m tests.chaos.run --cases {options.cases} --seed {options.seed}"
+        measured = marker(command, trees_now(SITE))
+        write_table(options.table, f"{measured}\n\nBy `{command}`: {summary}.\n\n{table(outcomes)}")
     say(summary)
     return int(bool(problems) or any(outcome.problems for outcome in outcomes))
 

@@ -35,6 +35,7 @@ TARGETS = (
     "phases",
     "bench",
     "bench-plan",
+    "figures",
     "soak",
     "chaos",
     "chaos-long",

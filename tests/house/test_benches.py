@@ -1,0 +1,157 @@
+"""Every program of bench/ still runs, in its tiny form (`bench/sizes.py`), and takes along what it started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.cgroups import GROUPS
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+TIMEOUT_S = 280
+TEXT = "tests/data/fairy-tales.valid.txt"
+ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
+
+RUNS: dict[str, list[str]] = {
+    "adding": ["edgeshard/demo_model --rounds 1 --scratch {tmp}"],
+    "attention": ["--rounds 1"],
+    "brute_energy": ["--sites 1"],
+    "capped": ["{tmp} --agents a --cap 0 --tokens 4"],
+    "decode": ["--rounds 1 --tokens 2 --streams 1,2"],
+    "edgeshard_paper": ["--output {tmp}"],
+    "engine": ["--quick -o {tmp}/engine.json", "--limit -o {tmp}/engine.json"],
+    "engine_report": ["{tmp}/engine.json {tmp}/page.md"],
+    "engine_trees": [f"{{root}} --rounds 1 --case '{ENGINE_CASE}'"],
+    "engine_worker": ["stage 0:1 1 4 2"],
+    "experts": [
+        "hits {tmp}/mixture --text {text} --bytes 500",
+        "time {tmp}/mixture {tmp}/packed --text {text} --bytes 500 --tokens 8",
+    ],
+    "fit_noise": ["--sites 1 --quick --noise 0.03"],
+    "flexgen_paper": ["--check"],
+    "gateway": ["--streams 2 --tokens 5 --slow 2"],
+    "guides": ["--schemas 1 --rounds 1"],
+    "hop": ["--rounds 1 --tokens 4"],
+    "hpipe_paper": ["--check"],
+    "huge_pages": ["--turns 1"],
+    "idle_spin": ["--rounds 1 --tokens 4"],
+    "ik_llama": [],
+    "kernels": ["--quick"],
+    "kv_int4": ["--positions 64 --pairs 1 --steps 2 --streams 1"],
+    "kv_on_disk": ["{tmp} --positions 64 --steps 1"],
+    "kv_zeroing": ["--rounds 1"],
+    "lab": ["--rounds 1 --new-tokens 2"],
+    "lab_prompt": ["--rounds 1"],
+    "loading": ["{tmp} --rounds 1"],
+    "many_boxes": ["--boxes 3 --seconds 1 -o {tmp}/boxes.json"],
+    "many_boxes_report": ["{tmp}/boxes.json {tmp}/page.md"],
+    "metrics": [""],
+    "micro_batches": ["--rounds 1 --tokens 32 --streams 2"],
+    "mtls": ["--rounds 1 --streams 2"],
+    "neurons": ["{tmp} --bytes 200"],
+    "profile_check": ["--quick --rounds 1 --layers 1"],
+    "promises": ["--quick --rounds 1"],
+    "quantisation": ["--bytes 200"],
+    "sampling": ["--steps 4 --vocabularies 500 --threads 1", "--compare 64"],
+    "single_box": ["--rounds 1 --cores 1"],
+    "soak": ["--minutes 0.01 --gap 0.1 --every 1"],
+    "standby_steps": ["--times 1"],
+    "start": ["--rounds 1"],
+    "streaming": ["{tmp} --budgets 50 --sweeps 1 --steps 1"],
+    "test_planner_exact": [""],
+    "test_planner_plans": [""],
+    "test_planner_speed": [""],
+    "token_cost": ["--rounds 1 --stages 2 --streams 1"],
+}
+"""The arguments of each program's tiny form, one run after the other."""
+BEFORE = {"engine_report": "engine", "many_boxes_report": "many_boxes"}
+"""Programs that read what another one writes."""
+LIMITS = {"lab", "promises"}
+"""They exit with 1 where measured and predicted are too far apart, as in the tiny form they may be."""
+
+
+def programs() -> list[str]:
+    """Modules and packages that `python -m bench.NAME` runs, and files that pytest does."""
+    modules = [path.stem for path in BENCH.glob("*.py") if path.stem.startswith("test_") or _is_program(path)]
+    return sorted([*modules, *(path.parent.name for path in BENCH.glob("*/__main__.py"))])
+
+
+def _is_program(path: Path) -> bool:
+    return 'if __name__ == "__main__":' in path.read_text()
+
+
+def why_not(name: str) -> str:
+    """What this machine lacks for it; '' where it can run."""
+    if name == "ik_llama" and importlib.util.find_spec("ik_llama_cpp") is None:
+        return "needs ik-llama-cpp-python"
+    if name == "kv_on_disk" and not os.access(GROUPS, os.W_OK):
+        return "needs a memory controller of cgroup v1 that it may make groups in"
+    if name in ("engine", "engine_report", "engine_trees", "idle_spin", "promises", "token_cost") and (
+        len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None
+    ):
+        return "needs two cores, and taskset"
+    return ""
+
+
+def run(name: str, arguments: str, directory: Path) -> None:
+    command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
+    words = shlex.split(arguments.format(tmp=directory, root=ROOT, text=TEXT))
+    ended = subprocess.run(
+        [sys.executable, "-m", *command, *words],
+        cwd=ROOT,
+        env={**os.environ, "EDGESHARD_BENCH_TINY": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    allowed = (0, 1) if name in LIMITS and "Traceback" not in ended.stderr else (0,)
+    assert ended.returncode in allowed, f"{' '.join(ended.args)}\n{ended.stdout[-1000:]}\n{ended.stderr[-3000:]}"
+
+
+def test_every_program_has_a_tiny_form() -> None:
+    assert sorted(RUNS) == programs()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2 * TIMEOUT_S)
+@pytest.mark.parametrize("name", programs())
+def test_a_program_runs(name: str, tmp_path: Path) -> None:
+    if reason := why_not(name):
+        pytest.skip(reason)
+    if name == "experts":
+        shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
+        table = ["tools.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
+        subprocess.run([sys.executable, "-m", *table], cwd=ROOT, check=True, timeout=TIMEOUT_S)
+    if before := BEFORE.get(name):
+        run(before, RUNS[before][0], tmp_path)
+        (tmp_path / "page.md").touch()
+    for arguments in RUNS[name]:
+        run(name, arguments, tmp_path)
+
+
+@pytest.mark.long
+def test_a_program_that_is_told_to_end_takes_its_site_along() -> None:
+    command = [sys.executable, "-m", "bench.hop", "--rounds", "1000"]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, cwd=ROOT, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # a round is over
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 3, "the coordinator and two agents"
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    _, left = psutil.wait_procs(children, timeout=10)
+    for child in left:
+        child.kill()
+    assert not left and process.returncode == 128 + signal.SIGTERM
