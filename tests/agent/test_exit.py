@@ -18,6 +18,8 @@ import asyncio, time
 from edgeshard_agent import daemon, entry
 from edgeshard_agent.engine.worker import ComputeThread
 
+pytestmark = pytest.mark.timing
+
 async def until_stopped(client, start, name, ready_file, address):
     {work}
     client.joined.set()

@@ -25,7 +25,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 
 DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
 HELLO = Conversation(json.dumps([{"role": "user", "content": "Once upon a time"}]))

@@ -20,6 +20,8 @@ from edgeshard.cli.bench_report import Goal, Served, report
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.process.clock import SystemClock
 
+pytestmark = pytest.mark.timing
+
 
 def test_the_same_seed_draws_the_same_load_in_the_lengths_asked_for() -> None:
     first, again, other = (list(islice(drawn(s, Lengths(4, 9), Lengths(2, 5)), 40)) for s in (1, 1, 2))

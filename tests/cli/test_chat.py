@@ -22,6 +22,8 @@ from edgeshard.domain.chat import ReasoningDelta
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.proto.v1 import inference_pb2
 
+pytestmark = pytest.mark.timing
+
 ANSWER = "Once upon a time é!"
 ROOT = Path(__file__).parents[2]
 

@@ -23,6 +23,8 @@ from edgeshard.domain.identity import Principal, Role
 from edgeshard.proto.v1 import admin_pb2
 from tests.support.identities import Identities
 
+pytestmark = pytest.mark.timing
+
 LIBRARY = "libedgeshard_ops.so"
 
 

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from edgeshard.cli.main import app
 from edgeshard.proto.v1 import common_pb2, inference_pb2
 
+pytestmark = pytest.mark.timing
+
 TEXT = "Once upon a time é!\n"
 
 

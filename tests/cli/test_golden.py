@@ -24,6 +24,8 @@ from edgeshard.cli.main import Lazy, app
 from edgeshard.domain.deployment import parse_spec
 from tests.support.golden import json_text, masked_text
 
+pytestmark = pytest.mark.timing
+
 GOLDEN = Path(__file__).parent / "golden"
 WRITES = os.environ.get("EDGESHARD_GOLDEN") == "write"
 SPEC = {"name": "tales", "model": "fairy-tales", "dtype": "float32", "concurrency": 2, "layers": "a=0:6,b=6:12"}

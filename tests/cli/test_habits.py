@@ -26,6 +26,8 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.domain.site_event import SiteEvent, Subject
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
+pytestmark = pytest.mark.timing
+
 EVENTS = [
     SiteEvent(1, "2026-01-02T03:04:05.678+00:00", Subject.NODE, "a", "joined", "127.0.0.1:7001"),
     SiteEvent(2, "2026-01-02T03:04:06.678+00:00", Subject.DEPLOYMENT, "tales", "waiting", "box a is away", True),

@@ -21,7 +21,7 @@ from edgeshard.rpc.tls_files import tls_files
 from tests.support.identities import tls_options
 from tests.support.membership import READY_S, Mill, edgectl, opened
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 Run = Callable[..., Any]
 
 

@@ -161,6 +161,8 @@ async def test_what_has_not_worked_yet_is_given_up_although_it_starts(
 
 LISTENS = """
 import json, os, signal, sys
+
+pytestmark = pytest.mark.timing
 where = sys.argv[sys.argv.index("--listen") + 1]
 if where == "127.0.0.1:7600":
     print("error: the address is in use")

@@ -19,6 +19,8 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeName
 from edgeshard.proto.v1 import admin_pb2, common_pb2
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def measured(site: Any) -> Any:

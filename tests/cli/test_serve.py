@@ -24,6 +24,8 @@ from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients
 from tests.support.running import READY_S, Running, processes_of, wrong_modules
 
+pytestmark = pytest.mark.timing
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_MODEL = ROOT / "edgeshard" / "demo_model"
 

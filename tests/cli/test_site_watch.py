@@ -17,6 +17,8 @@ from edgeshard.domain.errors import AbortedError, UnavailableError
 from edgeshard.domain.identity import JoinToken, Principal, Role
 from edgeshard.domain.replan import ReplanReason
 
+pytestmark = pytest.mark.timing
+
 AWAY = UnavailableError("the coordinator is away")
 
 

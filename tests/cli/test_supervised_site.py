@@ -22,6 +22,8 @@ from edgeshard.cli.own_site import _box_name
 from tests.house.documents import ROOT
 from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
 
+pytestmark = pytest.mark.timing
+
 STORY = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 400, "temperature": 0}
 
 

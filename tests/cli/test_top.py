@@ -20,6 +20,8 @@ from edgeshard.domain.ids import Epoch
 from edgeshard.domain.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.site import Site, StoredLink
 
+pytestmark = pytest.mark.timing
+
 
 def look(site: Any, at_s: float, steps: int, tokens: int) -> Look:
     """Box a, which was heard half a second ago, runs stage 0 of tales."""

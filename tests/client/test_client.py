@@ -28,6 +28,8 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import FinishReason, Started, Token
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
+pytestmark = pytest.mark.timing
+
 SPEC = DeploymentSpec(name="tales", model="fairy-tales", source="a")
 
 

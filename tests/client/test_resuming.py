@@ -23,6 +23,8 @@ from edgeshard.domain.generation import (
 from edgeshard.domain.ids import DeploymentName, RequestId
 from tests.support.scripted_site import placement
 
+pytestmark = pytest.mark.timing
+
 PROMPT = (7, 8)
 ANSWER = (11, 12, 13, 14)
 

@@ -13,6 +13,8 @@ from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.generation import Started, Token
 
+pytestmark = pytest.mark.timing
+
 
 def client_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "edgeshard-client"]

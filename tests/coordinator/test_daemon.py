@@ -26,6 +26,8 @@ from edgeshard.rpc.tls_files import issue_files
 from edgeshard.wire.status import from_rpc_error
 from tests.support.http import Http
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 60.0
 
 

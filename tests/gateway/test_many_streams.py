@@ -16,7 +16,7 @@ from edgeshard.domain.deployment import parse_spec
 from tests.support.http import Http, Stream
 from tests.support.site import Site
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 
 CLIENTS = 200
 HOLDS = 4096

@@ -23,7 +23,7 @@ from tests.support.clients import CLIENTS, needs_clients, needs_node_clients, ru
 from tests.support.http import Http
 from tests.support.site import Site
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = "Once upon a time"
 CHAT = [{"role": "user", "content": "Tell me of a king"}]

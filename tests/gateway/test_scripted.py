@@ -41,6 +41,8 @@ from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
 from tests.support.http import Answer, Http, Stream
 
+pytestmark = pytest.mark.timing
+
 KEY = "secret"
 CHAT = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}

@@ -16,6 +16,8 @@ import pytest
 
 from bench.cgroups import GROUPS
 
+pytestmark = pytest.mark.timing
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 TIMEOUT_S = 280

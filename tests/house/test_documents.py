@@ -17,6 +17,8 @@ import pytest
 
 from tests.house import documents
 
+pytestmark = pytest.mark.timing
+
 ROOT: Path = documents.ROOT
 # A document may name a daemon's file from within its package.
 ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edgeshard_coordinator"]

@@ -21,6 +21,8 @@ from edgeshard.importing.gguf_model import open_gguf
 from tests.support.gguf_files import DEMO, everywhere, write_demo_gguf
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 
+pytestmark = pytest.mark.timing
+
 PROMPT = "Once upon a time there was a king who"
 
 

@@ -19,6 +19,8 @@ from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.tls import TlsFiles, split_address
 from tests.support.identities import Identities
 
+pytestmark = pytest.mark.timing
+
 COUNTED = Metrics(lambda: [counter("edgeshard_things", "Things.", ("kind",), [(("good",), 3)])])
 
 

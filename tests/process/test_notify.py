@@ -14,6 +14,8 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.process.notify import Notifier
 from edgeshard.process.watchdog import Progress, feed_watchdog
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 60
 
 

@@ -14,6 +14,8 @@ from edgeshard.rpc.channel import KEEPALIVE_S, open_channel
 from edgeshard.rpc.server import Server
 from tests.support.stalling_proxy import StallingProxy
 
+pytestmark = pytest.mark.timing
+
 METHOD = "/tests.Keepalive/Wait"
 SOON_S = 30.0
 """A quiet machine takes four seconds; without keepalive a dead link is never noticed while nothing is sent."""

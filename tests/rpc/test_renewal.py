@@ -25,6 +25,8 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private
 from tests.support.identities import Identities
 
+pytestmark = pytest.mark.timing
+
 METHOD = "/grpc.health.v1.Health/Echo"
 APP = Principal("site", Role.CLIENT, "app")
 

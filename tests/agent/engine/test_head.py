@@ -26,6 +26,8 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.mode import Mode
 from edgeshard.domain.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
 
+pytestmark = pytest.mark.timing
+
 REQUEST = RequestId("r")
 
 

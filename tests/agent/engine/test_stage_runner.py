@@ -23,6 +23,8 @@ from edgeshard.domain.step import ReturnedStep, Span, StepPlan, WireStep
 from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame
 
+pytestmark = pytest.mark.timing
+
 PATIENCE_S = 60
 
 

@@ -18,6 +18,8 @@ from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
 from tests.support.tokenizers import write_tokenizer
 
+pytestmark = pytest.mark.timing
+
 LONG = "x" * (LONG_BYTES + 1)
 LIMIT_S = 60
 

@@ -23,6 +23,8 @@ from edgeshard.domain.mode import Mode
 from edgeshard.domain.step import ReturnedStep, SampledToken, StepResult
 from tests.support.tokenizers import PANICS, write_tokenizer
 
+pytestmark = pytest.mark.timing
+
 
 class Rig:
     """A head with a real tokenizer; `answer` is what the stages make of the oldest step."""

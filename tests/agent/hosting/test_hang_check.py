@@ -12,6 +12,8 @@ from edgeshard_agent.hosting.hang_check import HangCheck
 
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 
+pytestmark = pytest.mark.timing
+
 PATIENCE_S = 60
 
 

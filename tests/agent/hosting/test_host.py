@@ -56,6 +56,8 @@ from edgeshard.domain.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.channel import open_channel
 
+pytestmark = pytest.mark.timing
+
 NAME = DeploymentName("tales")
 FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
 MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)

@@ -30,6 +30,8 @@ from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.storage import checkpoint
 from tests.support.tokenizers import PANICS, write_tokenizer
 
+pytestmark = pytest.mark.timing
+
 SETTINGS = "generation_config.json"
 
 

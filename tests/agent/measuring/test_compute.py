@@ -38,6 +38,8 @@ from edgeshard.planning.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Effort, Grid
 
+pytestmark = pytest.mark.timing
+
 torch.set_num_threads(1)
 
 # Points so far apart that a busy machine does not change their order.

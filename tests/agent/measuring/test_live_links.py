@@ -23,6 +23,8 @@ from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import PART_BYTES, FrameContract, encode_step
 
+pytestmark = pytest.mark.timing
+
 KNOWN = LinkProfile(0.05, 1e8, 0.01, 20, 4 << 20)
 NAME = DeploymentName("tales")
 BOX = NodeName("a")

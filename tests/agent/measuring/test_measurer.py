@@ -50,6 +50,8 @@ bandwidth_bps = 40e6
 latency_s = 0.020
 [[link]]
 from = "far"
+
+pytestmark = pytest.mark.timing
 to = "near"
 bandwidth_bps = 40e6
 latency_s = 0.060

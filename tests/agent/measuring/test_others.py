@@ -10,6 +10,8 @@ import time
 import pytest
 from edgeshard_agent.measuring.others import OthersWatch, Reading, others_share, read_cores
 
+pytestmark = pytest.mark.timing
+
 FOUR = frozenset(range(4))
 
 

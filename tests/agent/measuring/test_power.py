@@ -18,6 +18,8 @@ from edgeshard.domain.profile import EnergyProfile
 from edgeshard.profiles.grid import Effort, Grid
 from edgeshard.profiles.report import profile_lines
 
+pytestmark = pytest.mark.timing
+
 
 def write(folder: Path, **values: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,10 @@ from edgeshard.domain.step import StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.support.packing import chosen_sources
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.skipif(not native_available(), reason="packed files are for native kernels"),
+]
 MODEL = Digest("5" * 64)
 SPANS = (((0, 9), (1, 5)), ((0, 1), (1, 11), (2, 12)), ((0, 1), (1, 1), (2, 1)))
 

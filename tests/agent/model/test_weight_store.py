@@ -14,6 +14,8 @@ from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.residency import DISK_BLOCK_BYTES
 
+pytestmark = pytest.mark.timing
+
 WAIT_S = 30.0
 
 

@@ -28,6 +28,8 @@ from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.control import agent_message_from_wire
 
+pytestmark = pytest.mark.timing
+
 FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
 STAGE = StageStatus(DeploymentName("tale"), Epoch(1), 0, LayerRange(0, 2), StagePhase.ACTIVE)
 DEADLINE_S = 60.0

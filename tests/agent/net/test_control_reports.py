@@ -37,6 +37,8 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.control import agent_message_from_wire, command_to_wire
 
+pytestmark = pytest.mark.timing
+
 FACTS = DeviceFacts("cpu", "x", 1, 100, 50, False, "x")
 LINK = MeasuredLink(NodeId("n"), NodeId("m"), LinkProfile(1e-3, 1e8, 0.0, 9, 1 << 20))
 PROBE = ProbeLinks(())

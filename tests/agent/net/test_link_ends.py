@@ -23,6 +23,8 @@ from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract
 from edgeshard.wire.status import from_rpc_error
 
+pytestmark = pytest.mark.timing
+
 NAME = DeploymentName("tales")
 BOX = NodeName("a")
 SOON_S = 30.0

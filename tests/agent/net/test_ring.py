@@ -42,6 +42,8 @@ from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import Frame
 from edgeshard.wire.link import LinkMessage
 
+pytestmark = pytest.mark.timing
+
 CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
 NEW_TOKENS = 24
 PROMPTS = [[5, 9, 2], [40, 41], list(range(3, 60)), [7]]

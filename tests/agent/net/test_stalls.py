@@ -23,6 +23,8 @@ from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract, encode_step
 from tests.support.stalling_proxy import StallingProxy, Way
 
+pytestmark = pytest.mark.timing
+
 NAME = DeploymentName("tales")
 BOX = NodeName("a")
 WIDTH = 1024

@@ -42,6 +42,8 @@ from edgeshard.wire.frames import FrameContract, FrameReader
 from edgeshard.wire.status import abort
 from tests.agent.net import test_ring as ring_module
 
+pytestmark = pytest.mark.timing
+
 CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
 NAME = DeploymentName("tales")
 BOX = NodeName("a")

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.ops import idle_spin, native_available
 
-pytestmark = pytest.mark.skipif(
-    not (sys.platform == "linux" and native_available()), reason="native kernels on Linux only"
-)
+pytestmark = [
+    pytest.mark.timing,
+    pytest.mark.skipif(not (sys.platform == "linux" and native_available()), reason="native kernels on Linux only"),
+]
 
 PATIENCE_S = 60
 

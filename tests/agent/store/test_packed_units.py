@@ -15,6 +15,8 @@ from edgeshard_agent.store.packed_units import PackedUnits
 from edgeshard.domain.errors import DataLossError, NotFoundError
 from edgeshard.domain.packed import PackedUnit
 
+pytestmark = pytest.mark.timing
+
 MODEL = "0123456789ab"
 
 

@@ -37,6 +37,8 @@ from edgeshard.storage.blobs import blob_sizes
 from edgeshard.storage.linked import BlobLocation
 from tests.support.sizes import parameter_bytes
 
+pytestmark = pytest.mark.timing
+
 MakeCheckpoint = Callable[..., Path]
 RunStore = Callable[..., Awaitable[Any]]
 RunWire = Callable[..., Awaitable[Any]]

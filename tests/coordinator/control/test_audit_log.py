@@ -16,6 +16,8 @@ from edgeshard_coordinator.control.audit_log import AuditLog
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.errors import DeadlineError, InternalError
 
+pytestmark = pytest.mark.timing
+
 
 class Clock:
     def __init__(self) -> None:

@@ -33,6 +33,8 @@ from tests.rpc.test_access import METHODS
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S
 
+pytestmark = pytest.mark.timing
+
 
 def test_every_method_is_declared() -> None:
     """Once, as what changes the site or as what does not."""

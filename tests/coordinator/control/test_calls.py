@@ -13,6 +13,8 @@ from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.site import NodeProgress
 
+pytestmark = pytest.mark.timing
+
 A, B = NodeId("id-a"), NodeId("id-b")
 
 

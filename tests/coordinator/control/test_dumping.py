@@ -19,6 +19,8 @@ from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2
 from edgeshard.wire.debug import PART_BYTES, read_dumps
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 
 

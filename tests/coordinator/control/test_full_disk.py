@@ -18,6 +18,8 @@ from edgeshard.domain.errors import DeadlineError, InternalError
 from edgeshard.proto.v1 import admin_pb2 as pb
 from tests.support.scripted_agent import DEADLINE_S
 
+pytestmark = pytest.mark.timing
+
 MOST_S = 5.0
 
 

@@ -26,6 +26,8 @@ from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2_grpc
 from edgeshard.rpc import hello
 from edgeshard.wire.control import agent_message_to_wire, heartbeat_to_wire
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 STAGE = StageStatus(DeploymentName("old"), Epoch(4), 0, LayerRange(0, 4), StagePhase.ACTIVE)
 

@@ -17,6 +17,8 @@ from edgeshard.wire.control import agent_message_to_wire, report_to_wire
 from tests.support.identities import Identities, is_denied
 from tests.support.scripted_agent import DEADLINE_S
 
+pytestmark = pytest.mark.timing
+
 OTHERS = [(Role.AGENT, "c"), (Role.CLIENT, "app"), (Role.OPERATOR, "admin")]
 
 

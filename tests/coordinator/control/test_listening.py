@@ -25,6 +25,8 @@ from edgeshard.domain.listening import UNREAD_TOKENS
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from tests.support.scripted_agent import DEADLINE_S
 
+pytestmark = pytest.mark.timing
+
 LISTENER = "mine"
 
 

@@ -32,6 +32,8 @@ from edgeshard.wire.profile import compute_profile_from_wire, link_from_wire
 from edgeshard.wire.site import node_details_from_wire
 from edgeshard.wire.status import from_failure
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 

@@ -17,6 +17,8 @@ from edgeshard.proto.v1 import admin_pb2
 from edgeshard.wire.packed import packed_unit_from_wire
 from edgeshard.wire.status import from_rpc_error
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 UNIT = PackedUnit("00000000000000aa", "0123456789ab", "layer-3", "int8", 4096, in_use=False)
 

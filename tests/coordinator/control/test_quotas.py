@@ -29,6 +29,8 @@ from edgeshard.wire.status import from_rpc_error
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S
 
+pytestmark = pytest.mark.timing
+
 NAME = DeploymentName("tale")
 HEAD = NodeId("id-a"), NodeName("a")
 ONCE = Generation("once")

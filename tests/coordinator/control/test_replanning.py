@@ -22,6 +22,8 @@ from edgeshard.wire.deployment import replan_from_wire
 from tests.coordinator.control.test_full_disk import refusing
 from tests.support.scripted_agent import DEADLINE_S, FakeAgent, FakeHead
 
+pytestmark = pytest.mark.timing
+
 
 @dataclass
 class CountingPlacer(PlanningPlacer):

@@ -22,6 +22,8 @@ from edgeshard.proto.v1 import admin_pb2, head_pb2, inference_pb2
 from edgeshard.wire.deployment import traffic_to_wire
 from edgeshard.wire.status import from_rpc_error
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 
 

@@ -10,6 +10,8 @@ from edgeshard_coordinator.control.solver import SOLVES_AT_ONCE, Solver
 
 from edgeshard.domain.errors import PlacementError
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 
 

@@ -18,6 +18,8 @@ from edgeshard.domain.link import LinkSuspected
 from edgeshard.rpc import link_watch
 from tests.support.scripted_agent import FakeHead
 
+pytestmark = pytest.mark.timing
+
 SUSPECTED = LinkSuspected(DeploymentName("tale"), Epoch(1), 0, 1, recovered=False, why="nothing came back for 2.0 s")
 RECOVERED = LinkSuspected(DeploymentName("tale"), Epoch(1), 0, 1, recovered=True, why="")
 LONG_S = 1e6

@@ -28,6 +28,8 @@ from edgeshard.proto.v1 import admin_pb2
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.trace import trace_from_wire
 
+pytestmark = pytest.mark.timing
+
 DEADLINE_S = 30.0
 
 

@@ -28,6 +28,8 @@ from edgeshard.identity.certificates import principal_of
 from edgeshard.rpc.tls_files import issue_files, write_private
 from tests.support.clients import run
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> CoordinatorSettings:

@@ -18,6 +18,8 @@ from edgeshard.identity.authority import new_key, request_for
 from edgeshard.rpc.denials import Denials
 from tests.support.identities import Identities
 
+pytestmark = pytest.mark.timing
+
 APP = Principal("mill", Role.CLIENT, "app")
 
 
