@@ -156,11 +156,11 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
         narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
-        await cluster.start_coordinator()
+        # The coordinator's start takes one core; what is imported meanwhile takes none from the boxes later.
+        await asyncio.gather(cluster.start_coordinator(), asyncio.to_thread(_import_client))
         narrator.say(f"the coordinator listens on {cluster.address}; every box dials it")
         joining = asyncio.ensure_future(cluster.start_agents())
         try:
-            # The client is imported while the boxes load torch.
             async with cluster.client() as client:
                 await _add_model(client, model, narrator)
                 await joining
@@ -176,6 +176,11 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
     finally:
         # Their state is thrown away, so a short grace is enough.
         await cluster.stop(grace_s=1.0)
+
+
+def _import_client() -> None:
+    import edgeshard.cli.generate
+    import edgeshard.client  # noqa: F401
 
 
 async def _add_model(client: Client, directory: Path, narrator: Narrator) -> None:
