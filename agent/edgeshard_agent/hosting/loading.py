@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +107,8 @@ class StageLoader:
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
-            self._worker.submit(filling.result().release)
+            with suppress(RuntimeError):  # where the box goes, its thread has gone
+                self._worker.submit(filling.result().release)
 
     async def load_standby(
         self,
