@@ -57,9 +57,9 @@ class Ask:
     def options(self) -> GenerateOptions:
         options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True)
         if self.sampled:
-            # Penalties too, since a box that comes new to a request has to be told what they count.
+            # A box that is new to a request has to be told what penalties count. Below 0 they matter most often.
             options |= GenerateOptions(temperature=0.9, top_p=0.95, min_p=0.01, seed=self.seed)
-            options |= GenerateOptions(presence_penalty=0.5, frequency_penalty=0.7, logit_bias={300: 2.0, 301: -100.0})
+            options |= GenerateOptions(presence_penalty=-1.5, frequency_penalty=0.4, logit_bias={300: 2.0, 301: -100.0})
         return options
 
 

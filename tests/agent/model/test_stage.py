@@ -364,8 +364,8 @@ def test_only_spans_that_sample_give_tokens(checkpoint_of: Callable[[str], Any])
 SAMPLINGS = {
     "plain": Sampling(temperature=1.2, top_p=0.9, repetition_penalty=1.1, seed=77),
     "every option": Sampling(
-        temperature=1.6, top_k=200, top_p=0.97, min_p=0.001, repetition_penalty=1.1, presence_penalty=0.7,
-        frequency_penalty=-0.6, logit_bias=((3, -100.0), (7, 2.5)), seed=78,
+        temperature=1.6, top_k=200, top_p=0.97, min_p=0.001, repetition_penalty=1.1, presence_penalty=-2.0,
+        frequency_penalty=0.5, logit_bias=((3, -100.0), (7, 2.5)), seed=78,
     ),
 }  # fmt: skip
 
