@@ -102,6 +102,7 @@ class Plan:
             "coordinator crashes": (4, self.coordinator_crashes),
             "coordinator stops": (1, self.coordinator_stops),
             "stall": (4, self.stall),
+            "head stalls": (1, self.head_stalls),
             "partition": (4, self.partition),
             "reset": (4, self.reset),
             "clock jumps": (2, self.clock_jumps),
@@ -138,7 +139,7 @@ class Plan:
         names = (
             *("head crashes", "head crashes", "another stage crashes", "another stage crashes", "coordinator crashes"),
             *("head and coordinator crash", "step fails", "reset", "head streams end", "coordinator stops"),
-            *("a link is cut", "stall"),
+            *("a link is cut", "stall", "head stalls"),
         )
         aims = {
             self.dice.choice((1, 2, 3, 5, 9, 14, 20)): self.dice.choice(names)
@@ -294,7 +295,17 @@ class Plan:
             self.world.start_boss(disk)
 
     def stall(self) -> None:
-        process = self._process()
+        self._stall(self._process())
+
+    def head_stalls(self) -> None:
+        """Its neighbours notice it, and the coordinator where it has none."""
+        boss = self.world.boss
+        records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
+        heads = [box for record in records if (box := self.world.boxes.get(str(record.head.node_name))) is not None]
+        if heads:
+            self._stall(self.dice.choice(heads).process)
+
+    def _stall(self, process: Process) -> None:
         if not process.frozen:
             process.freeze()
             self.world.note(f"{process.name} stands still")
