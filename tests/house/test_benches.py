@@ -24,60 +24,60 @@ TIMEOUT_S = 280
 TEXT = "tests/data/fairy-tales.valid.txt"
 ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
-RUNS: dict[str, list[str]] = {
-    "adding": ["edgeshard/demo_model --rounds 1 --scratch {tmp}"],
-    "attention": ["--rounds 1"],
-    "brute_energy": ["--sites 1"],
-    "capped": ["{tmp} --agents a --cap 0 --tokens 4"],
-    "decode": ["--rounds 1 --tokens 2 --streams 1,2"],
-    "edgeshard_paper": ["--output {tmp}"],
-    "engine": ["--quick -o {tmp}/engine.json", "--limit -o {tmp}/engine.json"],
-    "engine_report": ["{tmp}/engine.json {tmp}/page.md"],
-    "engine_trees": [f"{{root}} --rounds 1 --case '{ENGINE_CASE}'"],
-    "engine_worker": ["stage 0:1 1 4 2"],
-    "experts": [
-        "hits {tmp}/mixture --text {text} --bytes 500",
-        "time {tmp}/mixture {tmp}/packed --text {text} --bytes 500 --tokens 8",
+RUNS = [
+    ["adding edgeshard/demo_model --rounds 1 --scratch {tmp}"],
+    ["attention --rounds 1"],
+    ["brute_energy --sites 1"],
+    ["capped {tmp} --agents a --cap 0 --tokens 4"],
+    ["decode --rounds 1 --tokens 2 --streams 1,2"],
+    ["edgeshard_paper --output {tmp}"],
+    [
+        "engine --quick -o {tmp}/engine.json",
+        "engine --limit -o {tmp}/engine.json",
+        "engine_report {tmp}/engine.json {tmp}/page.md",
     ],
-    "fit_noise": ["--sites 1 --quick --noise 0.03"],
-    "flexgen_paper": ["--check"],
-    "gateway": ["--streams 2 --tokens 5 --slow 2"],
-    "guides": ["--schemas 1 --rounds 1"],
-    "hop": ["--rounds 1 --tokens 4"],
-    "hpipe_paper": ["--check"],
-    "huge_pages": ["--turns 1"],
-    "idle_spin": ["--rounds 1 --tokens 4"],
-    "ik_llama": [],
-    "kernels": ["--quick"],
-    "kv_int4": ["--positions 64 --pairs 1 --steps 2 --streams 1"],
-    "kv_on_disk": ["{tmp} --positions 64 --steps 1"],
-    "kv_zeroing": ["--rounds 1"],
-    "lab": ["--rounds 1 --new-tokens 2"],
-    "lab_prompt": ["--rounds 1"],
-    "loading": ["{tmp} --rounds 1"],
-    "many_boxes": ["--boxes 3 --seconds 1 -o {tmp}/boxes.json"],
-    "many_boxes_report": ["{tmp}/boxes.json {tmp}/page.md"],
-    "metrics": [""],
-    "micro_batches": ["--rounds 1 --tokens 32 --streams 2"],
-    "mtls": ["--rounds 1 --streams 2"],
-    "neurons": ["{tmp} --bytes 200"],
-    "profile_check": ["--quick --rounds 1 --layers 1"],
-    "promises": ["--quick --rounds 1"],
-    "quantisation": ["--bytes 200"],
-    "sampling": ["--steps 4 --vocabularies 500 --threads 1", "--compare 64"],
-    "single_box": ["--rounds 1 --cores 1"],
-    "soak": ["--minutes 0.01 --gap 0.1 --every 1"],
-    "standby_steps": ["--times 1"],
-    "start": ["--rounds 1"],
-    "streaming": ["{tmp} --budgets 50 --sweeps 1 --steps 1"],
-    "test_planner_exact": [""],
-    "test_planner_plans": [""],
-    "test_planner_speed": [""],
-    "token_cost": ["--rounds 1 --stages 2 --streams 1"],
-}
-"""The arguments of each program's tiny form, one run after the other."""
-BEFORE = {"engine_report": "engine", "many_boxes_report": "many_boxes"}
-"""Programs that read what another one writes."""
+    [f"engine_trees {{root}} --rounds 1 --case '{ENGINE_CASE}'"],
+    ["engine_worker stage 0:1 1 4 2"],
+    [
+        "experts hits {tmp}/mixture --text {text} --bytes 500",
+        "experts time {tmp}/mixture {tmp}/packed --text {text} --bytes 500 --tokens 8",
+    ],
+    ["fit_noise --sites 1 --quick --noise 0.03"],
+    ["flexgen_paper --check"],
+    ["gateway --streams 2 --tokens 5 --slow 2"],
+    ["guides --schemas 1 --rounds 1"],
+    ["hop --rounds 1 --tokens 4"],
+    ["hpipe_paper --check"],
+    ["huge_pages --turns 1"],
+    ["idle_spin --rounds 1 --tokens 4"],
+    ["ik_llama {tmp}/model.gguf 1 1 4 4 512"],
+    ["kernels --quick"],
+    ["kv_int4 --positions 64 --pairs 1 --steps 2 --streams 1"],
+    ["kv_on_disk {tmp} --positions 64 --steps 1"],
+    ["kv_zeroing --rounds 1"],
+    ["lab --rounds 1 --new-tokens 2"],
+    ["lab_prompt --rounds 1"],
+    ["loading {tmp} --rounds 1"],
+    ["many_boxes --boxes 3 --seconds 1 -o {tmp}/boxes.json", "many_boxes_report {tmp}/boxes.json {tmp}/page.md"],
+    ["metrics"],
+    ["micro_batches --rounds 1 --tokens 32 --streams 2"],
+    ["mtls --rounds 1 --streams 2"],
+    ["neurons {tmp} --bytes 200"],
+    ["profile_check --quick --rounds 1 --layers 1"],
+    ["promises --quick --rounds 1"],
+    ["quantisation --bytes 200"],
+    ["sampling --steps 4 --vocabularies 500 --threads 1", "sampling --compare 64"],
+    ["single_box --rounds 1 --cores 1"],
+    ["soak --minutes 0.01 --gap 0.1 --every 1"],
+    ["standby_steps --times 1"],
+    ["start --rounds 1"],
+    ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
+    ["test_planner_exact"],
+    ["test_planner_plans"],
+    ["test_planner_speed"],
+    ["token_cost --rounds 1 --stages 2 --streams 1"],
+]
+"""Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
 LIMITS = {"lab", "promises"}
 """They exit with 1 where measured and predicted are too far apart, as in the tiny form they may be."""
 
@@ -98,16 +98,16 @@ def why_not(name: str) -> str:
         return "needs ik-llama-cpp-python"
     if name == "kv_on_disk" and not os.access(GROUPS, os.W_OK):
         return "needs a memory controller of cgroup v1 that it may make groups in"
-    if name in ("engine", "engine_report", "engine_trees", "idle_spin", "promises", "token_cost") and (
+    if name in ("engine", "engine_trees", "idle_spin", "promises", "token_cost") and (
         len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None
     ):
         return "needs two cores, and taskset"
     return ""
 
 
-def run(name: str, arguments: str, directory: Path) -> None:
+def run(line: str, directory: Path) -> None:
+    name, *words = shlex.split(line.format(tmp=directory, root=ROOT, text=TEXT))
     command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
-    words = shlex.split(arguments.format(tmp=directory, root=ROOT, text=TEXT))
     ended = subprocess.run(
         [sys.executable, "-m", *command, *words],
         cwd=ROOT,
@@ -122,24 +122,23 @@ def run(name: str, arguments: str, directory: Path) -> None:
 
 
 def test_every_program_has_a_tiny_form() -> None:
-    assert sorted(RUNS) == programs()
+    assert sorted({line.split()[0] for lines in RUNS for line in lines}) == programs()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2 * TIMEOUT_S)
-@pytest.mark.parametrize("name", programs())
-def test_a_program_runs(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", RUNS, ids=lambda lines: lines[0].split()[0])
+def test_a_program_runs(lines: list[str], tmp_path: Path) -> None:
+    name = lines[0].split()[0]
     if reason := why_not(name):
         pytest.skip(reason)
     if name == "experts":
         shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
         table = ["tools.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
         subprocess.run([sys.executable, "-m", *table], cwd=ROOT, check=True, timeout=TIMEOUT_S)
-    if before := BEFORE.get(name):
-        run(before, RUNS[before][0], tmp_path)
-        (tmp_path / "page.md").touch()
-    for arguments in RUNS[name]:
-        run(name, arguments, tmp_path)
+    (tmp_path / "page.md").touch()
+    for line in lines:
+        run(line, tmp_path)
 
 
 @pytest.mark.long
