@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +49,15 @@ def test_every_process_that_runs_a_module_leaves_the_users_directory_out() -> No
             found[str(path.relative_to(ROOT))] = starts
     assert set(found) == STARTS
     assert all(guarded for starts in found.values() for _, guarded in starts), found
+
+
+def test_the_install_does_not_lose_to_a_folder_of_its_name(tmp_path: Path) -> None:
+    """In the folder that holds the clone, where a program of the user's lies beside it."""
+    (tmp_path / "edgeshard").symlink_to(ROOT)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from edgeshard import Client\nimport edgeshard_agent.settings, edgeshard_coordinator.settings\n"
+    )
+    for command in ([str(program)], ["-c", program.read_text()], ["-m", "edgeshard.cli.main", "version"]):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
