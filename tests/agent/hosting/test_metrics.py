@@ -20,7 +20,12 @@ def stage(
     model = SimpleNamespace(streaming=streaming, experts=experts, pool=SimpleNamespace(swapped=swapped))
     prepare = SimpleNamespace(deployment="tales", stage=index)
     return SimpleNamespace(
-        prepare=prepare, loaded=SimpleNamespace(model=model), counts=StepCounts(), sender=None, head=None
+        prepare=prepare,
+        loaded=SimpleNamespace(model=model),
+        counts=StepCounts(),
+        sender=None,
+        head=None,
+        coordinator_suspicions=3 if index == 0 else None,
     )
 
 
@@ -58,6 +63,11 @@ def told_of(stages: list[Any], *words: str) -> dict[str, tuple[dict[str, str], f
     metrics = AgentMetrics(cast(Any, hosting), cast(Any, cache)).collect()
     samples = [sample for metric in metrics for sample in metric.samples]
     return {s.name: (s.labels, s.value) for s in samples if any(word in s.name for word in words)}
+
+
+def test_how_often_its_coordinator_was_silent_is_told_of_the_stage_with_the_head() -> None:
+    told = told_of([stage(0, None), stage(1, None)], "coordinator_suspected_total")
+    assert told == {"edgeshard_coordinator_suspected_total": ({"deployment": "tales"}, 3)}
 
 
 def test_kv_kept_aside_is_told_of_the_stages_that_may_keep_some() -> None:
