@@ -8,7 +8,7 @@ from typing import Literal
 
 import instructor
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 URL, KEY = sys.argv[1:]
 ASKED = {"model": "tales", "messages": [{"role": "user", "content": "Tell me of a king"}], "max_tokens": 80}
@@ -17,8 +17,6 @@ SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
 
 class King(BaseModel):
     """A king of a tale."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mood: Literal["glad", "sad"]
     sons: Literal[1, 2, 3]

@@ -8,7 +8,7 @@ from typing import Literal
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 URL, KEY = sys.argv[1:]
 SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
@@ -16,8 +16,6 @@ SHARED = {"base_url": f"{URL}/v1", "api_key": KEY, "max_retries": 0}
 
 class Lamp(BaseModel):
     """A lamp to set."""
-
-    model_config = ConfigDict(extra="forbid")
 
     color: Literal["red", "green"]
     on: bool

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput
 from pydantic_ai.messages import ToolCallPart, ToolReturnPart
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -19,8 +19,6 @@ model = OpenAIChatModel("tales", provider=OpenAIProvider(base_url=f"{URL}/v1", a
 
 class Lamp(BaseModel):
     """A lamp to set."""
-
-    model_config = ConfigDict(extra="forbid")
 
     color: Literal["red", "green"]
     on: bool
