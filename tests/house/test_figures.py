@@ -13,7 +13,7 @@ from tools.figures import UNKNOWN, Figures, figures_of, marker, stamped, trees_n
 
 ROOT = documents.ROOT
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
-WRITTEN_FROM_DATA_SHEETS = ("docs/paper/", "docs/papers.md")
+WRITTEN_FROM_DATA_SHEETS = ("docs/paper",)
 """By programs of bench/ that give the same every time and look with --check whether a page still has it."""
 WITHOUT = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/decisions.md")
 """Commands alone, and decisions, whose figures are of the date in their heading."""
