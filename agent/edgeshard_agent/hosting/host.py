@@ -235,7 +235,8 @@ class Hosting:
         del self._stages[prepare.deployment]
         pin = former.loaded.pin
         try:
-            retired = await self._around.worker.run(former.loaded.retired, prepare.placed.layers)
+            # To its end, though this be called off: what streams has threads that only that ends.
+            retired = await asyncio.shield(self._around.worker.run(former.loaded.retired, prepare.placed.layers))
             del former
             await self._around.worker.run(gc.collect)
         except BaseException:

@@ -258,7 +258,7 @@ class Box:
         self._answered = asyncio.Event()
         self._numbers = iter(range(1, 1 << 30))
         channel = cast(grpc.aio.Channel, self.store)
-        self._worker = worker
+        self.worker = worker
         around = HostServices(NodeId("n"), worker, StageServicer(), lambda: channel, None, SystemClock(), lambda: None)
         self.hosting = Hosting(around, self._take, lambda facts: None)
         loader = StageLoader(self.cache, channel, worker, aside, "cpu", 0.0, packs=True)
@@ -272,7 +272,7 @@ class Box:
     async def close(self) -> None:
         await self.hosting.close()
         for stage in self.hosting.stages():
-            await self._worker.run(stage.loaded.model.release)
+            await self.worker.run(stage.loaded.model.release)
 
     def _take(self, results: tuple[CommandResult, ...]) -> None:
         self._answers.update({result.operation_id: result for result in results})
@@ -325,11 +325,11 @@ class Box:
 
     async def compute(self, name: str) -> torch.Tensor:
         stage = next(stage for stage in self.hosting.stages() if stage.prepare.deployment == name)
-        return await self._worker.run(computed, stage.loaded.model)
+        return await self.worker.run(computed, stage.loaded.model)
 
     async def computes(self, name: str) -> bool:
         """Whether its stage gives what one gives that was loaded from the checkpoint."""
-        expected = await self._worker.run(wanted, replace(self.held[name], streams=False))
+        expected = await self.worker.run(wanted, replace(self.held[name], streams=False))
         return torch.equal(await self.compute(name), expected)
 
     async def settled(self) -> None:
@@ -337,7 +337,7 @@ class Box:
         async with asyncio.timeout(DEADLINE_S):
             while [task for task in asyncio.all_tasks() if task.get_name().startswith("hosting-")]:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            await self._worker.run(lambda: None)
+            await self.worker.run(lambda: None)
 
     def packed_paths(self) -> list[Path]:
         return sorted((self.cache.directory / "packed").glob("*.packed"))

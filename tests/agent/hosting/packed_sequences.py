@@ -63,6 +63,7 @@ class Sequence:
         schemes = self._random.sample(_SCHEMES, 2)
         self._forms = [(name, *scheme) for name in names for scheme in schemes]
         self._spoilt = False
+        self._threads = set(threading.enumerate())
 
     @staticmethod
     def limit(seed: int) -> int:
@@ -266,7 +267,8 @@ class Sequence:
         await box.settled()
         for _ in range(1000):  # threads and descriptors of reads go a little later
             left = box.leftovers()
-            threads = [one.name for one in threading.enumerate() if one.name.startswith(_READING)]
+            begun = set(threading.enumerate()) - self._threads
+            threads = [thread.name for thread in begun if thread.name.startswith(_READING)]
             if not left and not threads:
                 break
             await asyncio.sleep(0.005)

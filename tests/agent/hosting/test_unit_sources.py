@@ -294,11 +294,37 @@ async def test_a_load_that_is_called_off_leaves_nothing(
     assert (await box.answer(released)).failure is None
     await box.settled()
     assert not box.leftovers()
+    await no_reads()
+    monkeypatch.undo()
+    await serves(box, form)
+
+
+async def no_reads() -> None:
+    """Wait for the end of the threads that read for stages."""
     async with asyncio.timeout(30):
         while any(thread.name.startswith(("weights-", "experts")) for thread in threading.enumerate()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    monkeypatch.undo()
-    await serves(box, form)
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_stage_that_streams_ends_when_what_was_to_follow_it_is_called_off(
+    make_box: Callable[..., Awaitable[Box]], turns: int
+) -> None:
+    box = await make_box()
+    await serves(box, Form("mixture", WHOLE, streams=True))
+    busy = threading.Event()
+    box.worker.submit(busy.wait, 30)  # another stage computes
+    box.post(box.prepare("a", Form("mixture", WHOLE)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    released = box.post(box.release("a"))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    busy.set()
+    assert (await box.answer(released)).failure is None
+    await box.settled()
+    await no_reads()
+    assert not box.leftovers()
 
 
 async def test_a_standby_that_changes_while_its_weights_are_lent_keeps_them_for_the_load(
