@@ -122,8 +122,10 @@ class Fetcher:
         except BaseException:
             for worker in workers:
                 worker.cancel()
-            await asyncio.wait(workers)
-            pin.release()
+            try:
+                await asyncio.wait(workers)
+            finally:  # it may be called off while it ends
+                pin.release()
             raise
         return pin
 

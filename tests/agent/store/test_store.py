@@ -480,3 +480,30 @@ async def test_two_loads_may_keep_a_manifest_at_once(stored: Stored, tmp_path: P
     digest = stored.manifest.digest()
     await asyncio.gather(*(cache.keep_manifest(digest, stored.manifest) for _ in range(20)))
     assert await cache.manifest(digest) == stored.manifest
+
+
+async def test_a_fetch_that_fails_and_is_called_off_while_it_ends_holds_nothing(
+    run_store: RunStore, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await run_store()
+    cache = await open_cache(tmp_path, 250)
+    fetcher = Fetcher(cache, connect(server.address))
+    held, one, other = (blob(name, server) for name in ("held", "one", "other"))
+    ending, settle = asyncio.Event(), cache.settle
+
+    async def settled(digest: Digest) -> None:
+        if digest in (one.sha256, other.sha256):
+            ending.set()
+            await asyncio.Event().wait()
+        await settle(digest)
+
+    with await fetcher.fetch([held]):
+        server.servicer.silent = True
+        monkeypatch.setattr(cache, "settle", settled)
+        task = asyncio.ensure_future(fetcher.fetch([one, other]))
+        await asyncio.wait_for(ending.wait(), 30)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert list(cache._pins) == [held.sha256]
+    assert not cache._pins
