@@ -146,8 +146,8 @@ class Daemon:
         last = {"--listen": self.address, "--enrol-listen": self._enrolment, "--http-listen": self.gateway}
         for option, address in last.items():
             if address:
-                _, port = split_address(address.rpartition("/")[2])
-                self._listen[option] = join_address(split_address(given[option])[0], port)
+                at = address.rpartition("/")[2]
+                self._listen[option] = join_address(split_address(given.get(option, at))[0], split_address(at)[1])
 
     async def wait_ready(self, timeout_s: float) -> str:
         """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""

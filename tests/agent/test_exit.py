@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 # An agent that knows no coordinator; `{work}` is what its threads are in the middle of.
 SCRIPT = """
 import asyncio, time
 from edgeshard_agent import daemon, entry
 from edgeshard_agent.engine.worker import ComputeThread
-
-pytestmark = pytest.mark.timing
 
 async def until_stopped(client, start, name, ready_file, address):
     {work}

@@ -23,6 +23,8 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.placement import check_cover
 from edgeshard.process import restarts
 
+pytestmark = pytest.mark.timing
+
 READY = """
 import json, os, signal, sys, time
 path = sys.argv[sys.argv.index("--ready-file") + 1]
@@ -161,8 +163,6 @@ async def test_what_has_not_worked_yet_is_given_up_although_it_starts(
 
 LISTENS = """
 import json, os, signal, sys
-
-pytestmark = pytest.mark.timing
 where = sys.argv[sys.argv.index("--listen") + 1]
 if where == "127.0.0.1:7600":
     print("error: the address is in use")

@@ -176,7 +176,7 @@ def test_without_the_hub_the_cached_snapshot_is_taken(hub: HubServer, monkeypatc
 
 def test_without_the_package_it_says_which_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(EdgeShardError, match=r"install the extra `models`"):
+    with pytest.raises(EdgeShardError, match=r"of the models extra"):
         hub_module.fetch(NAME, "", nothing)
 
 

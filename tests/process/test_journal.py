@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 SCRIPT = """
 import structlog
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.process.logs import configure_logging, report_failure
-
-pytestmark = pytest.mark.timing
 configure_logging("debug")
 log = structlog.get_logger("edgeshard")
 log.debug("d")

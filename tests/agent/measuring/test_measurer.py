@@ -36,6 +36,8 @@ from edgeshard.planning.shapes import model_from_config
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.server import Server
 
+pytestmark = pytest.mark.timing
+
 ME = NodeId("me")
 LAB = """
 source = "near"
@@ -50,8 +52,6 @@ bandwidth_bps = 40e6
 latency_s = 0.020
 [[link]]
 from = "far"
-
-pytestmark = pytest.mark.timing
 to = "near"
 bandwidth_bps = 40e6
 latency_s = 0.060
