@@ -153,8 +153,9 @@ class PackedUnits:
         try:
             found = PackedFile(path, key)
         except DataLossError:
-            path.unlink(missing_ok=True)
-            self._note(name, None)
+            with self.lock:  # another load may just have made it anew, and counted it
+                path.unlink(missing_ok=True)
+                self._note(name, None)
             raise
         with suppress(FileNotFoundError):  # whoever reads it finds that out
             os.utime(path)

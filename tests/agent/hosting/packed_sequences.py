@@ -204,13 +204,17 @@ class Sequence:
             return
         path, how = self._random.choice(paths), self._random.choice(["flip", "cut", "header", "gone"])
         try:
-            data = bytearray(path.read_bytes())
             if how == "gone":
                 path.unlink()
             else:
-                at = {"flip": self._random.randrange(4096, len(data)), "header": 40, "cut": 0}[how]
-                data[at] ^= how != "cut"
-                path.write_bytes(data[:-4096] if how == "cut" else data)
+                with path.open("r+b") as file:  # in its place: a file that is evicted meanwhile does not come back
+                    size = file.seek(0, 2)
+                    at = {"flip": self._random.randrange(4096, size), "header": 40, "cut": size - 1}[how]
+                    file.seek(at)
+                    byte = file.read(1)[0] ^ 1
+                    file.seek(at)
+                    file.write(bytes([byte]))
+                    file.truncate(size - 4096 if how == "cut" else size)
         except FileNotFoundError:
             return
         self._spoilt = True
