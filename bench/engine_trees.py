@@ -70,9 +70,9 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
 async def work() -> None:
     """A worker: the site of the tree that this process imports, at the command of standard input."""
     # Imported here: the file runs in another checkout too, whose `bench` this is.
-    from bench.engine import hold, measure
-    from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case, setups
-    from bench.engine_site import MODEL, NODES, Site, prompt_of, write_model
+    from bench.engine import measure
+    from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
+    from bench.engine_site import MODEL, NODES, Setup, Site, prompt_of, write_model
     from bench.pinning import started
     from bench.random_llama import RandomWeights
     from edgeshard.cli.local import LocalCluster
@@ -89,18 +89,21 @@ async def work() -> None:
             site = Site(cluster, client)
             site.pin()
             await client.add_model(Path(scratch) / "model", MODEL)
-            await hold(site, tuple(dict.fromkeys((*setups(decoding), *prompts))), ())
             print(json.dumps(names), flush=True)
-            asked = 0
+            asked, held = 0, set[Setup]()
             while line := await asyncio.to_thread(sys.stdin.readline):
                 index = int(line)
+                setup = decoding[index].setup if index < len(decoding) else prompts[index - len(decoding)]
+                if setup not in held:  # what nobody asks for takes no memory: two sites are up
+                    held.add(setup)
+                    await site.deploy(setup)
                 if index < len(decoding):
                     sample, _ = await measure(site, decoding[index], QUICK.new_tokens)
                     rate = sample.tokens_per_s
                 else:
                     asked += 1  # another prompt each time: the blocks of one that was seen are kept
                     prompt = prompt_of(100 + asked, NEW_PROMPT)
-                    stream = await site.stream(prompts[index - len(decoding)], prompt, 1)
+                    stream = await site.stream(setup, prompt, 1)
                     rate = NEW_PROMPT / (stream.arrivals[0].at_s - stream.began_s)
                 print(json.dumps(rate), flush=True)
 

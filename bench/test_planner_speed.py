@@ -36,9 +36,9 @@ from edgeshard.planning.timing import Pipeline, Traffic
 pytestmark = pytest.mark.timeout(600)
 
 TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
-CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((25, 25, 25, 25),))
+CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((10, 10, 10, 10),))
 # Room for this many layers in a box, about: at 1 nearly every layer is a hop, which is the hardest.
-CLASS_ROOMS = (1.0, 2.0, 4.0, 10.0)
+CLASS_ROOMS = sized((1.0, 2.0, 4.0, 10.0), (4.0,))
 # A kind of box and what it receives in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8

@@ -108,10 +108,11 @@ def why_not(name: str) -> str:
 def run(line: str, directory: Path) -> None:
     name, *words = shlex.split(line.format(tmp=directory, root=ROOT, text=TEXT))
     command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     ended = subprocess.run(
         [sys.executable, "-m", *command, *words],
         cwd=ROOT,
-        env={**os.environ, "EDGESHARD_BENCH_TINY": "1"},
+        env={**environment, "EDGESHARD_BENCH_TINY": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
