@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from importlib import resources
@@ -180,6 +181,27 @@ async def test_one_whose_port_is_taken_takes_another(tmp_path: Path) -> None:
     await node.stop()
     assert await node.start_anywhere(60) == "127.0.0.1:0", "it stays there"
     await node.stop()
+
+
+async def test_it_takes_its_ports_again_on_the_addresses_it_was_given(tmp_path: Path) -> None:
+    """The URL names what others dial, which may be one of several addresses that it listens at."""
+    (tmp_path / "scripted.py").write_text(
+        READY.replace('"pid": os.getpid()', '"gateway": "https://mybox.local:8443"')
+        + "with open('seen', 'w') as file:\n    json.dump(sys.argv, file)\n"
+        + RENAME
+        + "signal.pause()\n"
+    )
+    first = ["--http-listen", "127.0.0.1:8000", "--http-listen", "0.0.0.0:0"]
+    node = Daemon("box", "scripted", first, tmp_path, listen={"--listen": "0.0.0.0:0"})
+    await node.start()
+    await node.wait_ready(60)
+    await node.kill()
+    node.keep_address()
+    await node.start()
+    await node.wait_ready(60)
+    await node.kill()
+    words = json.loads((tmp_path / "seen").read_text())
+    assert words[-4:] == ["--listen", "0.0.0.0:41234", "--http-listen", "0.0.0.0:8443"]
 
 
 async def test_an_error_is_no_port_that_is_taken(tmp_path: Path) -> None:
