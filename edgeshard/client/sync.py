@@ -7,8 +7,9 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from edgeshard.client.arguments import Message, Tool
 from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult
@@ -289,17 +290,7 @@ class SyncClient:
             self._run(close())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
-        try:
-            # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
-            while not future.done():
-                with suppress(TimeoutError):
-                    return future.result(_HEARS_S)
-            return future.result()
-        except BaseException:
-            # Ctrl-C while waiting must not leave the call running behind the caller's back.
-            future.cancel()
-            raise
+        return _Call(self._running_loop(), work).result()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -307,3 +298,45 @@ class SyncClient:
             self._thread = threading.Thread(target=self._loop.run_forever, name="edgeshard-client", daemon=True)
             self._thread.start()
         return self._loop
+
+
+class _Call(Generic[Result]):
+    """A coroutine that another thread's event loop runs.
+
+    A Ctrl-C may come between any two lines of the caller's thread, so that thread takes no lock in Python code:
+    `concurrent.futures` does, and stays locked, or says that it is not, when one comes at the wrong place.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Result]) -> None:
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[Result] | None = None
+        self._ended = SimpleQueue[asyncio.Task[Result]]()
+
+    def result(self) -> Result:
+        """Waits for it. What interrupts the waiting also ends the call, which must not go on behind the caller's
+        back."""
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+            while True:
+                # Of a Ctrl-C that came just before it began to wait, Python hears when it next stops waiting.
+                with suppress(Empty):
+                    return self._ended.get(timeout=_HEARS_S).result()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._cancel)
+            raise
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is None:
+            self._work.close()  # the interrupt came before it was handed over
+        else:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[Result]) -> None:
+        if not task.cancelled():
+            task.exception()  # asked for, so that asyncio does not complain where nobody waits any more
+        self._ended.put(task)

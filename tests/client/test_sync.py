@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import random
+import signal
 import threading
 from typing import Any
 
 import pytest
 
 from edgeshard import SyncClient
+from edgeshard.client import sync
 from edgeshard.domain.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.generation import Started, Token
+from tests.support.forms import in_form
 
 pytestmark = pytest.mark.timing
 
@@ -48,25 +53,33 @@ def test_leaving_the_loop_cancels_at_the_server(site: Any) -> None:
         assert site.cancelled.wait(60)
 
 
+class _InterruptedQueue:
+    """What a call waits at, and a Ctrl-C that hits the waiting once `held` is set."""
+
+    def __init__(self, held: threading.Event) -> None:
+        self._held = held
+
+    def get(self, timeout: float) -> Any:
+        assert self._held.wait(60)
+        raise KeyboardInterrupt
+
+    def put(self, item: Any) -> None:
+        """Nobody waits for it any more."""
+
+
 def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     site.hold_after(0)
     with SyncClient(site.address) as client:
         events = client.generate("tales", "Once")
         next(events)
-        original = asyncio.run_coroutine_threadsafe
+        real = sync._Call.result
 
-        def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
-            monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", original)
-            future = original(work, loop)
-            site.held.wait(60)
+        def interrupted(call: Any) -> Any:
+            monkeypatch.setattr(sync._Call, "result", real)
+            call._ended = _InterruptedQueue(site.held)
+            return real(call)
 
-            def result(timeout: float | None = None) -> Any:
-                raise KeyboardInterrupt
-
-            future.result = result  # type: ignore[method-assign]
-            return future
-
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        monkeypatch.setattr(sync._Call, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(events)
         assert site.cancelled.wait(60)
@@ -75,21 +88,61 @@ def test_an_interrupt_while_waiting_cancels_at_the_server(site: Any, monkeypatch
 def test_an_interrupt_before_anybody_waits_cancels_at_the_server(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is on its way already, and nothing would come of it."""
     site.hold_after(0)
-    begin, interrupts = asyncio.run_coroutine_threadsafe, [KeyboardInterrupt()]
-
-    def interrupted(work: Any, loop: Any) -> Any:
-        future = begin(work, loop)
-        if interrupts:
-            raise interrupts.pop()
-        return future
-
     with SyncClient(site.address) as client:
         events = client.generate("tales", "Once")
         next(events)
-        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        loop = client._running_loop()
+        real = loop.call_soon_threadsafe
+
+        def interrupted(*arguments: Any) -> None:
+            monkeypatch.setattr(loop, "call_soon_threadsafe", real)
+            real(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(events)
         assert site.cancelled.wait(60)
+
+
+def test_an_interrupt_before_a_call_is_handed_over_leaves_nothing_unawaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    with SyncClient("127.0.0.1:1", plaintext=True) as client:
+        loop = client._running_loop()
+        real = loop.call_soon_threadsafe
+
+        def interrupted(*arguments: Any) -> None:
+            monkeypatch.setattr(loop, "call_soon_threadsafe", real)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", interrupted)
+        work = asyncio.sleep(60)
+        with pytest.raises(KeyboardInterrupt):
+            client._run(work)
+        client._run(asyncio.sleep(0))
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
+def test_an_interrupt_is_one_wherever_it_hits_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another error, as of a lock in disorder, would end `edgectl chat`; a lock left taken would hold it for ever."""
+    chance = random.Random(1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sync, "_HEARS_S", 0.0005)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with SyncClient("127.0.0.1:1", plaintext=True) as client:
+            loop = client._running_loop()
+            for _ in range(in_form(500, 5000)):
+                call = sync._Call(loop, asyncio.sleep(60))
+                with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.004))
+                    call.result()
+                assert client._run(asyncio.sleep(0, "answered")) == "answered"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 async def test_it_works_inside_a_running_event_loop(site: Any) -> None:
