@@ -29,6 +29,7 @@ from edgeshard.metrics.own import OwnCondition
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import write_ready_file
+from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.imports import lasting_imports
 from edgeshard.process.logs import tell_ready
 from edgeshard.process.machine import Machine, cpu_quota
@@ -39,7 +40,7 @@ from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.renewal import adopted, keep_renewed
-from edgeshard.rpc.server import Server
+from edgeshard.rpc.server import MOST_CONNECTIONS, Server
 from edgeshard.rpc.tls import check_secure, join_address, split_address
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
@@ -104,7 +105,10 @@ async def serve(settings: AgentSettings) -> None:
     emulation = _emulation(settings)
     facts = machine_facts(settings.device, settings.memory)
     threads = settings.threads or facts.cores
-    server, servicer, clock = Server(settings.listen, tls), StageServicer(), SystemClock()
+    # Packed files and outgoing links take more descriptors here than callers do.
+    connections = connection_cap(raise_descriptor_limit(), 1 / 4, MOST_CONNECTIONS)
+    server = Server(settings.listen, tls, most_connections=connections)
+    servicer, clock = StageServicer(), SystemClock()
     worker = ComputeThread(threads, clock)
     add_StageServiceServicer_to_server(servicer, server.grpc)
     # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.

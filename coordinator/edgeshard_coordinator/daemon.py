@@ -24,6 +24,7 @@ from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
 from edgeshard.process.clock import SystemClock
 from edgeshard.process.config import load_settings, write_ready_file
+from edgeshard.process.descriptors import connection_cap, raise_descriptor_limit
 from edgeshard.process.extras import missing
 from edgeshard.process.logs import configure_logging, tell_ready
 from edgeshard.process.machine import Machine
@@ -65,6 +66,9 @@ LIBRARIES = ("grpcio", "protobuf", "pydantic")
 """Whose versions a dump names."""
 WINDOW_BYTES = 4 << 20
 """A model's upload over a path of 100 ms may come with 40 MB/s."""
+MOST_MEMBERS, MOST_JOINERS = 4096, 1024
+"""Connections at the port of boxes, clients and operators, and at the one where processes join. With every one of
+them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
 """An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
 
@@ -74,10 +78,11 @@ def run(arguments: Sequence[str] | None = None) -> None:
     settings = load_settings(CoordinatorSettings, "edgeshard-coordinator", arguments)
     end_with(settings.parent)
     configure_logging(settings.log_level)
-    asyncio.run(serve(settings))
+    asyncio.run(serve(settings, raise_descriptor_limit()))
 
 
-async def serve(settings: CoordinatorSettings) -> None:
+async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
+    """`descriptors` is how many this process may have."""
     notifier, stopping = Notifier.from_environment(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -85,14 +90,15 @@ async def serve(settings: CoordinatorSettings) -> None:
     site = _site(settings)
     listen, certificate = _http_listen(settings, site)
     origins = _origins(settings)
-    coordinator = await _assemble(settings, site)
+    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS))
     machine = Machine(__version__, settings.state_dir, site.tls)
     coordinator.conditions.own = machine.condition
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
     await metrics.start()
     log.info("coordinator_serves", address=address)
-    entrance = await _open_entrance(settings, site, coordinator, address)
+    joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
+    entrance = await _open_entrance(settings, site, coordinator, address, joiners)
     gateway: GatewayServer | None = None
     if listen is not None:
         doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
@@ -175,7 +181,7 @@ class _Entrance:
 
 
 async def _open_entrance(
-    settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str
+    settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
 ) -> _Entrance:
     """Raises UnavailableError where the port for enrolment is taken."""
     if site.tls is None or site.membership is None or settings.ca_key is None:
@@ -184,7 +190,7 @@ async def _open_entrance(
     renewing = asyncio.create_task(keep_renewed(site.tls, renew))
     if settings.enrol_listen is None:
         return _Entrance(None, renewing)
-    server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit))
+    server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
@@ -267,7 +273,7 @@ async def _open_gateway(
     return server
 
 
-async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
+async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
         private_directory(settings.state_dir, "state-dir")
@@ -276,8 +282,11 @@ async def _assemble(settings: CoordinatorSettings, site: _Site) -> Coordinator:
         raise InvalidArgumentError(
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
+    watch = CallAudit(site.audit)
     coordinator = Coordinator(
-        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, CallAudit(site.audit)),
+        Server(
+            settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections
+        ),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),

@@ -48,7 +48,14 @@ class MetricsListener:
         host, port = split_address(self._address, "metrics-listen")
         context = None if self._tls is None else _Following(self._tls).context
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, ssl=context, limit=REQUEST_LIMIT_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve,
+                host,
+                port,
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else TIME_LIMIT_S,
+                limit=REQUEST_LIMIT_BYTES,
+            )
         except OSError as error:
             raise UnavailableError(
                 f"--metrics-listen {self._address}: {error.strerror or error}; choose another port",

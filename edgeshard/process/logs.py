@@ -6,14 +6,17 @@ import logging
 import os
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
 from edgeshard.debugging.private import PRIVATE_KEYS
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.process.clock import SystemClock
+from edgeshard.process.folding import Folds
 
 _OURS = ("edgeshard", "edgeshard_agent", "edgeshard_coordinator")
+_NAME_CHARS = 80
 _JOURNAL_ERROR = 3
 _JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: _JOURNAL_ERROR}
 """Levels as the journal knows them, see sd-daemon(3)."""
@@ -54,6 +57,29 @@ def report_failure(error: EdgeShardError) -> None:
     sys.stderr.write(f"{prefix}error: {error.message}\n")
 
 
+class _FoldingHandler(logging.StreamHandler[TextIO]):
+    """Leaves lines out that come too often, at any level but debug, and says how many once their minute is over, with
+    the next line of any kind."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._folds = Folds()
+        self._clock = SystemClock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now = self._clock.now()
+        for name, count in self._folds.over(now):
+            structlog.get_logger(_OURS[0]).warning("lines_left_out", of=name, lines=count, in_s=self._folds.PERIOD_S)
+        if record.levelno <= logging.DEBUG or self._folds.passes(_name_of(record), now):
+            super().emit(record)
+
+
+def _name_of(record: logging.LogRecord) -> str:
+    """What lines of one kind have in common: the event, or the beginning of a library's text before it is filled in."""
+    event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
+    return str(event).partition("\n")[0][:_NAME_CHARS]
+
+
 class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
     """Puts the level in front of each line. A record is one line, tracebacks included, because it is JSON."""
 
@@ -82,7 +108,7 @@ def configure_logging(level: str) -> None:
         else structlog.processors.JSONRenderer()
     )
     finish = [] if terminal else [structlog.processors.format_exc_info]
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _FoldingHandler(sys.stderr)
     formatter = _JournalFormatter if stderr_is_journal() else structlog.stdlib.ProcessorFormatter
     handler.setFormatter(
         formatter(

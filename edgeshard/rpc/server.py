@@ -23,6 +23,13 @@ log = structlog.get_logger()
 Check = Callable[[Any, str], None]
 """Raises DeniedError for a call that is not to be served, by its context and its method."""
 
+HANDSHAKE_S = 10.0
+"""For TLS and HTTP/2 to begin on a new connection: as long as a caller's own attempt may take."""
+IDLE_S = 300.0
+"""A connection without a call is closed after this; its owner's next call opens another."""
+MOST_CONNECTIONS = 1024
+"""On a server that is not told. An open one is 60 kB of memory, beside its descriptor."""
+
 _OPTIONS = [
     *COMMON_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -36,8 +43,16 @@ _LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the
 """How a call ended that nothing else is known of: it was cancelled."""
 
 
-def _options(keepalive_s: float, window_bytes: int | None) -> list[tuple[str, int]]:
-    options = [*_OPTIONS, ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
+def _limits(most_connections: int, idle_s: float) -> list[tuple[str, int]]:
+    return [
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+        ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
+    ]
+
+
+def _options(keepalive_s: float, window_bytes: int | None, most_connections: int) -> list[tuple[str, int]]:
+    options = [*_OPTIONS, *_limits(most_connections, IDLE_S), ("grpc.keepalive_time_ms", int(keepalive_s * 1000))]
     if window_bytes is not None:
         options += [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", window_bytes)]
     return options
@@ -152,6 +167,8 @@ class Server:
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
     gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
     whose certificates are refused; a server makes its own list where it is given none. `watch` is told of every call.
+    Beyond `most_connections` a connection is closed as it comes; one is open to who has shown no certificate for
+    `HANDSHAKE_S`.
     """
 
     def __init__(
@@ -162,12 +179,13 @@ class Server:
         window_bytes: int | None = None,
         denials: Denials | None = None,
         watch: CallWatch | None = None,
+        most_connections: int = MOST_CONNECTIONS,
     ) -> None:
         self._tls = tls
         self.denials = Denials() if denials is None else denials
         site = None if tls is None else tls.principal().site
         guard = GuardInterceptor(lambda context, method: check_access(context, method, site, self.denials), watch)
-        self._listener = Listener(listen, guard, _options(keepalive_s, window_bytes))
+        self._listener = Listener(listen, guard, _options(keepalive_s, window_bytes, most_connections))
         self.grpc = self._listener.grpc
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -194,13 +212,15 @@ class EnrolmentServer:
     MOST_CALLS = 16
     MOST_BYTES = 64 << 10
 
-    def __init__(self, listen: str, tls: TlsFiles, watch: CallWatch | None = None) -> None:
+    def __init__(
+        self, listen: str, tls: TlsFiles, watch: CallWatch | None = None, most_connections: int = MOST_CONNECTIONS
+    ) -> None:
         self._tls = tls
         options = [
             *_OPTIONS,
+            *_limits(most_connections, 10.0),
             ("grpc.max_receive_message_length", self.MOST_BYTES),
             ("grpc.max_concurrent_streams", self.MOST_CALLS),
-            ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),
         ]

@@ -1,0 +1,47 @@
+"""Which lines of a log are left out because they come too often. A decision over names and times, without a clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Period:
+    ends: float
+    lines: int = 0
+
+
+class Folds:
+    """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others are counted.
+
+    Whoever makes the machine log, such as by connections that cannot be accepted, would fill its disk otherwise.
+    `MOST_NAMES` names are told apart at a time, and all further ones count as one.
+    """
+
+    MOST_LINES = 100
+    PERIOD_S = 60.0
+    MOST_NAMES = 256
+
+    def __init__(self) -> None:
+        self._periods: dict[str, _Period] = {}
+
+    def passes(self, name: str, now: float) -> bool:
+        """Whether a line of that name is written. Ask `over` at the same time before."""
+        if name not in self._periods and len(self._periods) >= self.MOST_NAMES:
+            name = "others"
+        period = self._periods.setdefault(name, _Period(now + self.PERIOD_S))
+        period.lines += 1
+        return period.lines <= self.MOST_LINES
+
+    def over(self, now: float) -> list[tuple[str, int]]:
+        """Forget the periods that are over; the names of which lines were left out, and how many."""
+        left_out = []
+        # Periods are as long as each other, so the order in which they began is the one in which they end.
+        while self._periods:
+            name, period = next(iter(self._periods.items()))
+            if period.ends > now:
+                break
+            del self._periods[name]
+            if period.lines > self.MOST_LINES:
+                left_out.append((name, period.lines - self.MOST_LINES))
+        return left_out
