@@ -73,6 +73,7 @@ async def active(site: Site) -> int:
     return (await site.client.deployment("crowd")).active_requests
 
 
+@pytest.mark.long
 async def test_slow_readers_get_all_and_hold_up_nobody(site: Site, crowd: Http) -> None:
     whole = (await crowd.post("/v1/completions", {**ASKED, "stream": False})).json["choices"][0]["text"]
     before = resident(site)
