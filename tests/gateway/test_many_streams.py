@@ -109,5 +109,4 @@ async def _nothing_runs(site: Site) -> bool:
 async def generated(http: Http) -> float:
     text = (await http.get("/metrics")).body.decode()
     found = re.search(r'^edgeshard_http_tokens_total{kind="generated"} (\S+)$', text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    return 0.0 if found is None else float(found[1])
