@@ -143,8 +143,9 @@ class Completions:
             return ()
         texts = []
         for prompt in asked.prompts():
-            is_text = isinstance(prompt, str)
-            texts.append(prompt if is_text else await self._backend.detokenize(model, prompt, identity))
+            if not isinstance(prompt, str):
+                prompt = await self._backend.detokenize(model, prompt, identity)
+            texts.append(prompt)
         return tuple(texts)
 
 

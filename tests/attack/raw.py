@@ -77,5 +77,5 @@ async def beside(http: Http, path: str, body: Any) -> AsyncIterator[list[float]]
     finally:
         asking.cancel()
         (ended,) = await asyncio.gather(asking, return_exceptions=True)
-        if not isinstance(ended, asyncio.CancelledError):
+        if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
             raise ended

@@ -27,7 +27,8 @@ REQUESTS = {
     "a bare LF as the end of the headers": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\n" + INNER,
     "a bare LF in a trailer": _post(b"Transfer-Encoding: chunked\r\n", b"0\r\nX: y\n\n" + INNER),
     "a bare LF behind the last chunk": _post(b"Transfer-Encoding: chunked\r\n", b"0\r\n\n" + INNER),
-    "a bare LF in the second request": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /version HTTP/1.1\nHost: x\n\n",
+    "a bare LF in the second request": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    b"GET /version HTTP/1.1\nHost: x\n\n",
 }
 
 
