@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 MOST_CONNECTIONS = 512
 """This process has its boxes' connections, too."""
-MOST_STRANGERS = 128
-"""Connections from one address that have shown no key. One more costs the oldest of them its place."""
+MOST_STRANGERS = 384
+"""Connections from one address that have shown no key; one more costs the oldest of them its place. Some hundred may be
+there for a moment: a program that begins as many requests at once dials first and speaks then."""
 MOST_OF_ONE = 384
 """Connections of one identity, so that no key has them all."""
 

@@ -73,7 +73,7 @@ async def test_tokens_that_are_counted_are_charged_to_who_asks() -> None:
     quotas = Quotas({"key/me": Quota(tokens_per_minute=600, requests=2)})
     front = RequestFront(lambda: State(instance="test"), TrafficBook(), lambda: now, quotas=quotas)
     chats: Any = Rendered(700)
-    backend = SiteBackend(front, SimpleNamespace(), chats)  # type: ignore[arg-type]
+    backend = SiteBackend(front, SimpleNamespace(), chats)
     conversation = Conversation("[]")
     for ask in (
         lambda: backend.tokenize("m", "text", True, "key/me"),
