@@ -169,9 +169,7 @@ async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_
     await asyncio.gather(*flood)
 
 
-async def test_what_certainly_exceeds_the_context_is_never_begun(
-    chats: ChatProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_certainly_exceeds_the_context_is_never_begun(chats: ChatProcess, tmp_path: Path) -> None:
     small = replace(files_of(tmp_path, GOOD), max_context=16)
     for asked in (
         chats.tokenize(small, LONG),
