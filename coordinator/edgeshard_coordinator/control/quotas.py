@@ -54,15 +54,19 @@ class QuotaBook:
         share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and held.count(record.name) >= share:
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
-        debt_s = self._debt_s(identity)
-        if debt_s > 0:
-            raise ResourceExhaustedError(
-                f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
-                f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
-                field="tokens_per_minute",
-                reason="QUOTA",
-                retry_after_s=debt_s,
-            )
+        self._check_debt(identity, quota, who)
+
+    def check_place(self, identity: str, at_once: int) -> None:
+        """Raise ResourceExhaustedError as `check` does, for what can be told before anybody knows what is asked for:
+        `at_once` are the requests of this identity that run, wait or are being read."""
+        quota, who = self._of(identity), identity or "everyone together"
+        if quota.requests is not None and at_once >= quota.requests:
+            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        self._check_debt(identity, quota, who)
+
+    def check_tokens(self, identity: str) -> None:
+        """Raise ResourceExhaustedError for one that has used more tokens than its quota."""
+        self._check_debt(identity, self._of(identity), identity or "everyone together")
 
     def charge(self, identity: str, tokens: int) -> None:
         """They were used; whoever uses them goes on, and may be refused the next time."""
@@ -98,6 +102,17 @@ class QuotaBook:
         requests = quota.requests if own.requests is None else own.requests
         per_minute = quota.tokens_per_minute if own.tokens_per_minute is None else own.tokens_per_minute
         return Quota(requests, per_minute, quota.max_priority)
+
+    def _check_debt(self, identity: str, quota: Quota, who: str) -> None:
+        debt_s = self._debt_s(identity)
+        if debt_s > 0:
+            raise ResourceExhaustedError(
+                f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
+                f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
+                field="tokens_per_minute",
+                reason="QUOTA",
+                retry_after_s=debt_s,
+            )
 
     def _debt_s(self, identity: str) -> float:
         bucket = self._buckets.get(identity)
