@@ -8,7 +8,7 @@ head that runs it: it is parked until the deployment has a head again, which goe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -28,6 +28,7 @@ from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, Hel
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
 from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.request_meter import RequestMeter
+from edgeshard_coordinator.control.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
 from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quota, Quotas
@@ -89,6 +90,7 @@ class RequestFront:
         self.traffic = traffic
         self._now = now
         self._quotas = QuotaBook(quotas, now)
+        self._resumptions = ResumptionBook(now)
         self.meter = RequestMeter()
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
@@ -99,6 +101,11 @@ class RequestFront:
         self._closed: EdgeShardError | None = None
         self.dropped_messages = 0
         """Tokens and other messages of heads that came too late, twice or out of order."""
+
+    def restore(self, deployments: Iterable[DeploymentRecord]) -> None:
+        """The deployments on disk, at the start: clients of a former run may come back to them."""
+        heads = {record.name: (record.epoch, record.head.node_id) for record in deployments if record.was_ready}
+        self._resumptions.restore({record.name: heads.get(record.name) for record in deployments})
 
     # Heads
 
@@ -113,7 +120,8 @@ class RequestFront:
         """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
         deployment, in their old order, and forgets those of the requests it has (`held`) that ended here.
 
-        What it has of an earlier run of the coordinator waits there for the client, who knows more of it.
+        What it has of an earlier run of the coordinator waits there for the client, who knows more of it. Requests of
+        clients that came back before it go on, or end with a typed error.
         """
         older = self._attachments.get(deployment)
         if older is not None:
@@ -124,8 +132,14 @@ class RequestFront:
         self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
         for item in held:
-            if item.request_id not in self._requests and item.instance == instance:
+            if item.request_id not in self._requests and item.instance == instance and not item.over:
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
+        former = [item for item in held if item.instance != instance]
+        known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
+        self._resumptions.reported(deployment, epoch, node_id, former, known)
+        for request in self._of(deployment):
+            if request.standing is Standing.AWAITING:
+                self._awaited(request)
         for request in self._of(deployment):
             self._hand_over(request, attachment)
         return attachment
@@ -193,8 +207,10 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         request.times.accepted(len(prompt_tokens))
-        if not request.was_admitted:
-            self._quotas.charge(request.client, len(prompt_tokens))
+        if not request.is_charged:
+            request.is_charged = True
+            # A client that comes with tokens has the head read them, as it does a prompt.
+            self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
     def on_prompt_logprobs(
@@ -283,7 +299,8 @@ class RequestFront:
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
         `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
-        and what `QuotaBook.check` raises.
+        and what `QuotaBook.check` and `ResumptionBook.standing_of` raise. That may come later, as the request's end,
+        where a head has to say first what it has.
         """
         if self._closed is not None:
             raise self._closed
@@ -298,27 +315,10 @@ class RequestFront:
                 field="max_new_tokens",
                 reason="TOO_MANY_NEW_TOKENS",
             )
-        if resumed:
-            self._displace(request_id, client)
-        elif request_id in self._requests:
-            raise AlreadyExistsError(
-                "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
-            )
-        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
-        if not was_admitted:
-            held = [request.deployment for request in self._requests.values() if request.client == client]
-            self._quotas.check(client, generation.priority, record, held)
-        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if not was_admitted and len(self._of(record.name)) >= limit:
-            raise ResourceExhaustedError(
-                f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
-                reason="OVERLOADED",
-                retry_after_s=1.0,
-            )
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
+        self._let_in(request, record)
         now = self._now()
-        times = self.meter.began(record.name, client, now, resumed=resumed)
-        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored, times)
-        request.was_admitted = was_admitted
+        request.times = self.meter.began(record.name, client, now, resumed=resumed)
         request.parked_at = now
         self._requests[request_id] = request
         self.occupied.set()
@@ -436,16 +436,77 @@ class RequestFront:
         if request.cancel_wanted:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
-    def _displace(self, request_id: RequestId, client: str) -> None:
-        """The request's client is back while its earlier call has not ended here."""
-        former = self._requests.get(request_id)
-        if former is None:
-            return
-        if former.client != client:
+    def _let_in(self, request: RunningRequest, record: DeploymentRecord) -> None:
+        """Raise for one that may not run, changing nothing. A former call of the same request ends."""
+        former = self._requests.get(request.request_id)
+        standing, is_charged, is_back = Standing.NEW, False, False
+        if former is not None:
+            if not former.goes_on_as(request):
+                raise AlreadyExistsError(
+                    "request_id: a request with this id is running; choose another, or leave it empty",
+                    field="request_id",
+                )
+            standing = Standing.AWAITING if former.standing is Standing.AWAITING else Standing.BELIEVED
+            is_charged, is_back = former.is_charged, former.is_back
+        elif request.resumed:
+            standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
+            is_back = standing is Standing.BELIEVED
+        elif self._resumptions.is_held(request.request_id):
             raise AlreadyExistsError(
-                "request_id: a request with this id is running; choose another", field="request_id"
+                "request_id: a request with this id runs since before the coordinator's restart; choose another, or "
+                "leave it empty",
+                field="request_id",
             )
-        self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+        self._check(request, record, standing, former)
+        request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
+        if former is not None:
+            self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+        if standing is not Standing.AWAITING:
+            self._resumptions.take(request.request_id)
+
+    def _awaited(self, request: RunningRequest) -> None:
+        """A head has attached, and it is known now what it has: the request comes in, or ends."""
+        record = self._state().deployments.get(request.deployment)
+        if record is None:
+            return
+        try:
+            standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
+            self._check(request, record, standing, request)
+        except EdgeShardError as error:
+            self.meter.refused[error.code.name.lower()] += 1
+            self._end(request, error)
+            return
+        request.standing, request.is_charged, request.is_back = standing, is_charged, standing is Standing.BELIEVED
+        self._resumptions.take(request.request_id)
+
+    def _check(
+        self, request: RunningRequest, record: DeploymentRecord, standing: Standing, itself: RunningRequest | None
+    ) -> None:
+        """Raise for a request that finds no place as what it comes in as, nor by its identity; `itself` is not counted.
+
+        One that is believed passes a full deployment, since its place may have been given away; no more than once over,
+        though. One that waits for a head to speak of it is counted among its identity's alone: else whoever claims
+        what never was would keep out those who do not.
+        """
+        client, is_checked = request.client, standing in (Standing.NEW, Standing.REPLAYED)
+        others = [other for other in self._requests.values() if other is not itself]
+        kept = self._resumptions.reserved(request.request_id) if is_checked else []
+        held = [other.deployment for other in (*others, *kept) if other.client == client]
+        self._quotas.check(client, request.generation.priority, record, held)
+        if is_checked:
+            self._quotas.check_debt(client)
+        if standing is Standing.AWAITING:
+            crowd = held.count(record.name)
+        else:
+            known = (other for other in others if other.standing is not Standing.AWAITING)
+            crowd = sum(other.deployment == record.name for other in (*known, *kept))
+        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
+        if crowd >= (limit if is_checked else 2 * limit):
+            raise ResourceExhaustedError(
+                f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
+                reason="OVERLOADED",
+                retry_after_s=1.0,
+            )
 
     def _not_recovered(self, request: RunningRequest) -> UnavailableError:
         record = self._state().deployments.get(request.deployment)
@@ -481,6 +542,10 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
-            self._quotas.ended(request)
+            # What nobody vouched for is no better for having waited here.
+            if request.standing is not Standing.AWAITING:
+                self._resumptions.ended(
+                    request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back
+                )
             if not self._requests:
                 self.occupied.clear()
