@@ -16,8 +16,9 @@ class StartRequest:
     Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
     is `resumed` was let in before, so that no limit of waiting requests counts for it: the coordinator says so of those
     alone that it knows of, not of all that say it of themselves. `instance` is the run of the coordinator; `digest` is
-    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the request already goes on with it, and sends what comes behind `emitted_tokens`, and
-    of the prompt's log-probabilities, where they are wanted, those from position `scored` on.
+    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the
+    request already goes on with it, and sends what comes behind `emitted_tokens`, and of the prompt's
+    log-probabilities, where they are wanted, those from position `scored` on.
     """
 
     request_id: RequestId

@@ -15,7 +15,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
-    AlreadyExistsError,
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -26,12 +25,13 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, PromptLogprobs, Started, Token
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard_coordinator.control.admission import Admission
 from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.request_meter import RequestMeter
 from edgeshard_coordinator.control.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quota, Quotas
+from edgeshard_coordinator.core.quotas import Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 Arguments = ParamSpec("Arguments")
@@ -95,6 +95,7 @@ class RequestFront:
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
+        self._admission = Admission(self._requests, self._quotas, self._resumptions)
         self.occupied = asyncio.Event()
         """Set while there are requests, so that an idle coordinator need not look at them."""
         self._last_number = 0
@@ -137,9 +138,10 @@ class RequestFront:
         former = [item for item in held if item.instance != instance]
         known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
         self._resumptions.reported(deployment, epoch, node_id, former, known)
+        record = self._state().deployments.get(deployment)
         for request in self._of(deployment):
-            if request.standing is Standing.AWAITING:
-                self._awaited(request)
+            if request.standing is Standing.AWAITING and record is not None:
+                self._awaited(request, record)
         for request in self._of(deployment):
             self._hand_over(request, attachment)
         return attachment
@@ -297,10 +299,9 @@ class RequestFront:
         has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
         `scored` is the position behind the last one whose prompt log-probability it has.
 
-        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
-        `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
-        and what `QuotaBook.check` and `ResumptionBook.standing_of` raise. That may come later, as the request's end,
-        where a head has to say first what it has.
+        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, InvalidArgumentError for a
+        generation that cannot be, and what `Admission.let_in` raises. That may come later, as the request's end, where
+        a head has to say first what it has.
         """
         if self._closed is not None:
             raise self._closed
@@ -316,7 +317,11 @@ class RequestFront:
                 reason="TOO_MANY_NEW_TOKENS",
             )
         request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
-        self._let_in(request, record)
+        former = self._admission.let_in(request, record)
+        if former is not None:
+            self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+        if request.standing is not Standing.AWAITING:
+            self._resumptions.take(request_id)
         now = self._now()
         request.times = self.meter.began(record.name, client, now, resumed=resumed)
         request.parked_at = now
@@ -436,77 +441,15 @@ class RequestFront:
         if request.cancel_wanted:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
-    def _let_in(self, request: RunningRequest, record: DeploymentRecord) -> None:
-        """Raise for one that may not run, changing nothing. A former call of the same request ends."""
-        former = self._requests.get(request.request_id)
-        standing, is_charged, is_back = Standing.NEW, False, False
-        if former is not None:
-            if not former.goes_on_as(request):
-                raise AlreadyExistsError(
-                    "request_id: a request with this id is running; choose another, or leave it empty",
-                    field="request_id",
-                )
-            standing = Standing.AWAITING if former.standing is Standing.AWAITING else Standing.BELIEVED
-            is_charged, is_back = former.is_charged, former.is_back
-        elif request.resumed:
-            standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
-            is_back = standing is Standing.BELIEVED
-        elif self._resumptions.is_held(request.request_id):
-            raise AlreadyExistsError(
-                "request_id: a request with this id runs since before the coordinator's restart; choose another, or "
-                "leave it empty",
-                field="request_id",
-            )
-        self._check(request, record, standing, former)
-        request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
-        if former is not None:
-            self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
-        if standing is not Standing.AWAITING:
-            self._resumptions.take(request.request_id)
-
-    def _awaited(self, request: RunningRequest) -> None:
+    def _awaited(self, request: RunningRequest, record: DeploymentRecord) -> None:
         """A head has attached, and it is known now what it has: the request comes in, or ends."""
-        record = self._state().deployments.get(request.deployment)
-        if record is None:
-            return
         try:
-            standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
-            self._check(request, record, standing, request)
+            self._admission.decide(request, record)
         except EdgeShardError as error:
             self.meter.refused[error.code.name.lower()] += 1
             self._end(request, error)
-            return
-        request.standing, request.is_charged, request.is_back = standing, is_charged, standing is Standing.BELIEVED
-        self._resumptions.take(request.request_id)
-
-    def _check(
-        self, request: RunningRequest, record: DeploymentRecord, standing: Standing, itself: RunningRequest | None
-    ) -> None:
-        """Raise for a request that finds no place as what it comes in as, nor by its identity; `itself` is not counted.
-
-        One that is believed passes a full deployment, since its place may have been given away; no more than once over,
-        though. One that waits for a head to speak of it is counted among its identity's alone: else whoever claims
-        what never was would keep out those who do not.
-        """
-        client, is_checked = request.client, standing in (Standing.NEW, Standing.REPLAYED)
-        others = [other for other in self._requests.values() if other is not itself]
-        kept = self._resumptions.reserved(request.request_id) if is_checked else []
-        held = [other.deployment for other in (*others, *kept) if other.client == client]
-        self._quotas.check(client, request.generation.priority, record, held)
-        if is_checked:
-            self._quotas.check_debt(client)
-        if standing is Standing.AWAITING:
-            crowd = held.count(record.name)
         else:
-            known = (other for other in others if other.standing is not Standing.AWAITING)
-            crowd = sum(other.deployment == record.name for other in (*known, *kept))
-        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if crowd >= (limit if is_checked else 2 * limit):
-            raise ResourceExhaustedError(
-                f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
-                reason="OVERLOADED",
-                retry_after_s=1.0,
-            )
+            self._resumptions.take(request.request_id)
 
     def _not_recovered(self, request: RunningRequest) -> UnavailableError:
         record = self._state().deployments.get(request.deployment)

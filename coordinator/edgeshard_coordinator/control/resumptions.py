@@ -50,7 +50,8 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a client says to have had, or had: `tokens` new ones, and log-probabilities of the prompt before `scored`."""
+    """What a client has of a request, as it says or as others know: so many new `tokens`, and log-probabilities of the
+    prompt before position `scored`."""
 
     deployment: DeploymentName
     client: str

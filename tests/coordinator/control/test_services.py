@@ -468,8 +468,8 @@ async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(open
     agents[0].held_requests = [held]
     for agent, stage in zip(agents, placed, strict=True):
         assert site.state.deployments["tale"].phase is DeploymentPhase.WAITING
-        held = StageStatus(DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY)
-        await agent.heartbeat(held)
+        ready = StageStatus(DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY)
+        await agent.heartbeat(ready)
     await site.until_phase("tale", DeploymentPhase.ACTIVATING)
     call, never = site.generate("r1", resume=[]), site.generate("never", resume=[])
     await agents[0].until(lambda agent: bool(agent.heads))
