@@ -30,13 +30,13 @@ class SiteBackend:
         self.check_place = front.check_place
 
     async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
-        self._front.check_tokens(identity)
+        self._front.check_debt(identity)
         tokens = await self._chats.tokenize(model, text, special, identity)
         self._front.charge(identity, len(tokens))
         return tokens
 
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        self._front.check_tokens(identity)
+        self._front.check_debt(identity)
         for field in ("messages", "tools"):
             check_counted(getattr(conversation, field), field)
         prompt = await self._chats.prompt(model, conversation, identity)

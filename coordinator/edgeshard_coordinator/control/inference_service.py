@@ -124,7 +124,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         wanted = tokenize_request_from_wire(request)
         client = client_of(context)
-        self._front.check_tokens(client)
+        self._front.check_debt(client)
         tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
         self._front.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)

@@ -102,7 +102,7 @@ async def test_a_text_whose_tokens_are_counted_has_a_limit() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         await chats.tokenize("m", "x" * (COUNTED_LIMIT_BYTES + 1), True, "key/me")
     assert caught.value.field == "prompt"
-    front: Any = SimpleNamespace(check_place=None, check_tokens=lambda identity: None)
+    front: Any = SimpleNamespace(check_place=None, check_debt=lambda identity: None)
     with pytest.raises(InvalidArgumentError) as caught:
         await SiteBackend(front, models, chats).count("m", Conversation("x" * (COUNTED_LIMIT_BYTES + 1)), "key/me")
     assert caught.value.field == "messages"
