@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.proto.v1 import admin_pb2 as pb
 
 
@@ -28,3 +28,13 @@ def audit_entry_from_wire(message: pb.AuditEntry) -> AuditEntry:
         message.address,
         message.suppressed,
     )
+
+
+def audit_check_to_wire(check: AuditCheck) -> pb.AuditCheck:
+    return pb.AuditCheck(
+        file=check.file, lines=check.lines, sealed=check.sealed, broken_at=check.broken_at, why=check.why
+    )
+
+
+def audit_check_from_wire(message: pb.AuditCheck) -> AuditCheck:
+    return AuditCheck(message.file, message.lines, message.sealed, message.broken_at, message.why)
