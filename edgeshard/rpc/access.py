@@ -95,12 +95,12 @@ def check_enrolment(context: Any, method: str) -> None:
         raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
 
 
-def check_access(context: Any, method: str, site: str | None, denials: Denials) -> None:
-    """Raise DeniedError for a caller of another site than the server's, whose role may not call `method`, or whose
-    certificate was revoked."""
+def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
+    """Who calls, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
+    not call `method`, or whose certificate was revoked."""
     principal = caller(context)
     if principal is None and site is None:
-        return
+        return None
     if principal is None:
         raise DeniedError("plaintext is not spoken here", field="certificate", reason="NO_ROLE")
     if principal.site != site:
@@ -114,6 +114,7 @@ def check_access(context: Any, method: str, site: str | None, denials: Denials) 
             f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}", field="role", reason="ROLE"
         )
     denials.check(context, principal)
+    return principal
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:
