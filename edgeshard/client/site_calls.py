@@ -21,7 +21,7 @@ from edgeshard.domain.site_event import SiteEvent
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.audit import audit_check_from_wire, audit_entry_from_wire
+from edgeshard.wire.audit import audit_checks_from_wire, audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
@@ -209,11 +209,11 @@ class SiteCalls(Calls):
         Raises FailedPreconditionError where the log is not sealed, or the coordinator is too old to look.
         """
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=1, verify=True))
-        if not response.verified:
+        if not response.HasField("checks"):
             raise FailedPreconditionError(
                 "this coordinator does not seal its audit log: upgrade it", field="verify", reason="NO_SEALS"
             )
-        return tuple(audit_check_from_wire(check) for check in response.checks)
+        return audit_checks_from_wire(response.checks)
 
     async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
         """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest

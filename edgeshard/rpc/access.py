@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, principal_from_uri
@@ -87,6 +88,11 @@ def caller(context: Any) -> Principal | None:
         raise DeniedError(
             f"your certificate does not say who you are: {error.message}", field="certificate", reason="NO_ROLE"
         ) from None
+
+
+def peer_address(context: Any) -> str:
+    """`host:port` of the caller, `[host]:port` for IPv6, of gRPC's `ipv4:host:port`."""
+    return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
 
 
 def check_enrolment(context: Any, method: str) -> None:

@@ -215,10 +215,12 @@ class Server:
 
 
 class EnrolmentServer:
-    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, and few at a
-    time. A message is as long as a certificate at most."""
+    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, few at a
+    time, and fewer of one connection: whose messages do not come holds no place of others. A message is as long as a
+    certificate at most."""
 
-    MOST_CALLS = 16
+    MOST_CALLS = 128
+    MOST_CALLS_OF_ONE = 4
     MOST_BYTES = 64 << 10
 
     def __init__(self, listen: str, tls: TlsFiles, watch: CallWatch | None = None) -> None:
@@ -226,7 +228,7 @@ class EnrolmentServer:
         options = [
             *_OPTIONS,
             ("grpc.max_receive_message_length", self.MOST_BYTES),
-            ("grpc.max_concurrent_streams", self.MOST_CALLS),
+            ("grpc.max_concurrent_streams", self.MOST_CALLS_OF_ONE),
             ("grpc.max_connection_idle_ms", 10_000),
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),

@@ -30,11 +30,18 @@ def audit_entry_from_wire(message: pb.AuditEntry) -> AuditEntry:
     )
 
 
-def audit_check_to_wire(check: AuditCheck) -> pb.AuditCheck:
-    return pb.AuditCheck(
-        file=check.file, lines=check.lines, sealed=check.sealed, broken_at=check.broken_at, why=check.why
+def audit_checks_to_wire(checks: tuple[AuditCheck, ...]) -> pb.AuditChecks:
+    return pb.AuditChecks(
+        checks=[
+            pb.AuditCheck(
+                file=check.file, lines=check.lines, sealed=check.sealed, broken_at=check.broken_at, why=check.why
+            )
+            for check in checks
+        ]
     )
 
 
-def audit_check_from_wire(message: pb.AuditCheck) -> AuditCheck:
-    return AuditCheck(message.file, message.lines, message.sealed, message.broken_at, message.why)
+def audit_checks_from_wire(message: pb.AuditChecks) -> tuple[AuditCheck, ...]:
+    return tuple(
+        AuditCheck(check.file, check.lines, check.sealed, check.broken_at, check.why) for check in message.checks
+    )

@@ -52,7 +52,7 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from edgeshard.wire.audit import audit_check_to_wire, audit_entry_to_wire
+from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
 from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
@@ -365,11 +365,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def ListAudit(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListAudit", request, context)
-        checks = [audit_check_to_wire(check) for check in self.site.checks or ()]
+        checks = self.site.checks if request.verify else None
         return admin_pb2.ListAuditResponse(
             entries=[audit_entry_to_wire(entry) for entry in self.site.audit],
-            verified=request.verify and self.site.checks is not None,
-            checks=checks,
+            checks=None if checks is None else audit_checks_to_wire(tuple(checks)),
         )
 
     def ListEvents(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:

@@ -369,14 +369,18 @@ class ListAuditRequest(_message.Message):
     def __init__(self, limit: _Optional[int] = ..., verify: _Optional[bool] = ...) -> None: ...
 
 class ListAuditResponse(_message.Message):
-    __slots__ = ("entries", "verified", "checks")
+    __slots__ = ("entries", "checks")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    VERIFIED_FIELD_NUMBER: _ClassVar[int]
     CHECKS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
-    verified: bool
+    checks: AuditChecks
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., checks: _Optional[_Union[AuditChecks, _Mapping]] = ...) -> None: ...
+
+class AuditChecks(_message.Message):
+    __slots__ = ("checks",)
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     checks: _containers.RepeatedCompositeFieldContainer[AuditCheck]
-    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., verified: _Optional[bool] = ..., checks: _Optional[_Iterable[_Union[AuditCheck, _Mapping]]] = ...) -> None: ...
+    def __init__(self, checks: _Optional[_Iterable[_Union[AuditCheck, _Mapping]]] = ...) -> None: ...
 
 class AuditCheck(_message.Message):
     __slots__ = ("file", "lines", "sealed", "broken_at", "why")
