@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StagePhase, StageStatus
 from edgeshard.domain.loss import Loss
@@ -69,6 +69,14 @@ AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("RESULT", lambda entry: entry.result),
     Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
     Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
+]
+
+AUDIT_CHECK_COLUMNS: list[Column[AuditCheck]] = [
+    Column("FILE", lambda check: check.file),
+    Column("LINES", lambda check: str(check.lines), right=True),
+    Column("SEALED", lambda check: str(check.sealed), right=True),
+    Column("BROKEN AT", lambda check: str(check.broken_at or ""), right=True),
+    Column("WHY", lambda check: check.why),
 ]
 
 EVENT_COLUMNS: list[Column[SiteEvent]] = [
