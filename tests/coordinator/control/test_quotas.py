@@ -26,6 +26,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.status import from_rpc_error
+from tests.attack import resumption
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S
 
@@ -110,6 +111,31 @@ async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., An
     # Nor does it get more by saying that it was let in before.
     error = await refusal(generate(greedy, "g-again", resume=True))
     assert isinstance(error, FailedPreconditionError) and (error.field, error.reason) == ("resume", "NOT_RESUMABLE")
+
+
+async def test_requests_that_ended_do_not_come_back_as_more_than_one_client_may_have(
+    open_site: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Nor as others, nor at a priority of their own."""
+    identities = Identities(tmp_path)
+    site = await open_site(identities=identities)
+    _, head = await site.deployed(concurrency=4)
+
+    async def serve() -> None:
+        """The first time each ends at once; what is resumed goes on."""
+        while True:
+            start = await head.next_start()
+            await head.accept(start.request_id)
+            if not start.resumed:
+                await head.token(start.request_id, 3)
+                await head.finish(start.request_id)
+
+    served = asyncio.create_task(serve())
+    files = identities.of(Role.CLIENT, "mallory")
+    found = await resumption.resume_ended(site.address, files, "tale", count=40, seconds=DEADLINE_S)
+    served.cancel()
+    assert found["others"] == found["never"] == {"NOT_RESUMABLE": 40}
+    assert found["same"] == {resumption.STARTED: 12, "QUOTA": 28}
 
 
 async def test_a_client_asks_for_no_priority_that_it_was_not_given(
