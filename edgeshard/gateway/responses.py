@@ -199,8 +199,8 @@ class Responses:
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ResponsesRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
             making = chat_answers(
                 self._backend, served, asked, asked.to_conversation, asked.chat_tools(), asked.chat_choice()

@@ -57,8 +57,7 @@ class Texts:
 
     async def tokenize(self, request: Request) -> Response:
         asked = await read_body(request, TokenizeRequest)
-        served = self._backend.find(asked.model)
-        caller_of(request).check(served)
+        served = caller_of(request).find(self._backend, asked.model)
         if asked.prompt is not None:
             special = asked.add_special_tokens is not False
             tokens = await unless_left(request, self._backend.tokenize(served.deployment, asked.prompt, special))
@@ -69,7 +68,6 @@ class Texts:
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_body(request, DetokenizeRequest)
-        served = self._backend.find(asked.model)
-        caller_of(request).check(served)
+        served = caller_of(request).find(self._backend, asked.model)
         text = await unless_left(request, self._backend.detokenize(served.deployment, asked.tokens))
         return json_response({"prompt": text})

@@ -48,7 +48,7 @@ class QuotaBook:
         if quota.requests is None and identity and held.count(record.name) >= share:
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
 
-    def check_debt(self, identity: str) -> None:
+    def check_tokens(self, identity: str) -> None:
         """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for one that used too many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:
