@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from starlette.requests import Request
+
 from edgeshard.domain.errors import DeniedError, NotFoundError
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway.backend import Backend
@@ -34,6 +36,13 @@ class Caller:
                 field="model",
                 reason="KEY_SCOPE",
             ) from None
+
+
+def caller_of(request: Request) -> Caller:
+    """Whom the entrance let in."""
+    caller = request.scope["state"]["caller"]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 class Doors(Protocol):

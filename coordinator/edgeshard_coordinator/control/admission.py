@@ -28,7 +28,7 @@ class Admission:
         """Say how it comes in; the former call of the same request, which must end, where there is one.
 
         Raises for one that may not run, changing nothing: AlreadyExistsError naming `request_id`, and what
-        `QuotaBook.check`, `QuotaBook.check_tokens` and `ResumptionBook.standing_of` raise.
+        `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` raise.
         """
         former = self._requests.get(request.request_id)
         standing, is_charged, is_back = Standing.NEW, False, False
@@ -68,7 +68,7 @@ class Admission:
         held += [claim.deployment for claim in kept if claim.client == request.client]
         self._quotas.check(request.client, request.generation.priority, record, held)
         if is_checked:
-            self._quotas.check_tokens(request.client)
+            self._quotas.check_debt(request.client)
         if standing is Standing.AWAITING:
             crowd = held
         else:

@@ -48,7 +48,15 @@ class QuotaBook:
         if quota.requests is None and identity and held.count(record.name) >= share:
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
 
-    def check_tokens(self, identity: str) -> None:
+    def check_place(self, identity: str, at_once: int) -> None:
+        """Raise ResourceExhaustedError as `check` and `check_debt` do, for what can be told before anybody knows what
+        is asked for: `at_once` are the requests of this identity that run, wait or are being read."""
+        quota, who = self._of(identity), identity or "everyone together"
+        if quota.requests is not None and at_once >= quota.requests:
+            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        self.check_debt(identity)
+
+    def check_debt(self, identity: str) -> None:
         """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for one that used too many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:

@@ -335,6 +335,20 @@ class RequestFront:
         """API keys have limits of their own: `of_key` gives an identity's, None where it has none."""
         self._quotas.of_key = of_key
 
+    def check_place(self, client: str, reading: int) -> None:
+        """Raise ResourceExhaustedError where `client` may have no request beside those that run or wait and `reading`
+        ones whose bodies are on their way."""
+        held = sum(request.client == client for request in self._requests.values())
+        self._quotas.check_place(client, held + reading)
+
+    def check_debt(self, client: str) -> None:
+        """Raise ResourceExhaustedError for a client that has used more tokens than its quota."""
+        self._quotas.check_debt(client)
+
+    def charge(self, client: str, tokens: int) -> None:
+        """They were made of a text of `client`, for no request."""
+        self._quotas.charge(client, tokens)
+
     def records(self) -> tuple[DeploymentRecord, ...]:
         return tuple(self._state().deployments.values())
 

@@ -106,7 +106,7 @@ class Site:
     def charged(self, client: str = "client/app") -> float:
         """In tokens beyond a burst of 60, at one a second."""
         with pytest.raises(ResourceExhaustedError) as refusal:
-            self.front._quotas.check_tokens(client)
+            self.front._quotas.check_debt(client)
         return refusal.value.retry_after_s or 0.0
 
 
