@@ -57,7 +57,7 @@ class Clockwork:
     def models(self) -> tuple[ServedModel, ...]:
         return (SERVED,)
 
-    def find(self, model: str) -> ServedModel:
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
         return SERVED
 
     def stored(self, model: str) -> StoredModel | None:

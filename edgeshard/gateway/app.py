@@ -124,9 +124,7 @@ class Site:
         return json_response({"object": "list", "data": listed})
 
     async def model(self, model: str, request: Request) -> Response:
-        served = self._backend.find(model)
-        caller_of(request).check(served)
-        return json_response(self._model(served))
+        return json_response(self._model(caller_of(request).find(self._backend, model)))
 
     async def embeddings(self) -> Response:
         raise FailedPreconditionError(

@@ -18,9 +18,9 @@ class Backend(Protocol):
         """What answers now."""
         ...
 
-    def find(self, model: str) -> ServedModel:
-        """By a deployment's name, or a model's that one deployment serves. Raises NotFoundError, and what says that it
-        does not answer at the moment."""
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
+        """By a deployment's name, or a model's that one deployment serves; `only` those of these names are there for
+        the caller. Raises NotFoundError, and what says that it does not answer at the moment."""
         ...
 
     def stored(self, model: str) -> StoredModel | None:

@@ -116,8 +116,8 @@ class Chats:
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ChatRequest, self._backend.check_place)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
             making = chat_answers(
                 self._backend, served, asked, asked.conversation, asked.tools, asked.tool_choice, caller.identity

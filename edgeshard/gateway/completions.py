@@ -116,8 +116,8 @@ class Completions:
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest, self._backend.check_place)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         generations = asked.generations()
         opened = [
             partial(self._backend.generate, served.deployment, generation, caller.identity)

@@ -298,9 +298,7 @@ class Ollama:
         return ChatAnswers((generation,), _plain_parser)
 
     def _find(self, request: Request, model: str) -> ServedModel:
-        served = self._backend.find(model.removesuffix(LATEST))
-        caller_of(request).check(served)
-        return served
+        return caller_of(request).find(self._backend, model.removesuffix(LATEST))
 
     async def _answer(
         self, request: Request, asked: OllamaFields, served: ServedModel, making: Any, *, is_chat: bool

@@ -200,8 +200,8 @@ class Responses:
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ResponsesRequest, self._backend.check_place)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
             tools, choice = asked.chat_tools(), asked.chat_choice()
             making = chat_answers(self._backend, served, asked, asked.to_conversation, tools, choice, caller.identity)

@@ -62,8 +62,8 @@ class Texts:
 
     async def tokenize(self, request: Request) -> Response:
         asked = await read_body(request, TokenizeRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
             tokens = await unless_left(request, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:
@@ -72,8 +72,8 @@ class Texts:
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_body(request, DetokenizeRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
         return json_response({"prompt": await unless_left(request, detokenizing)})
 

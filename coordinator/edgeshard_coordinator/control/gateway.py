@@ -47,8 +47,8 @@ class SiteBackend:
         ready = [record for record in self._front.records() if record.phase is DeploymentPhase.READY]
         return tuple(served_model(record, self._models) for record in ready)
 
-    def find(self, model: str) -> ServedModel:
-        return served_model(self._front.find(model), self._models)
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
+        return served_model(self._front.find(model, only), self._models)
 
     def stored(self, model: str) -> StoredModel | None:
         try:

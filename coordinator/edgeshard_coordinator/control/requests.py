@@ -352,12 +352,13 @@ class RequestFront:
     def records(self) -> tuple[DeploymentRecord, ...]:
         return tuple(self._state().deployments.values())
 
-    def find(self, model: str) -> DeploymentRecord:
-        """The deployment that serves `model`, by its name or its model's, and can be asked now.
+    def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
+        """The deployment that serves `model`, by its name or its model's, and can be asked now; where `only` some of
+        these names are the caller's business, as if there were no others.
 
         Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
         """
-        record = self.record_of(model)
+        record = self.record_of(model, only)
         self._attachment_of(record, may_wait=False)
         return record
 
@@ -399,9 +400,11 @@ class RequestFront:
     def all_active_requests(self) -> int:
         return len(self._requests)
 
-    def record_of(self, model: str) -> DeploymentRecord:
+    def record_of(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
         """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
+        if only is not None:
+            records = [record for record in records if not only.isdisjoint((record.name, record.model))]
         by_name = next((record for record in records if record.name == model), None)
         if by_name is not None:
             return by_name

@@ -280,6 +280,13 @@ def test_ids_that_never_were_fill_no_deployment_after_a_restart() -> None:
     assert site.front.active_requests(NAME) == LIMIT
 
 
+def test_where_nobody_is_told_apart_only_so_many_wait_for_a_head() -> None:
+    site = Site(restarted=True)
+    for number in range(2 * LIMIT):
+        site.back(f"r{number}", client="")
+    assert site.refused("more", client="").reason == "OVERLOADED"
+
+
 def test_a_former_run_keeps_its_places_for_a_while() -> None:
     """Also those of its identities: neither others' requests nor one's own take them."""
     site = Site(restarted=True)
