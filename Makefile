@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Images of containers set it. Each process would then compile torch, and each worker of the tests all tests, anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 # What .venv holds: what runs, and what developers need besides.

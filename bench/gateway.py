@@ -57,7 +57,7 @@ class Clockwork:
     def models(self) -> tuple[ServedModel, ...]:
         return (SERVED,)
 
-    def find(self, model: str) -> ServedModel:
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
         return SERVED
 
     def stored(self, model: str) -> StoredModel | None:
@@ -76,13 +76,19 @@ class Clockwork:
             yield Token(3 + position, 17, " word", -0.5)
         yield Finished(FinishReason.LENGTH, "", 3, count)
 
-    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+    def check_place(self, identity: str, reading: int) -> None:
+        pass
+
+    async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         return ChatPrompt((1, 2, 3), room=1 << 20)
 
-    async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]:
+    async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
+        return await self.prompt(model, conversation, identity)
+
+    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
         return (1, 2, 3)
 
-    async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
+    async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:
         return "text"
 
     def words(self, model: str) -> Words:

@@ -35,13 +35,8 @@ LEVELS = (RUNTIME, DEVELOPER)
 PYTHON = VENV / "bin" / "python"
 # Python compiles a module when it is first imported. To compile all that nobody imports takes a minute and 0.2 GB.
 PIP_INSTALL = (str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--no-compile")
-# What is imported often, once here and not at the first start of three daemons at once.
-FIRST_IMPORTS = {
-    RUNTIME: (
-        "import edgeshard.cli.demo, edgeshard.cli.serve, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
-    ),
-    DEVELOPER: "import hypothesis, pytest, xdist.plugin",
-}
+# What the daemons import, once here and not at the first start of three of them at once.
+FIRST_IMPORT = "import edgeshard.client, edgeshard_coordinator.daemon, edgeshard_agent.hosting.tools"
 LOCK = ROOT / "constraints.lock"
 # How pip is held to the lock. A source distribution would be built with whatever the index serves that day.
 HELD = ("--require-hashes", "--only-binary", ":all:", "--constraint", str(LOCK))
@@ -80,7 +75,8 @@ def main(arguments: list[str]) -> int:
         for level in missing:
             STAMPS[level].unlink(missing_ok=True)
             (install_locked if locked else install)(project, level)
-            first_import(level)
+            if level == RUNTIME:
+                run(str(PYTHON), "-c", FIRST_IMPORT)
         # Compiles the kernels where they are out of date, and says so, which pip would hide.
         run(str(PYTHON), "hatch_build.py")
     except subprocess.CalledProcessError as error:
@@ -202,16 +198,6 @@ def requirements(project: dict[str, Any], *levels: str) -> list[str]:
 def torch_requirement(project: dict[str, Any]) -> str:
     requirements: list[str] = project["project"]["optional-dependencies"]["agent"]
     return next(text for text in requirements if text.startswith("torch="))
-
-
-def first_import(level: str) -> None:
-    """Compiles modules and keeps them, also where PYTHONDONTWRITEBYTECODE is set, as in many images of containers.
-
-    Every process would compile torch again, 3 seconds of a core each time.
-    """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    command = (str(PYTHON), "-c", FIRST_IMPORTS[level])
-    subprocess.run(command, check=True, cwd=ROOT, stdin=subprocess.DEVNULL, env=environment)
 
 
 def run(*command: str) -> None:

@@ -47,6 +47,7 @@ from edgeshard_coordinator.control.doors import KeyDoors
 from edgeshard_coordinator.control.persistence import StateStore
 from edgeshard_coordinator.core.planned import PlanningPlacer
 from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
+from edgeshard_coordinator.core.seals import SealKey
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
@@ -144,12 +145,12 @@ class _Site:
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
-    given, denials, audit = settings.tls(), Denials(), AuditLog(settings.state_dir / "audit", SystemClock())
+    given, denials = settings.tls(), Denials()
     keys = KeyBook(KeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if given is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")
-        return _Site(None, None, denials, audit, keys)
+        return _Site(None, None, denials, AuditLog(settings.state_dir / "audit", SystemClock()), keys)
     given.check_is(Role.COORDINATOR, "coordinator")
     tls = adopted(given, settings.state_dir / "pki")
     issuing = None
@@ -161,6 +162,8 @@ def _site(settings: CoordinatorSettings) -> _Site:
         raise InvalidArgumentError("--enrol-listen needs --ca-key, the key of the site's authority", field="ca-key")
     store = MembershipStore(settings.state_dir / "membership.sqlite")
     membership = Membership(tls.principal().site, store, denials, issuing, now, SystemClock().now)
+    seal_key = None if issuing is None else SealKey(issuing.authority.derived("audit seals"))
+    audit = AuditLog(settings.state_dir / "audit", SystemClock(), seal_key)
     return _Site(tls, membership, denials, audit, keys, issuing)
 
 
@@ -284,9 +287,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
         ) from None
     watch = CallAudit(site.audit)
     coordinator = Coordinator(
-        Server(
-            settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections
-        ),
+        Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),

@@ -9,16 +9,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import PROMPT_LIMIT_BYTES, text_bytes
 from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 
+VARIABLES_LIMIT_BYTES = 64 << 10
+"""Of a template's further variables: switches and short texts. A template may go through all of them over and over."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _KEYS = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking", "refusal"}
 )
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+def check_sizes(conversation: Conversation) -> None:
+    """Raise InvalidArgumentError naming what of a conversation is too long, before anybody reads it."""
+    for field in ("messages", "tools", "variables"):
+        _check_size(getattr(conversation, field), field)
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
@@ -60,14 +69,21 @@ def parse_variables(text: str) -> dict[str, Any]:
 
 
 def _parsed(text: str, field: str) -> Any:
-    if text_bytes(text) > PROMPT_LIMIT_BYTES:
-        raise _wrong(field, f"has more than {PROMPT_LIMIT_BYTES} bytes; shorten it", "PROMPT_TOO_LONG")
+    _check_size(text, field)
     if json_values(text) > JSON_VALUES_LIMIT:
         raise _wrong(field, f"may hold more than {JSON_VALUES_LIMIT} values, the most that are read")
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise _wrong(field, "is not valid JSON") from None
+
+
+def _check_size(text: str, field: str) -> None:
+    limit, reason = PROMPT_LIMIT_BYTES, "PROMPT_TOO_LONG"
+    if field == "variables":
+        limit, reason = VARIABLES_LIMIT_BYTES, "VARIABLES_TOO_LONG"
+    if text_bytes(text) > limit:
+        raise _wrong(field, f"has more than {limit} bytes; shorten it", reason)
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
@@ -11,7 +12,7 @@ from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
 from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS, check_prompt_size
+from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -32,6 +33,8 @@ _REASONING = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """What templates mark reasoning with; the end is what a template must name, since some name nothing else."""
+_SHRINKING = 4
+"""Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
 _TAG, _LIST, _CHANNEL = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
 _LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
 
@@ -103,6 +106,25 @@ class ChatModel:
         """The conversation as tokens; raises as `render` and `tokenize` do."""
         text, answer_format = self.render(conversation)
         return ChatPrompt(self.tokenize(text, special=False), answer_format, self.defaults)
+
+    def check_fits(self, text: str, max_context: int, field: str) -> None:
+        """Raise InvalidArgumentError naming `field` for a text that certainly has more than `max_context` tokens (0:
+        nobody can tell), before it costs anything."""
+        size = text_bytes(text)
+        if not max_context or size <= _SHRINKING * max_context:  # a token has a byte at least
+            return
+        if size > _SHRINKING * max_context * self._longest_token_bytes:
+            raise InvalidArgumentError(
+                f"{field}: a text of {size} bytes does not fit the deployment's context of {max_context} tokens; "
+                "shorten it",
+                field=field,
+                reason="CONTEXT_EXCEEDED",
+            )
+
+    @cached_property
+    def _longest_token_bytes(self) -> int:
+        """Of the vocabulary as it is written; at least as many as those of the text that a token stands for."""
+        return max(map(text_bytes, self._tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
         """Token ids; `special` adds those that the tokenizer puts around a text. Raises InvalidArgumentError."""

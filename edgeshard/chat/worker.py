@@ -1,7 +1,8 @@
 """The process that renders chat templates and tokenises; it ends when a template takes too much.
 
-Requests are lines of JSON on its standard input, answers such lines on its standard output, with the bytes behind a
-line that it says (`binary`). One is done after the other. `edgeshard.chat.process` is the other end.
+Requests are lines of JSON on its standard input, each with the bytes of its `parts` behind it; answers are such lines
+on its standard output, with the bytes behind a line that it says (`binary`). One is done after the other.
+`edgeshard.chat.lane` is the other end. The argument is added to the process's niceness.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ RENDER_LIMIT_S = 0.5
 RENDER_LIMIT_BYTES = 384 << 20
 """That the process may grow by meanwhile."""
 LOAD_LIMIT_S = 30.0
-"""Of processor time for a model's files, and for tokenising a prompt."""
+"""Of processor time for a model's files."""
+TOKENISE_LIMIT_S = 10.0
+"""Of processor time for a prompt's tokens, or their text; the longest prompts take some two seconds."""
 MODELS_KEPT = 4
 """With their tokenizers, each up to some hundred MB."""
 _TOKEN_TYPE = "I"
@@ -43,26 +46,31 @@ class Worker:
     def __init__(self) -> None:
         self._models: OrderedDict[str, ChatModel] = OrderedDict()
 
-    def answer(self, request: Mapping[str, Any]) -> Answer:
+    def answer(self, request: Mapping[str, Any], parts: Mapping[str, bytes]) -> Answer:
         """Raises EdgeShardError."""
         with limited_time(LOAD_LIMIT_S):
             model = self._model(request["model"], request["files"])
         match request["do"]:
             case "prompt":
+                said = {name: _text(parts[name]) for name in ("messages", "tools", "variables")}
                 with limited_memory(), limited_time(RENDER_LIMIT_S):
-                    text, answer_format = model.render(Conversation(**request["conversation"]))
-                with limited_time(LOAD_LIMIT_S):
+                    conversation = Conversation(**said, generation_prompt=request["generation_prompt"])
+                    text, answer_format = model.render(conversation)
+                with limited_time(TOKENISE_LIMIT_S):
+                    model.check_fits(text, request["max_context"], "messages")
                     tokens = model.tokenize(text, special=False)
                 return {"format": asdict(answer_format), "defaults": asdict(model.defaults)}, _packed(tokens)
             case "tokenize":
-                with limited_time(LOAD_LIMIT_S):
-                    return {}, _packed(model.tokenize(request["text"], request["special"]))
+                text = _text(parts["text"])
+                with limited_time(TOKENISE_LIMIT_S):
+                    model.check_fits(text, request["max_context"], "prompt")
+                    return {}, _packed(model.tokenize(text, request["special"]))
             case "detokenize":
-                with limited_time(LOAD_LIMIT_S):
-                    return {}, model.detokenize(request["tokens"]).encode()
+                with limited_time(TOKENISE_LIMIT_S):
+                    return {}, model.detokenize(_tokens(parts["tokens"])).encode()
             case "texts":
-                with limited_time(LOAD_LIMIT_S):
-                    return {}, json.dumps(model.texts(request["tokens"])).encode()
+                with limited_time(TOKENISE_LIMIT_S):
+                    return {}, json.dumps(model.texts(_tokens(parts["tokens"]))).encode()
         raise InternalError(f"the chat worker cannot {request['do']}")
 
     def _model(self, digest: str, paths: Mapping[str, str]) -> ChatModel:
@@ -107,19 +115,32 @@ def _packed(tokens: tuple[int, ...]) -> bytes:
     return array(_TOKEN_TYPE, tokens).tobytes()
 
 
+def _tokens(data: bytes) -> array[int]:
+    tokens = array(_TOKEN_TYPE)
+    tokens.frombytes(data)
+    return tokens
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
 def main() -> None:
     """Serve until standard input ends."""
+    os.nice(int(sys.argv[1]))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     worker = Worker()
     for line in sys.stdin.buffer:
-        values, data = _answer(worker, line)
+        request = json.loads(line)
+        parts = {name: sys.stdin.buffer.read(size) for name, size in request["parts"].items()}
+        values, data = _answer(worker, request, parts)
         sys.stdout.buffer.write(json.dumps({**values, "binary": len(data)}).encode() + b"\n" + data)
         sys.stdout.buffer.flush()
 
 
-def _answer(worker: Worker, line: bytes) -> Answer:
+def _answer(worker: Worker, request: Mapping[str, Any], parts: Mapping[str, bytes]) -> Answer:
     try:
-        return worker.answer(json.loads(line))
+        return worker.answer(request, parts)
     except EdgeShardError as error:
         failure = error
     except (KeyboardInterrupt, SystemExit):

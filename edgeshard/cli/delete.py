@@ -86,7 +86,7 @@ def packed(
 
     One that a stage or a standby uses stays. edgectl describe node lists them.
     """
-    from edgeshard.cli.output import human_bytes, printable
+    from edgeshard.cli.output import human_bytes
     from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
     if unused == bool(units):
@@ -105,7 +105,7 @@ def packed(
         typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of box {node} deleted: {freed} freed")
     if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
         raise FailedPreconditionError(
-            f"box {node} uses {printable(', '.join(kept))}; delete the deployment first",
+            f"box {node} uses {', '.join(kept)}; delete the deployment first",
             field="units",
             reason="PACKED_IN_USE",
         )

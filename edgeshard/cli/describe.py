@@ -11,17 +11,18 @@ from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.output import (
+    OWN_LINES,
     Column,
     Output,
     OutputOption,
     plain,
     print_table,
-    printable,
     show_data,
     show_fields,
     table,
     visible,
 )
+from edgeshard.domain.ids import escaped
 
 app = typer.Typer(cls=NounGroup, help="Show everything about one box, model or deployment.", no_args_is_help=True)
 
@@ -48,7 +49,7 @@ def node(context: typer.Context, name: NodeName, output: OutputOption = Output.T
                 packed = await client.packed_units(name)
                 says = packed_text(packed)
             except EdgeShardError as error:  # all else of a box is known also while it is away
-                says = f"unknown: {printable(error.message)}"
+                says = f"unknown: {error.message}"
         found = details.node
         _show(
             node_data(details, names) | {"packed": plain(packed)},
@@ -121,7 +122,7 @@ def _show(
     if output in (Output.JSON, Output.YAML):
         show_data(plain(value), output)
     elif output is Output.NAME:
-        typer.echo(name)
+        typer.echo(escaped(name))
     else:
         show_fields(fields)
         for items, columns in tables:
@@ -129,4 +130,4 @@ def _show(
                 typer.echo()
                 print_table(table(items, visible(columns, output)))
         for paragraph in paragraphs:
-            typer.echo(f"\n{paragraph}")
+            typer.echo(f"\n{escaped(paragraph, OWN_LINES)}")

@@ -10,6 +10,7 @@ from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.output import Output, OutputOption, show_list
 from edgeshard.cli.watch import WatchOption, show
+from edgeshard.domain.errors import DataLossError
 
 app = typer.Typer(cls=NounGroup, help="List boxes, models, deployments, events, audit.", no_args_is_help=True)
 
@@ -78,13 +79,27 @@ def events(
 def audit(
     context: typer.Context,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The newest so many.")] = 50,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Hold the files against their seals instead; exit code 1 where one is broken."),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List who changed the site, or was refused, the newest last."""
-    from edgeshard.cli.views import AUDIT_COLUMNS
+    """List who changed the site, or was refused, the newest last. Refusals are half of them at most, where there is
+    enough else.
+    """
+    from edgeshard.cli.views import AUDIT_CHECK_COLUMNS, AUDIT_COLUMNS
 
     async def work() -> None:
         async with connect_of(context).client() as client:
-            show_list(await client.audit(limit), output, AUDIT_COLUMNS, lambda entry: entry.what)
+            if verify:
+                checks = await client.check_audit()
+                show_list(checks, output, AUDIT_CHECK_COLUMNS, lambda check: check.file)
+                if broken := [check for check in checks if check.broken_at]:
+                    raise DataLossError(
+                        f"audit log broken at {broken[0].file}:{broken[0].broken_at}: {broken[0].why}", reason="SEAL"
+                    )
+            else:
+                show_list(await client.audit(limit), output, AUDIT_COLUMNS, lambda entry: entry.what)
 
     run(work())

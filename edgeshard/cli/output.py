@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import typer
 
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import escaped
 from edgeshard.domain.model import LayerRange
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Item = TypeVar("Item")
+OWN_LINES = "\n\t"
+"""What `escaped` keeps of texts that have lines of their own."""
 _ANY_WIDTH = 1000
 _FOLDS_FROM = 80
 
@@ -55,7 +58,7 @@ def show_list(
         show_data([plain(item) for item in items], output)
     elif output is Output.NAME:
         for item in items:
-            typer.echo(name(item))
+            typer.echo(escaped(name(item)))
     elif not items:
         typer.echo("none", err=True)
     else:
@@ -72,9 +75,18 @@ def show_data(value: Any, output: Output) -> None:
     if output is Output.YAML:
         import yaml
 
-        typer.echo(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), nl=False)
+        text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        if escaped(text, OWN_LINES) != text:
+            text = yaml.safe_dump(value, sort_keys=False)  # with escapes for all that is not ASCII
+        typer.echo(text, nl=False)
     else:
-        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        typer.echo(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON for people and programs: with escapes for all that is not ASCII where something in it steers a terminal."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if escaped(text, OWN_LINES) == text else json.dumps(value, indent=indent)
 
 
 def print_table(rows: Table, wide: bool = False) -> None:
@@ -97,7 +109,7 @@ def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
     for column in columns:
         result.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
     for item in items:
-        result.add_row(*(Text(column.cell(item)) for column in columns))
+        result.add_row(*(Text(escaped(column.cell(item))) for column in columns))
     return result
 
 
@@ -105,7 +117,7 @@ def show_fields(fields: Mapping[str, str]) -> None:
     """Print `name: value` lines to stdout, the values aligned."""
     width = max(len(name) for name in fields) + 2
     for name, value in fields.items():
-        typer.echo(f"{name + ':':<{width}}{value}")
+        typer.echo(f"{name + ':':<{width}}{escaped(value)}")
 
 
 def plain(value: Any) -> Any:
@@ -200,5 +212,5 @@ def _console(stream: Any) -> Console:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters other than newline and tab are dropped."""
+    """What a model has written, for a terminal: control characters other than newline and tab are dropped."""
     return "".join(c for c in text if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160))

@@ -20,6 +20,7 @@ from edgeshard.cli.output import (
     visible,
 )
 from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.ids import escaped
 from edgeshard.planning.explain import bottleneck, explain, locality_words
 from edgeshard.planning.measured import doubtful
 from edgeshard.planning.plan import Alternative, PlannedStage, PlanResult, plan
@@ -87,7 +88,8 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
         show_fields(_fields(result, earlier))
     if result.feasible:
         if with_explanation:
-            typer.echo("\n".join((*explain(result), *(f"Streaming: {line}." for line in streaming_words(result)))))
+            lines = (*explain(result), *(f"Streaming: {line}." for line in streaming_words(result)))
+            typer.echo("\n".join(map(escaped, lines)))
             for words in filter(None, (locality_words(result), _advice(result))):
                 typer.echo(f"{words[0].upper()}{words[1:]}.")
         typer.echo()

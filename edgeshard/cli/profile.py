@@ -16,7 +16,6 @@ from edgeshard.cli.output import (
     Output,
     OutputOption,
     print_table,
-    printable,
     show_data,
     show_list,
     stderr_console,
@@ -24,6 +23,7 @@ from edgeshard.cli.output import (
     visible,
 )
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,13 +161,13 @@ class ProfileReporter:
             task = self._tasks.get(event.node)
             if task is None:
                 task = self._tasks[event.node] = self._bars.add_task(event.node, total=None, what="")
-            what = _outcome(event) if event.finished else printable(event.what)
+            what = _outcome(event) if event.finished else escaped(event.what)
             self._bars.update(task, completed=event.done, total=event.total or None, what=what)
         elif event.finished:
             self._print(f"{event.node}: {_outcome(event)}")
         elif self._is_news(event):
             done = f"{event.done} of {event.total}, " if event.total else ""
-            self._print(f"{event.node}: {done}{printable(event.what)}")
+            self._print(f"{event.node}: {done}{escaped(event.what)}")
         if event.missed:
             links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
             self._print(f"not measured: {links}; the log of {event.node} says why")
@@ -197,7 +197,7 @@ def progress_on(console: Console) -> Iterator[ProfileReporter]:
 
 
 def _outcome(event: NodeProgress) -> str:
-    return "measured" if event.failure is None else f"failed: {printable(event.failure.message)}"
+    return "measured" if event.failure is None else f"failed: {escaped(event.failure.message)}"
 
 
 def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:

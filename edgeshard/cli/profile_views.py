@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgeshard.cli.output import Column, human_age, human_rate, plain, printable
+from edgeshard.cli.output import Column, human_age, human_rate, plain
 from edgeshard.domain.dtypes import weights_text
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import NodeId
+from edgeshard.domain.ids import NodeId, escaped
 from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.site import listed
 from edgeshard.profiles.doubts import busy, doubts
@@ -162,7 +162,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     weights = weights_text(stored.profile.dtype, stored.profile.quantisation)
     yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):
-        yield "  " + printable(line)
+        yield "  " + escaped(line)
     if busy(stored.profile):
         yield "  measured again by itself, a few times at most, when others leave the box alone and it serves nothing"
 
@@ -175,7 +175,7 @@ def _short_result(row: NodeRow) -> str:
 
 def _result(row: NodeRow) -> str:
     if row.failure is not None:
-        return f"failed: {printable(row.failure.message)}"
+        return f"failed: {escaped(row.failure.message)}"
     ways = ["1 link" if len(row.links) == 1 else f"{len(row.links)} links"]
     missed = [f"none to {listed(row.missed)}"] if row.missed else []
     if row.measured is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgeshard.cli.output import human_bytes, human_rate, human_seconds, printable
+from edgeshard.cli.output import human_bytes, human_rate, human_seconds
 from edgeshard.cli.views import node_status, percent
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StageKey, StagePhase, StageStatus
@@ -189,7 +189,7 @@ def _links(deployment: Deployment, site: Site) -> Iterator[Row]:
         receiver = stages[after]
         why = [hop.why for hop in deployment.suspects if (hop.from_stage, hop.to_stage) == (index, after)]
         measured = known.get((sender.node_id, receiver.node_id))
-        state = f"suspect: {printable(why[0])}" if why else "carries"
+        state = f"suspect: {why[0]}" if why else "carries"
         yield (deployment.spec.name, sender.node_name, receiver.node_name, *_figures(measured), state)
 
 

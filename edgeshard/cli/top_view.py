@@ -16,6 +16,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from edgeshard.cli.top_rows import SHAPES, Look, Row, TableShape, summary, tables
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import escaped
 
 Table = DataTable[Text]
 LOOKS = 4
@@ -100,7 +101,7 @@ def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:
         table.remove_row(table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key)
     for number, row in enumerate(rows):
         cells = [
-            Text(words, justify="right" if right else "left")
+            Text(escaped(words), justify="right" if right else "left")
             for words, (_, right) in zip(row, shape.columns, strict=True)
         ]
         if number >= table.row_count:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds, printable
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.cli.output import Column, gap_text, human_bytes, human_count, human_seconds
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.deployment import Deployment
 from edgeshard.domain.device import Node, StagePhase, StageStatus
 from edgeshard.domain.loss import Loss
@@ -63,19 +63,27 @@ DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
 
 AUDIT_COLUMNS: list[Column[AuditEntry]] = [
     Column("TIME", lambda entry: entry.time[:19]),
-    Column("WHO", lambda entry: printable(entry.who)),
-    Column("WHAT", lambda entry: printable(entry.what)),
-    Column("TARGET", lambda entry: printable(entry.target)),
+    Column("WHO", lambda entry: entry.who),
+    Column("WHAT", lambda entry: entry.what),
+    Column("TARGET", lambda entry: entry.target),
     Column("RESULT", lambda entry: entry.result),
     Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
-    Column("ADDRESS", lambda entry: printable(entry.address), wide=True),
+    Column("ADDRESS", lambda entry: entry.address, wide=True),
+]
+
+AUDIT_CHECK_COLUMNS: list[Column[AuditCheck]] = [
+    Column("FILE", lambda check: check.file),
+    Column("LINES", lambda check: str(check.lines), right=True),
+    Column("SEALED", lambda check: str(check.sealed), right=True),
+    Column("BROKEN AT", lambda check: str(check.broken_at or ""), right=True),
+    Column("WHY", lambda check: check.why),
 ]
 
 EVENT_COLUMNS: list[Column[SiteEvent]] = [
     Column("TIME", lambda event: event.time[:19]),
     Column("", lambda event: "!" if event.warning else ""),
-    Column("WHAT", lambda event: f"{event.subject} {printable(event.name)} {printable(event.what)}"),
-    Column("DETAIL", lambda event: printable(event.detail)),
+    Column("WHAT", lambda event: f"{event.subject} {event.name} {event.what}"),
+    Column("DETAIL", lambda event: event.detail),
 ]
 
 PLACED_COLUMNS: list[Column[PlacedStage]] = [
@@ -104,10 +112,10 @@ STAGE_COLUMNS: list[Column[StageStatus]] = [
 
 
 PACKED_COLUMNS: list[Column[PackedUnit]] = [
-    Column("ID", lambda unit: printable(unit.id)),
-    Column("MODEL", lambda unit: printable(unit.model_name or unit.model)),
-    Column("UNIT", lambda unit: printable(unit.unit)),
-    Column("FORM", lambda unit: printable(unit.form)),
+    Column("ID", lambda unit: unit.id),
+    Column("MODEL", lambda unit: unit.model_name or unit.model),
+    Column("UNIT", lambda unit: unit.unit),
+    Column("FORM", lambda unit: unit.form),
     Column("SIZE", lambda unit: human_bytes(unit.size_bytes), right=True),
     Column("IN USE", lambda unit: "yes" if unit.in_use else "no"),
 ]

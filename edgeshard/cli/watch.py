@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Generic, TypeVar
 
 import typer
 
-from edgeshard.cli.output import Column, Output, plain, show_list, visible
+from edgeshard.cli.output import Column, Output, json_text, plain, show_list, visible
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import escaped
 
 Item = TypeVar("Item")
 
@@ -53,9 +53,9 @@ def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Ite
     """One of many that come one by one; JSON as an object a line."""
     match output:
         case Output.JSON:
-            typer.echo(json.dumps(plain(item), ensure_ascii=False))
+            typer.echo(json_text(plain(item)))
         case Output.NAME:
-            typer.echo(name(item))
+            typer.echo(escaped(name(item)))
         case _:
             for line in rows.lines(item):
                 typer.echo(line)
@@ -87,7 +87,7 @@ class Rows(Generic[Item]):
         self._begun = False
 
     def lines(self, item: Item) -> list[str]:
-        cells = [column.cell(item) for column in self._columns]
+        cells = [escaped(column.cell(item)) for column in self._columns]
         self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
         heading = [] if self._begun else [self._line([column.title for column in self._columns])]
         self._begun = True

@@ -7,7 +7,7 @@ from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
 from edgeshard.domain.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
 from edgeshard.domain.packed import PackedUnit
@@ -25,6 +25,7 @@ from edgeshard.domain.site import (
 from edgeshard.rpc.tls import TlsFiles
 
 __all__ = [
+    "AuditCheck",
     "AuditEntry",
     "Chat",
     "ChatCompletion",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.device import Node
 from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.errors import NotFoundError
+from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.packed import DropCall, PackedUnit
@@ -21,7 +21,7 @@ from edgeshard.domain.site_event import SiteEvent
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.audit import audit_entry_from_wire
+from edgeshard.wire.audit import audit_checks_from_wire, audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
@@ -202,6 +202,18 @@ class SiteCalls(Calls):
         """The newest entries of the coordinator's audit log, at most `limit` (1 to 1,000), the oldest first."""
         response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=limit))
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
+
+    async def check_audit(self) -> tuple[AuditCheck, ...]:
+        """What the seals say of each file of the coordinator's audit log.
+
+        Raises FailedPreconditionError where the log is not sealed, or the coordinator is too old to look.
+        """
+        response = await self._admin("ListAudit", admin_pb2.ListAuditRequest(limit=1, verify=True))
+        if not response.HasField("checks"):
+            raise FailedPreconditionError(
+                "this coordinator does not seal its audit log: upgrade it", field="verify", reason="NO_SEALS"
+            )
+        return audit_checks_from_wire(response.checks)
 
     async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
         """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest

@@ -17,7 +17,7 @@ from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.chat import ChatEvent
 from edgeshard.domain.deployment import Deployment, DeploymentSpec
 from edgeshard.domain.device import Node
@@ -262,6 +262,9 @@ class SyncClient:
 
     def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
         return self._run(self._client.audit(limit))
+
+    def check_audit(self) -> tuple[AuditCheck, ...]:
+        return self._run(self._client.check_audit())
 
     def events(self, limit: int = 100, follow: bool = False) -> Generator[SiteEvent, None, None]:
         yield from self._iterate(self._client.events(limit, follow))

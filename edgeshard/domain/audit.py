@@ -9,6 +9,8 @@ BEGUN = "begun"
 """The result of a call that takes a while, until it has another."""
 CALLER_LEFT = "CALLER_LEFT"
 """Its caller left before the answer: it may have taken effect."""
+SUPPRESSED = "SUPPRESSED"
+"""The result of an entry that only counts others."""
 MOST_ENTRIES = 1000
 """That are read at once."""
 
@@ -18,7 +20,8 @@ class AuditEntry:
     """`time` is UTC by ISO 8601. `who` is a certificate's role and id (`operator/admin`), in plaintext the address.
 
     `what` is the method, `target` the name of what it was about, `result` `ok`, `begun` or an error's reason.
-    `suppressed` entries of others than operators came before it so fast that they were not written.
+    `suppressed` entries like it came before it so fast that they were not written, or the disk refused them. Where the
+    result is SUPPRESSED it says of nothing else: of entries of `what` with the result `target`.
     """
 
     time: str
@@ -28,3 +31,18 @@ class AuditEntry:
     result: str
     address: str
     suppressed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCheck:
+    """What the seals say of one file of the audit log, which has so many `lines`, seals among them.
+
+    Those up to `sealed` are as they were written. `broken_at` is the first, from 1, of which that is not so, 0 for
+    none, and `why` what is wrong. Lines behind the last seal of the newest file are not sealed yet.
+    """
+
+    file: str
+    lines: int
+    sealed: int
+    broken_at: int = 0
+    why: str = ""

@@ -14,9 +14,11 @@ class StartRequest:
     """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
 
     Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
-    is `resumed` was let in before, so that no limit of waiting requests counts for it. `instance` is the run of the
-    coordinator. A head that has the request already goes on with it, and sends what comes behind `emitted_tokens`, and
-    of the prompt's log-probabilities, where they are wanted, those from position `scored` on.
+    is `resumed` was let in before, so that no limit of waiting requests counts for it: the coordinator says so of those
+    alone that it knows of, not of all that say it of themselves. `instance` is the run of the coordinator; `digest` is
+    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the
+    request already goes on with it, and sends what comes behind `emitted_tokens`, and of the prompt's
+    log-probabilities, where they are wanted, those from position `scored` on.
     """
 
     request_id: RequestId
@@ -26,6 +28,7 @@ class StartRequest:
     resumed: bool = False
     instance: str = ""
     scored: int = 1
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,20 @@ HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it."""
+    """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it.
+
+    `client` and `digest` are those of its start; an older head or coordinator has no digest. `tokens` are how many new
+    ones the head has of it, `scored` is the position behind the prompt's last log-probability. One that is `over` has
+    been forgotten, because the coordinator had its end; its client may not have got it.
+    """
 
     request_id: RequestId
     instance: str
+    client: str = ""
+    digest: bytes = b""
+    tokens: int = 0
+    scored: int = 1
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,8 +103,11 @@ class JoinToken:
     principal: Principal
     coordinator: str
     enrolment: str
-    token_id: str
     secret: bytes = field(repr=False)
+
+    @property
+    def token_id(self) -> str:
+        return token_id_of(self.secret)
 
     @property
     def invitation(self) -> Invitation:

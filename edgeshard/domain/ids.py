@@ -22,6 +22,8 @@ RequestNumber = NewType("RequestNumber", int)
 
 MAX_ID_LENGTH = 128
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Characters that steer a terminal, begin a line or turn the direction of text (C0, C1, separators, bidi controls)."""
 _DIGEST = re.compile(r"[a-f0-9]{64}")
 
 
@@ -41,12 +43,34 @@ def check_name(text: str, field: str) -> str:
 
 
 def check_id(text: str, field: str) -> str:
-    """Return an opaque id that is neither empty nor long; raises InvalidArgumentError naming `field`."""
+    """Return an opaque id that is neither empty nor long, and plain; raises InvalidArgumentError naming `field`."""
     if not 0 < len(text) <= MAX_ID_LENGTH:
         raise InvalidArgumentError(
             f"{field} must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", field=field, reason="INVALID_ID"
         )
+    return check_plain(text, field)
+
+
+def check_plain(text: str, field: str) -> str:
+    """Return a text that a stranger says and people are shown; raises InvalidArgumentError naming `field` where it has
+    control characters, new lines or characters that turn its direction."""
+    found = _STEERING.search(text)
+    if found is not None:
+        raise InvalidArgumentError(
+            f"{field} holds U+{ord(found[0]):04X}, which steers whatever shows it: leave it out",
+            field=field,
+            reason="NOT_PLAIN",
+        )
     return text
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """A text with such characters as `\\x1b` and `\\u202e`, but for those in `keep`: it cannot steer what shows it."""
+    return _STEERING.sub(lambda found: found[0] if found[0] in keep else _escape(ord(found[0])), text)
+
+
+def _escape(number: int) -> str:
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
 def check_digest(text: str, field: str = "sha256") -> Digest:

@@ -16,12 +16,12 @@ from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPrecondit
 from edgeshard.domain.site import ServedModel
 from edgeshard.gateway import document as forms
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.callers import Doors
+from edgeshard.gateway.callers import Doors, caller_of
 from edgeshard.gateway.chat import ChatRequest, Chats
 from edgeshard.gateway.completions import CompletionRequest, Completions
 from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.document import answers_of, body_of
-from edgeshard.gateway.entrance import Entrance, caller_of
+from edgeshard.gateway.entrance import Entrance
 from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.ollama import ChatBody, GenerateBody, Ollama, ShowBody
@@ -124,9 +124,7 @@ class Site:
         return json_response({"object": "list", "data": listed})
 
     async def model(self, model: str, request: Request) -> Response:
-        served = self._backend.find(model)
-        caller_of(request).check(served)
-        return json_response(self._model(served))
+        return json_response(self._model(caller_of(request).find(self._backend, model)))
 
     async def embeddings(self) -> Response:
         raise FailedPreconditionError(

@@ -18,9 +18,9 @@ class Backend(Protocol):
         """What answers now."""
         ...
 
-    def find(self, model: str) -> ServedModel:
-        """By a deployment's name, or a model's that one deployment serves. Raises NotFoundError, and what says that it
-        does not answer at the moment."""
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
+        """By a deployment's name, or a model's that one deployment serves; `only` those of these names are there for
+        the caller. Raises NotFoundError, and what says that it does not answer at the moment."""
         ...
 
     def stored(self, model: str) -> StoredModel | None:
@@ -35,13 +35,24 @@ class Backend(Protocol):
         """The events of one request; closing the generator cancels it on every box."""
         ...
 
-    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+    def check_place(self, identity: str, reading: int) -> None:
+        """Raise ResourceExhaustedError where `identity` may have no request beside those that run or wait and
+        `reading` ones whose bodies are on their way: asked before the body of one is read."""
+        ...
+
+    async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         """The conversation as tokens, by the model's chat template."""
         ...
 
-    async def tokenize(self, model: str, text: str, special: bool) -> tuple[int, ...]: ...
+    async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
+        """As `prompt`, for who wants no answer: its tokens are charged here."""
+        ...
 
-    async def detokenize(self, model: str, tokens: Sequence[int]) -> str: ...
+    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+        """The ids of a text, which are charged."""
+        ...
+
+    async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str: ...
 
     def words(self, model: str) -> Words:
         """The vocabulary of a deployment's model."""

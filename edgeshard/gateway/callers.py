@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgeshard.domain.errors import DeniedError
+from starlette.requests import Request
+
+from edgeshard.domain.errors import DeniedError, NotFoundError
 from edgeshard.domain.site import ServedModel
+from edgeshard.gateway.backend import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +22,27 @@ class Caller:
     def may_use(self, served: ServedModel) -> bool:
         return self.models is None or not self.models.isdisjoint((served.deployment, served.model))
 
-    def check(self, served: ServedModel) -> None:
-        """Raise DeniedError for a model that the key is not for."""
-        if not self.may_use(served):
+    def find(self, site: Backend, model: str) -> ServedModel:
+        """What answers under this name. A key for some models alone hears nothing of others, not even whether they are
+        there. Raises DeniedError naming `model`, and what `Backend.find` raises."""
+        try:
+            return site.find(model, self.models)
+        except NotFoundError:
+            if self.models is None or model in self.models:
+                raise
             raise DeniedError(
-                f"this API key is not for model {served.deployment}: ask the operator for one that is",
+                f"this API key is not for model {model[:80]!r}: it is for {', '.join(sorted(self.models))}; ask the "
+                "operator for another",
                 field="model",
                 reason="KEY_SCOPE",
-            )
+            ) from None
+
+
+def caller_of(request: Request) -> Caller:
+    """Whom the entrance let in."""
+    caller = request.scope["state"]["caller"]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 class Doors(Protocol):

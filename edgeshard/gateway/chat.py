@@ -19,9 +19,10 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.entrance import caller_of
+from edgeshard.gateway.bodies import read_body
+from edgeshard.gateway.callers import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only, read_body
+from edgeshard.gateway.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
 from edgeshard.gateway.reading import Gathered, Reading
@@ -114,13 +115,14 @@ class Chats:
         self._metrics = metrics
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, ChatRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        asked = await read_body(request, ChatRequest, self._backend.check_place)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
-            made = await unless_left(
-                request, chat_answers(self._backend, served, asked, asked.conversation, asked.tools, asked.tool_choice)
+            making = chat_answers(
+                self._backend, served, asked, asked.conversation, asked.tools, asked.tool_choice, caller.identity
             )
+            made = await unless_left(request, making)
             words = self._backend.words(served.deployment) if asked.logprobs else None
             run = ChatRun(asked, served.deployment, words, made)
             opened = [

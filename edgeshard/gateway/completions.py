@@ -26,7 +26,8 @@ from edgeshard.domain.generation import (
 )
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.entrance import caller_of
+from edgeshard.gateway.bodies import read_body
+from edgeshard.gateway.callers import caller_of
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.fields import (
     MOST_CHOICES,
@@ -36,7 +37,6 @@ from edgeshard.gateway.fields import (
     StreamOptions,
     TokenId,
     never,
-    read_body,
 )
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.runs import Run, finish_reason, gathered, sse, started
@@ -115,9 +115,9 @@ class Completions:
         self._metrics = metrics
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, CompletionRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        asked = await read_body(request, CompletionRequest, self._backend.check_place)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         generations = asked.generations()
         opened = [
             partial(self._backend.generate, served.deployment, generation, caller.identity)
@@ -127,7 +127,8 @@ class Completions:
             for generation in generations:
                 generation.validate()
             words = None if asked.logprobs is None else self._backend.words(served.deployment)
-            run = CompletionRun(asked, served.deployment, words, await self._echoes(asked, served.deployment))
+            echoes = await self._echoes(asked, served.deployment, caller.identity)
+            run = CompletionRun(asked, served.deployment, words, echoes)
             if asked.stream:
                 return await started(request, answers(opened, AT_ONCE), run, self._metrics)
             await unless_left(request, gathered(answers(opened, AT_ONCE), run))
@@ -136,13 +137,15 @@ class Completions:
         self._metrics.tokens_used(run.usage)
         return json_response(run.record())
 
-    async def _echoes(self, asked: CompletionRequest, model: str) -> tuple[str, ...]:
+    async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
         """What each prompt reads, where answers begin with it."""
         if not asked.echo:
             return ()
         texts = []
         for prompt in asked.prompts():
-            texts.append(prompt if isinstance(prompt, str) else await self._backend.detokenize(model, prompt))
+            if not isinstance(prompt, str):
+                prompt = await self._backend.detokenize(model, prompt, identity)
+            texts.append(prompt)
         return tuple(texts)
 
 

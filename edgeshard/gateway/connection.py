@@ -1,36 +1,80 @@
-"""A connection of the gateway's. uvicorn bounds neither how many there are nor how long one may take to say what it
-wants, or to take an answer; and whoever cannot show a key can open one."""
+"""A connection of the gateway's. uvicorn bounds neither how long one may take to say what it wants, nor to take an
+answer, and h11 reads more than HTTP allows; and whoever cannot show a key can open one."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
+import re
+from typing import Any
 
+import h11
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST_CONNECTIONS = 512
-"""One more is closed at once: this process has its boxes' connections, too."""
-HEAD_LIMIT_S = 20.0
-"""From the first byte of a request, or from the connection's beginning, to the end of its headers."""
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.gateway import accepting
+from edgeshard.gateway.accepting import Door, Guest
+
 STALLED_S = 120.0
 """A client that takes nothing for so long is taken for gone."""
+_BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
-_AT_ONCE = struct.pack("ii", 1, 0)
-"""Of SO_LINGER: closing breaks the connection."""
+
+class _StrictLines(ReceiveBuffer):
+    """Lines end with CR LF. Who takes a bare LF for an end, too, sees other requests than a proxy in front that does
+    not; h11 has no option for it."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        data = bytes(self)
+        end = 2 if data.startswith(b"\r\n") else data.find(b"\r\n\r\n")
+        if _BARE_LINE_FEED.search(data, 0, len(data) if end < 0 else end):
+            raise h11.LocalProtocolError("a line ends without CR")
+        return super().maybe_extract_lines()
+
+
+class _Strict(h11.Connection):
+    """Refuses a request whose length is said twice: by RFC 9112, 6.3, it may be an attempt to smuggle another."""
+
+    def __init__(self, most_bytes: int) -> None:
+        super().__init__(h11.SERVER, most_bytes)
+        self._receive_buffer = _StrictLines()
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding stands beside another length")
+        return event
 
 
 class Connection(H11Protocol):
-    """Given to uvicorn as the class of its connections."""
+    """Given to uvicorn as the class of its connections, all of which came through `door`."""
+
+    def __init__(self, door: Door, **options: Any) -> None:
+        super().__init__(**options)
+        self.conn = _Strict(self.config.h11_max_incomplete_event_size or 1 << 16)
+        self.app_state = {**self.app_state, "connection": self}
+        self._door = door
+        self._guest: Guest | None = None
+        self._head: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def showed_key(self, identity: str) -> None:
+        """Raises ResourceExhaustedError where the identity has too many connections."""
+        if self._guest is not None and not self._door.showed_key(self._guest, identity):
+            raise ResourceExhaustedError(
+                "connections: this API key has as many open as it may, all with a request: wait until one ends",
+                field="connections",
+                reason="TOO_MANY_CONNECTIONS",
+                retry_after_s=1.0,
+            )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._abort()
-        else:
-            self._head = self._abort_after(HEAD_LIMIT_S)
+        self._guest = self._door.guest_of(transport)
+        self._guest.transport = transport
+        self._head = self._guest.deadline
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head)
@@ -39,11 +83,28 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if is_busy:
             _cancel(self._head)
             self._head = None
         elif self._head is None:
-            self._head = self._abort_after(HEAD_LIMIT_S)
+            self._head = self._abort_after(accepting.HEAD_LIMIT_S)
+        self._tell(is_busy)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._tell(self.cycle is not None and not self.cycle.response_complete)
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP, perhaps in the midst of a body: nothing is said of the request that it belongs to, and
+        nothing after an answer."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -61,13 +122,16 @@ class Connection(H11Protocol):
         if self.transport.get_write_buffer_size() and self._stalled is None:
             self._stalled = self._abort_after(STALLED_S)
 
+    def _tell(self, is_busy: bool) -> None:
+        if self._guest is not None:
+            self._door.crowd.busy(self._guest.fileno(), is_busy)
+
     def _abort_after(self, limit_s: float) -> asyncio.TimerHandle:
         return self.loop.call_later(limit_s, self._abort)
 
     def _abort(self) -> None:
-        # The system, too, keeps nothing for a client that may never take it.
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-        self.transport.abort()
+        if self._guest is not None:
+            self._guest.end()
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

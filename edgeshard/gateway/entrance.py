@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import structlog
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.gateway.bodies import Bodies
 from edgeshard.gateway.callers import Caller, Doors
 from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.errors import error_response
@@ -40,6 +40,7 @@ class Entrance:
         self._metrics = metrics
         self._local_only = local_only
         self._origins = origins
+        self._bodies = Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -58,7 +59,7 @@ class Entrance:
                 message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
-        scope.setdefault("state", {})
+        scope.setdefault("state", {})["bodies"] = self._bodies
         try:
             if self._origins.is_preflight(scope["method"], headers):
                 self._check_local(headers)
@@ -80,7 +81,10 @@ class Entrance:
         if (scope["method"], scope["path"]) in OPEN:
             return Caller("", frozenset())
         what = f"{scope['method']} {scope['path']}"
-        return self._doors.enter(_shown_key(headers), what, _address(scope))
+        caller = self._doors.enter(_shown_key(headers), what, _address(scope))
+        if (connection := scope["state"].get("connection")) is not None:
+            connection.showed_key(caller.identity)
+        return caller
 
     def _check_local(self, headers: Headers) -> None:
         """Raise DeniedError for what a page of another site has a browser send."""
@@ -94,12 +98,6 @@ class Entrance:
                     field=name.lower(),
                     reason="FOREIGN_HOST",
                 )
-
-
-def caller_of(request: Request) -> Caller:
-    caller = request.scope["state"]["caller"]
-    assert isinstance(caller, Caller)
-    return caller
 
 
 def _shown_key(headers: Headers) -> str | None:

@@ -1,31 +1,23 @@
-"""Fields that several request bodies share, and how a body is read.
+"""Fields that several request bodies share.
 
 What is not done here is refused by its name and never ignored; a value that means what happens anyway is taken.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from edgeshard.domain.chat import GenerationDefaults
-from edgeshard.domain.errors import CancelledRequestError, DeadlineError, InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind, Sampling
-from edgeshard.gateway.errors import Refused, refusal_of
+from edgeshard.gateway.errors import Refused
 from edgeshard.gateway.schemas import closed
 
-MOST_BODY_BYTES = 32 << 20
-"""Of a request: a batch of the longest prompts."""
-BODY_LIMIT_S = 120.0
-MOST_PARTS, MOST_ITEMS = 1 << 18, 1 << 20
-"""Of a body: lists, objects and fields; and what stands in lists. A few bytes of it become hundreds when they are read,
-and nothing else runs in this process meanwhile. What looks like them in a text counts too."""
 MOST_CHOICES = 16
 """Answers for one prompt."""
 MOST_PROMPTS = 256
@@ -44,43 +36,6 @@ class Asked(BaseModel):
     """A body, or a part of one: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-AskedT = TypeVar("AskedT", bound=Asked)
-
-
-async def read_body(request: Request, form: type[AskedT]) -> AskedT:
-    """The body as `form`. Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come."""
-    body = await _body_of(request)
-    if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise InvalidArgumentError(
-            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
-        )
-    try:
-        return form.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise refusal_of(error) from None
-    except RecursionError:
-        raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
-
-
-async def _body_of(request: Request) -> bytearray:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_LIMIT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MOST_BODY_BYTES:
-                    raise InvalidArgumentError(
-                        f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
-                    )
-    except TimeoutError:
-        raise DeadlineError(
-            f"the body took more than {BODY_LIMIT_S:g} s", field="body", reason="BODY_TOO_SLOW"
-        ) from None
-    except ClientDisconnect:
-        raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
-    return body
 
 
 def _only(*values: Any) -> Callable[[Any], Any]:

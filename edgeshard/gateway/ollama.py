@@ -21,7 +21,8 @@ from edgeshard.domain.generation import Finished, Generation, GenerationEvent, G
 from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.entrance import caller_of
+from edgeshard.gateway.bodies import read_body
+from edgeshard.gateway.callers import caller_of
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.fields import (
     Asked,
@@ -33,7 +34,6 @@ from edgeshard.gateway.fields import (
     Taken,
     Zero,
     never,
-    read_body,
     schema_guide,
 )
 from edgeshard.gateway.metrics import HttpMetrics
@@ -257,24 +257,26 @@ class Ollama:
         )
 
     async def chat(self, request: Request) -> Response:
-        asked = await read_body(request, ChatBody)
+        asked = await read_body(request, ChatBody, self._backend.check_place)
         served = self._find(request, asked.model)
         if not asked.messages:
             return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
-        making = chat_answers(self._backend, served, asked.sampled(), asked.conversation, asked.tools, None)
+        who = caller_of(request).identity
+        making = chat_answers(self._backend, served, asked.sampled(), asked.conversation, asked.tools, None, who)
         return await self._answer(request, asked, served, making, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
-        asked = await read_body(request, GenerateBody)
+        asked = await read_body(request, GenerateBody, self._backend.check_place)
         served = self._find(request, asked.model)
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
-        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served)
+        who = caller_of(request).identity
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served, who)
         return await self._answer(request, asked, served, making, is_chat=False)
 
-    async def _by_template(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
+    async def _by_template(self, asked: GenerateBody, served: ServedModel, who: str) -> ChatAnswers:
         try:
-            return await chat_answers(self._backend, served, asked.sampled(), asked.conversation, None, None)
+            return await chat_answers(self._backend, served, asked.sampled(), asked.conversation, None, None, who)
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
@@ -296,9 +298,7 @@ class Ollama:
         return ChatAnswers((generation,), _plain_parser)
 
     def _find(self, request: Request, model: str) -> ServedModel:
-        served = self._backend.find(model.removesuffix(LATEST))
-        caller_of(request).check(served)
-        return served
+        return caller_of(request).find(self._backend, model.removesuffix(LATEST))
 
     async def _answer(
         self, request: Request, asked: OllamaFields, served: ServedModel, making: Any, *, is_chat: bool

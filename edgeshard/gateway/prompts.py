@@ -58,13 +58,15 @@ async def chat_answers(
     conversation: Callable[[Sequence[Any]], Conversation],
     tools: Sequence[Any] | None,
     choice: ToolChoice | None,
+    identity: str,
 ) -> ChatAnswers:
-    """Raises what `Backend.prompt` raises, and InvalidArgumentError for fields that contradict each other."""
+    """`identity` is who asks. Raises what `Backend.prompt` raises, and InvalidArgumentError for fields that contradict
+    each other."""
     offered, guide = tools_for(tools, choice), asked.guide()
     forced = forced_call(offered, choice, asked.open_objects)
     if forced is not None and guide is not None:
         raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
-    prompt = await backend.prompt(served.deployment, conversation(offered))
+    prompt = await backend.prompt(served.deployment, conversation(offered), identity)
     first = Generation(
         prompt.tokens,
         asked.new_tokens() or max(1, prompt.room),

@@ -18,9 +18,10 @@ from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.answers import answers, unless_left
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.entrance import caller_of
+from edgeshard.gateway.bodies import read_body
+from edgeshard.gateway.callers import caller_of
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.fields import Asked, FirstFault, Items, Taken, never, only, read_body, schema_guide
+from edgeshard.gateway.fields import Asked, FirstFault, Items, Taken, never, only, schema_guide
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.prompts import AskedChat, ChatAnswers, chat_answers
 from edgeshard.gateway.reading import Reading
@@ -198,13 +199,12 @@ class Responses:
         self._metrics = metrics
 
     async def answer(self, request: Request) -> Response:
-        asked = await read_body(request, ResponsesRequest)
-        served, caller = self._backend.find(asked.model), caller_of(request)
-        caller.check(served)
+        asked = await read_body(request, ResponsesRequest, self._backend.check_place)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
         try:
-            making = chat_answers(
-                self._backend, served, asked, asked.to_conversation, asked.chat_tools(), asked.chat_choice()
-            )
+            tools, choice = asked.chat_tools(), asked.chat_choice()
+            making = chat_answers(self._backend, served, asked, asked.to_conversation, tools, choice, caller.identity)
             made = await unless_left(request, making)
             run = ResponsesRun(asked, served.deployment, made)
             opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]

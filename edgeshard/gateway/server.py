@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
+from typing import cast
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.gateway.accepting import Door
 from edgeshard.gateway.connection import Connection
 from edgeshard.gateway.listen import Following, HttpListen
 from edgeshard.rpc.tls import join_address, split_address
@@ -58,11 +61,11 @@ class GatewayServer:
         config = uvicorn.Config(
             self._app,
             log_config=None,
-            log_level="warning",
+            log_level="error",  # a warning is about a client, and there would be one for each of its requests
             access_log=False,
             lifespan="off",
             ws="none",
-            http=Connection,
+            http=cast(type[asyncio.Protocol], partial(Connection, bound)),
             server_header=False,
             date_header=False,  # it would have to be made every second
             proxy_headers=False,
@@ -87,11 +90,11 @@ class GatewayServer:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._serving, STOP_LIMIT_S + 0.5)
 
-    def _bind(self) -> socket.socket:
+    def _bind(self) -> Door:
         host, port = split_address(self._listen.address, "http-listen")
         try:
             family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            bound = socket.socket(family, kind, number)
+            bound = Door(family, kind, number)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
             bound.listen(BACKLOG)

@@ -10,11 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgeshard.domain.chat import Conversation
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.gateway.answers import unless_left
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.entrance import caller_of
-from edgeshard.gateway.errors import Refused, json_response
-from edgeshard.gateway.fields import Asked, FirstFault, Items, TokenId, read_body
+from edgeshard.gateway.bodies import read_body
+from edgeshard.gateway.callers import caller_of
+from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.fields import Asked, FirstFault, Items, TokenId
+
+NAMES = {"variables": "chat_template_kwargs"}
+"""Fields of the chat worker by their names here."""
 
 
 class TokenizeRequest(Asked):
@@ -57,19 +62,22 @@ class Texts:
 
     async def tokenize(self, request: Request) -> Response:
         asked = await read_body(request, TokenizeRequest)
-        served = self._backend.find(asked.model)
-        caller_of(request).check(served)
-        if asked.prompt is not None:
-            special = asked.add_special_tokens is not False
-            tokens = await unless_left(request, self._backend.tokenize(served.deployment, asked.prompt, special))
-        else:
-            prompt = await unless_left(request, self._backend.prompt(served.deployment, asked.conversation()))
-            tokens = prompt.tokens
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        try:
+            tokens = await unless_left(request, self._tokens(served.deployment, asked, caller.identity))
+        except EdgeShardError as error:
+            raise renamed(error, NAMES, served.max_context) from None
         return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_body(request, DetokenizeRequest)
-        served = self._backend.find(asked.model)
-        caller_of(request).check(served)
-        text = await unless_left(request, self._backend.detokenize(served.deployment, asked.tokens))
-        return json_response({"prompt": text})
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
+        return json_response({"prompt": await unless_left(request, detokenizing)})
+
+    async def _tokens(self, model: str, asked: TokenizeRequest, identity: str) -> tuple[int, ...]:
+        if asked.prompt is None:
+            return (await self._backend.count(model, asked.conversation(), identity)).tokens
+        return await self._backend.tokenize(model, asked.prompt, asked.add_special_tokens is not False, identity)

@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -73,6 +74,11 @@ class Authority:
     def key_pem(self) -> bytes:
         """Whoever has it can be anybody at the site."""
         return private_pem(self._key)
+
+    def derived(self, purpose: str) -> bytes:
+        """32 secret bytes for one purpose, by HKDF of the authority's key: the same each time, and on no disk."""
+        scalar = self._key.private_numbers().private_value.to_bytes((self._key.key_size + 7) // 8)
+        return HKDF(hashes.SHA256(), 32, salt=None, info=f"edgeshard {purpose}".encode()).derive(scalar)
 
     def issue(self, principal: Principal, request_pem: bytes, now: datetime, life: timedelta = LIFE) -> bytes:
         """A certificate in PEM of `principal` for the key that signed the request.

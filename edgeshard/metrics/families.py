@@ -6,17 +6,23 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from edgeshard.domain.ids import escaped
 from edgeshard.metrics.histogram import Histogram
 
 Sample = tuple[Sequence[str], float]
 """The values of the labels, in their order, and the figure."""
 
 
+def _plain(values: Sequence[str]) -> list[str]:
+    """Labels come from boxes and clients, and whoever reads them may show them on a terminal."""
+    return [escaped(value) for value in values]
+
+
 def gauge(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
     """What is so now."""
     family = GaugeMetricFamily(name, meaning, labels=labels)
     for values, figure in samples:
-        family.add_metric(values, figure)
+        family.add_metric(_plain(values), figure)
     return family
 
 
@@ -24,7 +30,7 @@ def counter(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterab
     """What only grows, since the daemon began; `name` without the `_total` that it gets."""
     family = CounterMetricFamily(name, meaning, labels=labels)
     for values, figure in samples:
-        family.add_metric(values, figure)
+        family.add_metric(_plain(values), figure)
     return family
 
 
@@ -33,5 +39,5 @@ def histogram(
 ) -> Metric:
     family = HistogramMetricFamily(name, meaning, labels=labels)
     for values, counts in samples:
-        family.add_metric(values, counts.buckets(), counts.sum)
+        family.add_metric(_plain(values), counts.buckets(), counts.sum)
     return family

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, principal_from_uri
@@ -89,18 +90,23 @@ def caller(context: Any) -> Principal | None:
         ) from None
 
 
+def peer_address(context: Any) -> str:
+    """`host:port` of the caller, `[host]:port` for IPv6, of gRPC's `ipv4:host:port`."""
+    return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
+
+
 def check_enrolment(context: Any, method: str) -> None:
     """Raise DeniedError for any other method than enrolment's."""
     if method not in WITHOUT_CERTIFICATE:
         raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
 
 
-def check_access(context: Any, method: str, site: str | None, denials: Denials) -> None:
-    """Raise DeniedError for a caller of another site than the server's, whose role may not call `method`, or whose
-    certificate was revoked."""
+def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
+    """Who calls, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
+    not call `method`, or whose certificate was revoked."""
     principal = caller(context)
     if principal is None and site is None:
-        return
+        return None
     if principal is None:
         raise DeniedError("plaintext is not spoken here", field="certificate", reason="NO_ROLE")
     if principal.site != site:
@@ -114,6 +120,7 @@ def check_access(context: Any, method: str, site: str | None, denials: Denials) 
             f"{principal} may not call {method.rpartition('/')[2]}, which is for {who}", field="role", reason="ROLE"
         )
     denials.check(context, principal)
+    return principal
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:

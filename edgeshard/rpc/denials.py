@@ -14,10 +14,17 @@ class Denials:
 
     def __init__(self) -> None:
         self._accepted: dict[Principal, tuple[str, ...]] = {}
+        self._followers: list[Callable[[], None]] = []
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call it whenever the list is another."""
+        self._followers.append(changed)
 
     def replace(self, denials: Iterable[Denial]) -> None:
-        """From now on these are refused, and nobody else."""
+        """From now on these are refused, and nobody else; what they have open ends."""
         self._accepted = {denial.principal: denial.accepted for denial in denials}
+        for changed in self._followers:
+            changed()
 
     def list(self) -> tuple[Denial, ...]:
         return tuple(Denial(principal, accepted) for principal, accepted in self._accepted.items())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
 import grpc
@@ -12,16 +14,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from edgeshard.domain.audit import CALLER_LEFT
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
+from edgeshard.domain.identity import Principal
 from edgeshard.rpc.access import check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
+from edgeshard.rpc.open_calls import OpenCalls
 from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
 from edgeshard.wire.status import abort
 
 log = structlog.get_logger()
 
-Check = Callable[[Any, str], None]
-"""Raises DeniedError for a call that is not to be served, by its context and its method."""
+Check = Callable[[Any, str], Principal | None]
+"""Who calls, by a call's context and its method; None where nobody can tell. Raises DeniedError for a call that is not
+to be served."""
 
 HANDSHAKE_S = 10.0
 """For TLS and HTTP/2 to begin on a new connection: as long as a caller's own attempt may take."""
@@ -79,12 +84,14 @@ class _NoWatch:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses whom `check` refuses: the call's context and its method are its arguments. Turns a typed error raised by
-    a servicer into its status, and any other exception into INTERNAL, logged."""
+    """Refuses whom `check` refuses: the call's context and its method are its arguments. Ends the calls of whom
+    `denials` names from then on. Turns a typed error raised by a servicer into its status, and any other exception into
+    INTERNAL, logged."""
 
-    def __init__(self, check: Check, watch: CallWatch | None = None) -> None:
+    def __init__(self, check: Check, watch: CallWatch | None = None, denials: Denials | None = None) -> None:
         self._check = check
         self._watch = watch or _NoWatch()
+        self._calls = OpenCalls(Denials() if denials is None else denials)
 
     async def intercept_service(
         self,
@@ -99,61 +106,79 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: _guard_stream(behaviour, method, self._check, self._watch)})
+                return handler._replace(**{kind: self._guard_stream(behaviour, method)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: _guard_unary(behaviour, method, self._check, self._watch)})
+                return handler._replace(**{kind: self._guard_unary(behaviour, method)})
         return handler
 
+    def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+        check, watch, calls = self._check, self._watch, self._calls
 
-def _guard_unary(
-    behaviour: Callable[..., Awaitable[Any]], method: str, check: Check, watch: CallWatch
-) -> Callable[..., Awaitable[Any]]:
-    async def call(request: Any, context: Any) -> Any:
-        answer, end = None, _LEFT
-        try:
-            check(context, method)
-            answer = await behaviour(request, context)
-            end = None
-        except EdgeShardError as error:
-            end = error
-        except (grpc.aio.AbortError, grpc.RpcError):
-            raise
-        except Exception:
-            log.exception("rpc_failed", method=method)
-            end = _unexpected(method)
-        finally:
-            watch.ended(method, context, request, answer, end)
-        if end is not None:
-            await abort(context, end)
-        return answer
+        async def call(request: Any, context: Any) -> Any:
+            answer, end = None, _LEFT
+            try:
+                with calls.entered(check(context, method), context) as opened:
+                    try:
+                        answer = await behaviour(request, context)
+                    except asyncio.CancelledError:
+                        end = opened.caught()
+                        if end is None:
+                            end = _LEFT
+                            raise
+                    else:
+                        end = None
+            except EdgeShardError as error:
+                end = error
+            except (grpc.aio.AbortError, grpc.RpcError):
+                raise
+            except Exception:
+                log.exception("rpc_failed", method=method)
+                end = _unexpected(method)
+            finally:
+                watch.ended(method, context, request, answer, end)
+            if end is not None:
+                await abort(context, end)
+            return answer
 
-    return call
+        return call
 
+    def _guard_stream(
+        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+    ) -> Callable[..., AsyncIterator[Any]]:
+        check, watch, calls = self._check, self._watch, self._calls
 
-def _guard_stream(
-    behaviour: Callable[..., AsyncIterator[Any]], method: str, check: Check, watch: CallWatch
-) -> Callable[..., AsyncIterator[Any]]:
-    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        end = _LEFT
-        try:
-            check(context, method)
-            watch.began(method, context, request)
-            async for response in behaviour(request, context):
-                yield response
-            end = None
-        except EdgeShardError as error:
-            end = error
-        except (grpc.aio.AbortError, grpc.RpcError):
-            raise
-        except Exception:
-            log.exception("rpc_failed", method=method)
-            end = _unexpected(method)
-        finally:
-            watch.ended(method, context, request, None, end)
-        if end is not None:
-            await abort(context, end)
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            end = _LEFT
+            try:
+                with calls.entered(check(context, method), context) as opened:
+                    watch.began(method, context, request)
+                    try:
+                        async with aclosing(behaviour(request, context)) as responses:
+                            async for response in responses:
+                                opened.is_sending = True
+                                yield response
+                                opened.is_sending = False
+                                if opened.error is not None:
+                                    break
+                        end = opened.error
+                    except asyncio.CancelledError:
+                        end = opened.caught()
+                        if end is None:
+                            end = _LEFT
+                            raise
+            except EdgeShardError as error:
+                end = error
+            except (grpc.aio.AbortError, grpc.RpcError):
+                raise
+            except Exception:
+                log.exception("rpc_failed", method=method)
+                end = _unexpected(method)
+            finally:
+                watch.ended(method, context, request, None, end)
+            if end is not None:
+                await abort(context, end)
 
-    return call
+        return call
 
 
 def _unexpected(method: str) -> InternalError:
@@ -167,8 +192,8 @@ class Server:
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
     gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
     whose certificates are refused; a server makes its own list where it is given none. `watch` is told of every call.
-    Beyond `most_connections` a connection is closed as it comes; one is open to who has shown no certificate for
-    `HANDSHAKE_S`.
+    Beyond `most_connections` a connection is closed as it comes. Who has shown no certificate after `HANDSHAKE_S` is
+    disconnected.
     """
 
     def __init__(
@@ -184,8 +209,10 @@ class Server:
         self._tls = tls
         self.denials = Denials() if denials is None else denials
         site = None if tls is None else tls.principal().site
-        guard = GuardInterceptor(lambda context, method: check_access(context, method, site, self.denials), watch)
-        self._listener = Listener(listen, guard, _options(keepalive_s, window_bytes, most_connections))
+        self._guard = GuardInterceptor(
+            lambda context, method: check_access(context, method, site, self.denials), watch, self.denials
+        )
+        self._listener = Listener(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
         self.grpc = self._listener.grpc
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -206,10 +233,12 @@ class Server:
 
 
 class EnrolmentServer:
-    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, and few at a
-    time. A message is as long as a certificate at most."""
+    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, few at a
+    time, and fewer of one connection: whose messages do not come holds no place of others. A message is as long as a
+    certificate at most."""
 
-    MOST_CALLS = 16
+    MOST_CALLS = 128
+    MOST_CALLS_OF_ONE = 4
     MOST_BYTES = 64 << 10
 
     def __init__(
@@ -220,7 +249,7 @@ class EnrolmentServer:
             *_OPTIONS,
             *_limits(most_connections, 10.0),
             ("grpc.max_receive_message_length", self.MOST_BYTES),
-            ("grpc.max_concurrent_streams", self.MOST_CALLS),
+            ("grpc.max_concurrent_streams", self.MOST_CALLS_OF_ONE),
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.proto.v1 import admin_pb2 as pb
 
 
@@ -27,4 +27,21 @@ def audit_entry_from_wire(message: pb.AuditEntry) -> AuditEntry:
         message.result,
         message.address,
         message.suppressed,
+    )
+
+
+def audit_checks_to_wire(checks: tuple[AuditCheck, ...]) -> pb.AuditChecks:
+    return pb.AuditChecks(
+        checks=[
+            pb.AuditCheck(
+                file=check.file, lines=check.lines, sealed=check.sealed, broken_at=check.broken_at, why=check.why
+            )
+            for check in checks
+        ]
+    )
+
+
+def audit_checks_from_wire(message: pb.AuditChecks) -> tuple[AuditCheck, ...]:
+    return tuple(
+        AuditCheck(check.file, check.lines, check.sealed, check.broken_at, check.why) for check in message.checks
     )

@@ -31,6 +31,7 @@ from edgeshard.domain.commands import (
     TraceSteps,
 )
 from edgeshard.domain.condition import Condition
+from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.heartbeats import MOST_PACKED, check_stage_count
 from edgeshard.domain.ids import (
@@ -42,6 +43,7 @@ from edgeshard.domain.ids import (
     check_digest,
     check_id,
     check_name,
+    check_plain,
 )
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.trace import check_seconds
@@ -91,6 +93,14 @@ def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
     )
 
 
+def _told_facts(message: common_pb2.DeviceFacts) -> DeviceFacts:
+    """Of a box, which may say anything. Raises InvalidArgumentError naming the field of a text that is not plain."""
+    facts = facts_from_wire(message)
+    for name in ("kind", "model", "software", "bits_fingerprint"):
+        check_plain(getattr(facts, name), f"facts.{name}")
+    return facts
+
+
 def registration_from_wire(message: pb.RegisterRequest) -> Registration:
     """Raises InvalidArgumentError for a name or id that cannot be. The wire version is the caller's to check, first."""
     return Registration(
@@ -98,7 +108,7 @@ def registration_from_wire(message: pb.RegisterRequest) -> Registration:
         name=NodeName(check_name(message.name, "name")),
         address=check_id(message.address, "address"),
         wire_version=message.wire_version,
-        facts=facts_from_wire(message.facts),
+        facts=_told_facts(message.facts),
         incarnation=check_id(message.incarnation, "incarnation"),
         starting=message.starting,
     )
@@ -318,7 +328,7 @@ def report_from_wire(message: pb.ReportProfileRequest) -> ProfileReport:
         )
     return ProfileReport(
         node_id=node_id,
-        facts=facts_from_wire(message.facts) if message.HasField("facts") else None,
+        facts=_told_facts(message.facts) if message.HasField("facts") else None,
         compute=tuple(compute_profile_from_wire(profile) for profile in message.compute),
         links=links,
     )

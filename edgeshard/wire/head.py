@@ -52,6 +52,7 @@ def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
                 resumed=command.resumed,
                 instance=command.instance,
                 scored=command.scored,
+                digest=command.digest,
             )
             return pb.AttachResponse(start=start)
         case CancelRequest():
@@ -77,6 +78,7 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
                 start.resumed,
                 start.instance,
                 start.scored or 1,
+                start.digest,
             )
         case "cancel":
             return CancelRequest(RequestId(message.cancel.request_id))
@@ -107,12 +109,11 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             )
             return pb.AttachRequest(prompt_logprobs=scored)
         case HeadHello():
-            held = [pb.HeldRequest(request_id=item.request_id, instance=item.instance) for item in message.held]
             hello = pb.HeadHello(
                 node_id=message.node_id,
                 deployment=message.deployment,
                 epoch=message.epoch,
-                held=held,
+                held=[_held_to_wire(item) for item in message.held],
                 beacons=message.beacons,
             )
             return pb.AttachRequest(hello=hello)
@@ -158,7 +159,7 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return HeadPromptLogprobs(RequestId(scored.request_id), Epoch(scored.epoch), logprobs)
         case "hello":
             hello = message.hello
-            held = tuple(HeldRequest(RequestId(item.request_id), item.instance) for item in hello.held)
+            held = tuple(_held_from_wire(item) for item in hello.held)
             deployment, epoch = DeploymentName(hello.deployment), Epoch(hello.epoch)
             return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons)
         case "accepted":
@@ -177,6 +178,30 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return HeadBeacon(message.beacon.follows)
         case _:
             return None
+
+
+def _held_to_wire(held: HeldRequest) -> pb.HeldRequest:
+    return pb.HeldRequest(
+        request_id=held.request_id,
+        instance=held.instance,
+        client=held.client,
+        digest=held.digest,
+        tokens=held.tokens,
+        scored=held.scored,
+        over=held.over,
+    )
+
+
+def _held_from_wire(message: pb.HeldRequest) -> HeldRequest:
+    return HeldRequest(
+        RequestId(message.request_id),
+        message.instance,
+        message.client,
+        message.digest,
+        message.tokens,
+        message.scored or 1,
+        message.over,
+    )
 
 
 def _tokens_to_wire(tokens: Sequence[HeadToken]) -> pb.HeadTokens:

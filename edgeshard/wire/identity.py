@@ -40,7 +40,6 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
         principal,
         message.coordinator,
         message.enrolment,
-        check_id(message.token_id, "token"),
         message.secret,
     )
 

@@ -48,7 +48,9 @@ async def churn(address: str, *, seconds: float = 30.0, at_once: int = 3000, kin
     made, until = 0, time.monotonic() + seconds
     try:
         while time.monotonic() < until:
-            held = [sock for sock in held if _is_open(sock) or sock.close()]
+            for sock in [sock for sock in held if not _is_open(sock)]:
+                held.remove(sock)
+                sock.close()
             while len(held) < at_once and time.monotonic() < until:
                 held.append(await _opened(address, kind))
                 made += 1

@@ -132,6 +132,7 @@ async def nothing_left(site: ChaosSite) -> float:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 async def test_clients_that_leave_at_any_point_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from tests.chaos.checker import check, reference_of
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite
 from tests.chaos.trial import Stream
+from tests.support.forms import one_in
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
@@ -42,7 +43,7 @@ async def answer(site: ChaosSite, victim: str = "") -> Stream:
     return stream
 
 
-@pytest.mark.parametrize("victim", ["a", "b"])
+@pytest.mark.parametrize("victim", one_in(2, ["a", "b"]))
 async def test_a_lost_stage_is_taken_from_memory(tmp_path: Path, victim: str) -> None:
     async with ChaosSite(tmp_path) as site:
         await site.deploy(standby=["auto"])

@@ -49,6 +49,7 @@ async def test_a_box_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Pa
 
 
 @pytest.mark.parametrize("kind", ["emulated", "computed"])
+@pytest.mark.long
 async def test_a_long_step_costs_nothing(tmp_path: Path, kind: str) -> None:
     """Longer than a link may be silent, and than a box that stands still is waited for."""
     step_s = float(os.environ.get(STEP_S, "4"))

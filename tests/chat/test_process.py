@@ -8,12 +8,13 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from edgeshard.chat import process
+from edgeshard.chat import lane
 from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import (
@@ -103,14 +104,14 @@ async def test_who_leaves_before_the_answer_leaves_it_to_nobody(chats: ChatProce
 
 async def test_who_leaves_before_its_turn_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
-    start = process._start
+    start = lane._start
 
-    async def counted() -> asyncio.subprocess.Process:
+    async def counted(niceness: int) -> asyncio.subprocess.Process:
         started.append(None)
-        return await start()
+        return await start(niceness)
 
-    monkeypatch.setattr(process, "_start", counted)
-    monkeypatch.setattr(process, "MOST_WAITING", 5)
+    monkeypatch.setattr(lane, "_start", counted)
+    monkeypatch.setattr(lane, "MOST_WAITING", 5)
     chats = ChatProcess()
     endless = files_of(tmp_path, ENDLESS)
     first, *others = (asyncio.create_task(chats.prompt(endless, HELLO)) for _ in range(6))
@@ -144,3 +145,46 @@ async def test_closing_ends_the_process_and_what_waits_for_it(tmp_path: Path) ->
     with pytest.raises(UnavailableError):
         await endless
     assert not Path(f"/proc/{pid}").exists()
+
+
+LONG = "word " * 40_000
+
+
+async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_path: Path) -> None:
+    """One key's long texts, and another's short one: counted in answers, not in seconds."""
+    files = files_of(tmp_path, GOOD)
+    await asyncio.gather(chats.tokenize(files, "x"), chats.tokenize(files, LONG))  # so that both processes are there
+    order: list[str] = []
+
+    async def ask(who: str, text: str) -> None:
+        await chats.tokenize(files, text, identity=who)
+        order.append(who)
+
+    flood = [asyncio.create_task(ask("key/flood", LONG * 4)) for _ in range(12)]
+    await asyncio.sleep(0)
+    await ask("key/honest", "one word")
+    assert order[0] == "key/honest", "it waited for a long text"
+    await ask("key/other", LONG)
+    assert order.count("key/flood") <= 2, "it waited for more than the text that ran"
+    await asyncio.gather(*flood)
+
+
+async def test_what_certainly_exceeds_the_context_is_never_begun(chats: ChatProcess, tmp_path: Path) -> None:
+    small = replace(files_of(tmp_path, GOOD), max_context=16)
+    for asked in (
+        chats.tokenize(small, LONG),
+        chats.prompt(small, Conversation(json.dumps([{"role": "user", "content": LONG}]))),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            await asked
+        assert caught.value.reason == "CONTEXT_EXCEEDED"
+    assert caught.value.field == "messages"
+    assert await chats.tokenize(small, "one"), "what may fit is tokenised"
+
+
+async def test_a_long_variable_is_refused_before_anybody_renders_it(tmp_path: Path) -> None:
+    chats = ChatProcess()
+    variables = json.dumps({"x": "y" * (64 << 10)})
+    with pytest.raises(InvalidArgumentError) as caught:
+        await chats.prompt(files_of(tmp_path, GOOD), Conversation(HELLO.messages, variables=variables))
+    assert caught.value.field == "variables" and chats.pid is None

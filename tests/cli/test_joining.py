@@ -123,6 +123,7 @@ async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run,
     assert code == 3 and "there is no box 'b'" in said
 
 
+@pytest.mark.long
 async def test_an_operator_joins_and_needs_no_options_any_more(
     mill: Mill, admin: Run, run: Run, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ model = "config.json"
 whatever else this machine does."""
 
 
+@pytest.mark.long
 async def test_grow_moves_to_the_next_box_where_that_gains(start: Callable[..., Running], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
     lab, state = tmp_path / "lab.toml", tmp_path / "site"

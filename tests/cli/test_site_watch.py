@@ -72,7 +72,7 @@ class Site:
         self._events.put_nowait(AWAY)
 
     async def create_token(self, *_: object) -> Any:
-        return JoinToken((b"",), Principal("mill", Role.AGENT, "b"), "a:1", "a:2", "", b"")
+        return JoinToken((b"",), Principal("mill", Role.AGENT, "b"), "a:1", "a:2", b"")
 
     async def replan(self, name: str, dry_run: bool = False) -> Any:
         if self.failure is not None and not dry_run:

@@ -73,6 +73,7 @@ async def active(site: Site) -> int:
     return (await site.client.deployment("crowd")).active_requests
 
 
+@pytest.mark.long
 async def test_slow_readers_get_all_and_hold_up_nobody(site: Site, crowd: Http) -> None:
     whole = (await crowd.post("/v1/completions", {**ASKED, "stream": False})).json["choices"][0]["text"]
     before = resident(site)
@@ -108,5 +109,4 @@ async def _nothing_runs(site: Site) -> bool:
 async def generated(http: Http) -> float:
     text = (await http.get("/metrics")).body.decode()
     found = re.search(r'^edgeshard_http_tokens_total{kind="generated"} (\S+)$', text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    return 0.0 if found is None else float(found[1])

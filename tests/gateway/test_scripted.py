@@ -27,10 +27,11 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.placement import Placement
-from edgeshard.gateway import answers, connection, fields
+from edgeshard.gateway import accepting, answers, bodies, connection
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.callers import Caller
 from edgeshard.gateway.cors import parse_origins
+from edgeshard.gateway.crowd import Crowd
 from edgeshard.gateway.entrance import OPEN
 from edgeshard.gateway.errors import STATUSES
 from edgeshard.gateway.listen import HttpListen
@@ -91,7 +92,7 @@ class Said(Clockwork):
             if not self.running:
                 self.idle.set()
 
-    async def prompt(self, model: str, conversation: Conversation) -> ChatPrompt:
+    async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         self.conversations.append(conversation)
         return ChatPrompt((1, 2, 3), self.format, self.defaults, 50)
 
@@ -282,7 +283,7 @@ async def is_hung_up_on(stream: Stream) -> None:
 
 
 async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_LIMIT_S", 0.2)
+    monkeypatch.setattr(accepting, "HEAD_LIMIT_S", 0.2)
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     for before, then in ((b"", b""), (b"", b"GET /hea"), (asked, b"GET /hea")):
         reader, writer = await asyncio.open_connection(*address_of(http))
@@ -296,9 +297,12 @@ async def test_who_does_not_say_what_it_wants_is_hung_up_on(http: Http, monkeypa
         writer.close()
 
 
-async def test_connections_are_not_without_number(said: Said, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
+async def test_connections_are_not_without_number(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "Crowd", lambda: Crowd(most=3))
     said.texts = ["a"] * 100_000
+    server = GatewayServer(make_app(said, Keyed()), HttpListen("127.0.0.1:0"))
+    await server.start()
+    http = Http(server.url, KEY)
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(http.opened("POST", "/v1/chat/completions", {**ASKED, "stream": True}))
@@ -311,6 +315,7 @@ async def test_connections_are_not_without_number(said: Said, http: Http, monkey
                 assert (await http.get("/health")).status == 200
                 break
             await asyncio.sleep(0.05)
+    await server.stop()
 
 
 def address_of(http: Http) -> tuple[str, int]:
@@ -340,7 +345,7 @@ async def test_a_body_that_would_take_long_to_refuse_is_refused_quickly(http: Ht
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "BODY_LIMIT_S", 0.2)
+    monkeypatch.setattr(bodies, "BODY_LIMIT_S", 0.2)
     reader, writer = await asyncio.open_connection(*address_of(http))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())

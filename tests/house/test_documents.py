@@ -25,6 +25,8 @@ ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edges
 LANGUAGES = {"bash", "console", "python", "toml", "yaml", "json", "text", "mermaid"}
 TIMEOUT_S = 400
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
+FIRST = "README.md"
+"""Also in the quick form."""
 RUNNABLE = [n for n in NAMES if any(b.language in ("bash", "python") for b in documents.blocks(ROOT / n))]
 
 
@@ -60,7 +62,7 @@ def free_port(taken: Collection[int]) -> int:
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == FIRST else pytest.mark.long) for n in RUNNABLE])
 def test_the_commands_of_a_document_run(name: str, tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESHARD__", "XDG_"))}
     environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}

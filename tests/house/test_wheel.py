@@ -21,7 +21,7 @@ from tools.lock import LOCK, read_lock, write_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 # An installation fetches the bare dependencies through the machine's own pip configuration.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.network]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.network, pytest.mark.long]
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "ortools", "fastapi")
 DEMO_MODEL_LIMIT_BYTES = 20_000_000

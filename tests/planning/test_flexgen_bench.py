@@ -109,6 +109,7 @@ def test_a_bound_on_latency_is_kept_and_the_frontier_rises() -> None:
     assert best_policy(found, 0.1) is None
 
 
+@pytest.mark.long
 def test_the_pages_are_what_is_computed_now() -> None:
     """Else run `python -m bench.flexgen_paper`; its first table is in docs/papers.md#tensors-over-three-tiers."""
     for name, text in files().items():

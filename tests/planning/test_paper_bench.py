@@ -107,6 +107,7 @@ def test_a_faster_link_to_the_cloud_makes_no_plan_slower() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.long
 def test_the_page_has_what_is_computed_now(small: dict[str, Row]) -> None:
     """Of 7B and at one bandwidth, which is quick; `python -m bench.edgeshard_paper --check` looks at every file."""
     page = (OUTPUT / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from tests.simulator.coverage import ABSENT, MESSAGES
 from tests.support.forms import in_form
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = in_form(100, 500)
+SEEDS = in_form(40, 500)
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,6 +69,7 @@ def caught() -> dict[str, dict[str, object]]:
     return {line["core"]: line for line in lines}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("core", list(broken.ALL))
 def test_a_broken_core_is_caught(core: str, caught: dict[str, dict[str, object]]) -> None:

@@ -61,6 +61,8 @@ class FakeAgent:
         self.measured: Callable[[ControlMessage], ProfileReport | None] = lambda command: None
         self.changed = asyncio.Condition()
         self.heads: list[FakeHead] = []
+        self.held_requests: list[head_pb2.HeldRequest] = []
+        """What the next head of it has of earlier runs of the coordinator."""
         self.pages = HugePages(0, 0)
         self._channel = channel
         self._call: Any = None
@@ -136,7 +138,7 @@ class FakeAgent:
         if isinstance(command, ActivateHead) and failure is None:
             head = FakeHead(self._channel, self.node_id, command.deployment, command.epoch)
             self.heads.append(head)
-            await head.attach()
+            await head.attach(self.held_requests)
         report = self.measured(command) if failure is None else None
         if report is not None:
             await self.report(report)
@@ -179,6 +181,18 @@ class FakeAgent:
                 await self.reply(operation_id, command, self.answer(command))
 
 
+def held_of(start: head_pb2.StartRequest, tokens: int = 0) -> head_pb2.HeldRequest:
+    """What a head says that still has it, with so many new tokens."""
+    return head_pb2.HeldRequest(
+        request_id=start.request_id,
+        instance=start.instance,
+        client=start.client,
+        digest=start.digest,
+        tokens=tokens,
+        scored=start.scored,
+    )
+
+
 class FakeHead:
     """A head's Attach stream: records what comes down, sends what the test says."""
 
@@ -192,16 +206,14 @@ class FakeHead:
         self.error: EdgeShardError | None = None
         self.forgotten: list[str] = []
 
-    async def attach(self, held: Iterable[tuple[str, str]] = (), *, beacons: bool = False) -> None:
-        """`held` are the requests it has, each with the run of the coordinator that gave it; `beacons` says that it
-        answers them, which is the test's to do."""
+    async def attach(self, held: Iterable[head_pb2.HeldRequest] = (), *, beacons: bool = False) -> None:
+        """`held` are the requests it has; `beacons` says that it answers them, which is the test's to do."""
         self._call = self._stub.Attach()
-        requests = [head_pb2.HeldRequest(request_id=name, instance=instance) for name, instance in held]
         hello = head_pb2.HeadHello(
             node_id=self._hello.node_id,
             deployment=self._hello.deployment,
             epoch=self._hello.epoch,
-            held=requests,
+            held=held,
             beacons=beacons,
         )
         await self._call.write(head_pb2.AttachRequest(hello=hello))

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.audit import AuditEntry
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
 from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
@@ -52,7 +52,7 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from edgeshard.wire.audit import audit_entry_to_wire
+from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
 from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
@@ -173,6 +173,8 @@ class ScriptedSite:
     packed_on: list[PackedOn] = field(default_factory=list)
     dumps: list[ProcessDump] = field(default_factory=list)
     audit: list[AuditEntry] = field(default_factory=list)
+    checks: list[AuditCheck] | None = None
+    """None for a coordinator from before there were seals."""
     events: list[SiteEvent] = field(default_factory=list)
     placement: Placement = field(default_factory=placement)
     replan: Replan | None = None
@@ -363,7 +365,11 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
 
     def ListAudit(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "ListAudit", request, context)
-        return admin_pb2.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in self.site.audit])
+        checks = self.site.checks if request.verify else None
+        return admin_pb2.ListAuditResponse(
+            entries=[audit_entry_to_wire(entry) for entry in self.site.audit],
+            checks=None if checks is None else audit_checks_to_wire(tuple(checks)),
+        )
 
     def ListEvents(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         answer(self.site, "ListEvents", request, context)

@@ -43,6 +43,7 @@ async def answer(client: Client, new_tokens: int) -> tuple[int, ...]:
     return (await client.complete("tales", PROMPT, max_new_tokens=new_tokens, ignore_eos=True)).token_ids
 
 
+@pytest.mark.long
 async def test_streams_outlive_their_certificates_and_every_link(tmp_path: Path) -> None:
     """Certificates of 30 seconds. Once all of those are over with which boxes and client began, every connection of the
     site is cut at once: whoever dials again has another certificate by then, and no stream is dropped."""

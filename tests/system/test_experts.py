@@ -134,6 +134,7 @@ async def test_describe_and_trace_show_the_cache(site: Site) -> None:
     await client.delete_deployment("cached")
 
 
+@pytest.mark.long
 async def test_experts_that_were_damaged_meanwhile_are_made_again(site: Site, wanted: list[tuple[int, ...]]) -> None:
     client = site.client
     await client.deploy(spec(exclude=["large"], allow_streaming=True))

@@ -82,6 +82,7 @@ def lab_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> None:
 
     async def both_runs() -> list[dict[str, Any]]:

@@ -101,6 +101,7 @@ async def until_chosen(client: Client, micro_batches: int, tasks: Sequence[async
             await asyncio.sleep(0.5)
 
 
+@pytest.mark.long
 async def test_micro_batches_follow_the_load_and_no_token_changes(client: Client) -> None:
     heard: dict[int, list[int]] = {}
     tasks: dict[int, asyncio.Task[None]] = {}

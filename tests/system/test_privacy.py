@@ -182,6 +182,7 @@ async def test_a_prefix_is_shared_with_its_client_and_no_other(site: Watched) ->
     await check_sharing(site, known_to=())
 
 
+@pytest.mark.long
 async def test_whose_a_prefix_is_survives_the_loss_of_a_box_and_of_the_coordinator(site: Watched) -> None:
     """What goes on in a new epoch, and what its client takes up again, is still that client's alone."""
     long = 160

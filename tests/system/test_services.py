@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from edgeshard.cli.main import app
 from edgeshard.client import Client
 from edgeshard.domain.identity import Role
+from tests.support.forms import one_in
 from tests.support.identities import Identities
 from tests.support.units import PROGRAMS, Unit
 
@@ -139,7 +140,7 @@ async def test_a_service_serves_gets_on_and_stops(root: Path, make_unit: MakeUni
     assert await unit.stop() == 0
 
 
-@pytest.mark.parametrize("daemon", STUCK)
+@pytest.mark.parametrize("daemon", one_in(2, STUCK))
 async def test_the_watchdog_is_not_fed_while_a_part_is_stuck(root: Path, make_unit: MakeUnit, daemon: str) -> None:
     edgectl("install", daemon, "--plaintext", "--root", str(root), "--bin", PROGRAMS, *OPTIONS[daemon])
     part, script = STUCK[daemon]

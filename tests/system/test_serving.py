@@ -242,6 +242,7 @@ async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(
     assert not unsplit.objections([answer, *others])
 
 
+@pytest.mark.long
 async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:

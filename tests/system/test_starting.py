@@ -120,6 +120,7 @@ async def test_a_starting_box_is_shown_and_left_out_until_it_has_imported_what_c
         await box.ended()
 
 
+@pytest.mark.long
 async def test_a_box_that_dies_while_it_starts_is_away_and_may_come_again(small_site: Site, tmp_path: Path) -> None:
     site = small_site
     box = SlowBox(site, "c", tmp_path)

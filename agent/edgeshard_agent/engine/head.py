@@ -158,7 +158,7 @@ class Head:
 
     def held(self) -> tuple[HeldRequest, ...]:
         """Requests that a coordinator which attaches may not know, or may have lost outputs of."""
-        return self._journal.held()
+        return self._journal.held(self._now())
 
     def stream_lost(self) -> None:
         """The coordinator is away. Requests go on, and what they say is kept for it."""
@@ -170,12 +170,12 @@ class Head:
         if entry is not None:
             # An id is no secret between clients: what another one asked is not said to whoever names it.
             if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
-                entry.start = replace(entry.start, instance=start.instance)
+                entry.start = replace(entry.start, instance=start.instance, digest=start.digest)
                 self._follow(entry, start)
                 return
             # It is another client's, or another head had it meanwhile and what the coordinator has counts.
             self._scheduler.cancel(start.request_id)
-            self._journal.forget(start.request_id)
+            self._journal.forget(start.request_id, self._now())
         # It is here from now on: what comes next may be about it.
         task = asyncio.create_task(self._admit(self._journal.open(start, self._now())))
         self._tasks.add(task)
@@ -183,7 +183,7 @@ class Head:
 
     def forget(self, request_id: RequestId) -> None:
         """Nobody waits for more of this request."""
-        self._journal.forget(request_id)
+        self._journal.forget(request_id, self._now())
         self.cancel(request_id)
 
     def _follow(self, entry: Entry, start: StartRequest) -> None:

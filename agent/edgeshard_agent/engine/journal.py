@@ -5,8 +5,9 @@ The coordinator can go away and come back, or another can take its place: what i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.head import HeldRequest, StartRequest
@@ -15,6 +16,9 @@ from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenO
 
 KEPT_S = 600.0
 """How long the outputs of a request that has ended are kept for a coordinator that is away."""
+OVER_S, MOST_OVER = 180.0, 2048
+"""How long it is remembered that the coordinator had a request's end, and of how many: its client may still read when
+the coordinator is lost, and the next one hears from nobody else that the request was let in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,12 @@ class Entry:
         """The position behind the last one whose prompt log-probability was said, here or by another head."""
         return self.scores[-1].prompt_logprobs.end if self.scores else self.start.scored
 
+    @property
+    def held(self) -> HeldRequest:
+        """As it is told to a coordinator."""
+        start, tokens = self.start, max(len(self.tokens), len(self.start.emitted_tokens))
+        return HeldRequest(start.request_id, start.instance, start.client, start.digest, tokens, self.scored)
+
     def has_all(self, emitted: tuple[int, ...], scored: int) -> bool:
         """Whether what comes behind these tokens, and from this position of the prompt on, was said or will be."""
         return self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
@@ -87,6 +97,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, Entry] = {}
+        self._over: OrderedDict[RequestId, tuple[HeldRequest, float]] = OrderedDict()
         self._arrivals = 0
 
     def find(self, request_id: RequestId) -> Entry | None:
@@ -97,6 +108,7 @@ class Journal:
         late = [key for key, entry in self._entries.items() if entry.end is not None and now > entry.ended_at + KEPT_S]
         for request_id in late:
             del self._entries[request_id]
+        self._over.pop(start.request_id, None)
         self._arrivals += 1
         entry = Entry(start, self._arrivals)
         self._entries[start.request_id] = entry
@@ -118,16 +130,24 @@ class Journal:
                 entry.end, entry.ended_at = output, now
         return entry.followed
 
-    def forget(self, request_id: RequestId) -> None:
-        self._entries.pop(request_id, None)
+    def forget(self, request_id: RequestId, now: float) -> None:
+        """Nothing but that it was here is kept of a request."""
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        self._over[request_id] = replace(entry.held, over=True), now
+        while len(self._over) > MOST_OVER or next(iter(self._over.values()))[1] + OVER_S < now:
+            self._over.popitem(last=False)
 
     def stream_lost(self) -> None:
         """From now on a request's outputs go nowhere until it is followed again."""
         for entry in self._entries.values():
             entry.followed = False
 
-    def held(self) -> tuple[HeldRequest, ...]:
-        return tuple(HeldRequest(request_id, entry.start.instance) for request_id, entry in self._entries.items())
+    def held(self, now: float) -> tuple[HeldRequest, ...]:
+        """Those that are here, and behind them those that are over."""
+        over = [held for held, since in self._over.values() if since + OVER_S >= now]
+        return (*(entry.held for entry in self._entries.values()), *over)
 
     def unfinished(self) -> list[Entry]:
         """Requests that were accepted and have no end."""

@@ -33,7 +33,7 @@ from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard_agent.net.first_request import first_request
-from edgeshard_agent.net.probes import serve_probe
+from edgeshard_agent.net.probes import Probes
 from edgeshard_agent.net.task_group import heed
 
 log = structlog.get_logger()
@@ -205,6 +205,7 @@ class StageServicer(StageServiceServicer):
 
     def __init__(self) -> None:
         self._receivers: dict[tuple[DeploymentName, int], LinkReceiver] = {}
+        self._probes = Probes(time.monotonic)
 
     def open(self, deployment: DeploymentName, stage: int, receiver: LinkReceiver) -> None:
         """Receive for this stage from now on; a receiver of a lower epoch is closed."""
@@ -234,7 +235,7 @@ class StageServicer(StageServiceServicer):
             raise
 
     async def Probe(self, request_iterator: object, context: ProbeContext) -> None:
-        await serve_probe(context)
+        await self._probes.serve(context)
 
     def _find(self, hello: LinkHello) -> LinkReceiver:
         if hello.wire_version != WIRE_VERSION:

@@ -30,7 +30,7 @@ from edgeshard.domain.site_event import MOST_EVENTS
 from edgeshard.domain.traffic import Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import admin_pb2_grpc
-from edgeshard.wire.audit import audit_entry_to_wire
+from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import (
@@ -269,8 +269,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListAudit(self, request: pb.ListAuditRequest, context: Any) -> pb.ListAuditResponse:
         if not 1 <= request.limit <= MOST_ENTRIES:
             raise InvalidArgumentError(f"limit must be 1 to {MOST_ENTRIES}, not {request.limit}", field="limit")
+        checks = audit_checks_to_wire(await self._audit.check()) if request.verify else None
         entries = await self._audit.newest(request.limit)
-        return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries])
+        return pb.ListAuditResponse(entries=[audit_entry_to_wire(entry) for entry in entries], checks=checks)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Any) -> AsyncIterator[pb.ListEventsResponse]:
         if request.limit > MOST_EVENTS:

@@ -1,6 +1,7 @@
 """The audit log on disk: who changed the site, and who was refused. A thread writes it, and nobody waits for it.
 
-What operators do has files of its own: others, who can be refused as often as they like, cannot push it out of them.
+What operators do has files of its own, and so has what others did; whoever is refused as often as he likes pushes
+neither out. Refusals have one rate for each kind, so that those of one kind hide no other.
 """
 
 from __future__ import annotations
@@ -9,21 +10,34 @@ import asyncio
 import json
 import queue
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from edgeshard.domain.audit import OK, AuditEntry
+from edgeshard.domain.audit import OK, SUPPRESSED, AuditCheck, AuditEntry
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import DeadlineError, InternalError
+from edgeshard.domain.errors import DeadlineError, FailedPreconditionError, InternalError
 from edgeshard_coordinator.control.rotated import RotatedLines
+from edgeshard_coordinator.core.seals import SealKey
 from edgeshard_coordinator.core.token_bucket import TokenBucket
 
-OTHERS_PER_S = 5.0
-"""Entries of others than operators that are written; more are counted."""
+REFUSALS_PER_S = 1.0
+"""Of each kind that are written; more are counted."""
+REFUSALS_HELD = 10
+"""Of each kind that are written at once."""
+REPEATS_HELD = 60
+"""Of what one member other than an operator did, all by one method, that are written at once, and one a second; more
+are counted. An honest one renews its certificate or changes its address now and then."""
+MOST_KINDS = 1024
+TOLD_EVERY_S = 60.0
+"""Counts of what was not written are."""
 MOST_WAITING = 4096
 """Entries that the disk may be behind; more are counted."""
 _BATCH = 256
@@ -31,7 +45,6 @@ _LONGEST = 200
 """Characters of a field: a target may be whatever a caller wrote."""
 _ANSWER_LIMIT_S = 5.0
 _STOP_LIMIT_S = 1.0
-_SUPPRESSED = "SUPPRESSED"
 
 log = structlog.get_logger()
 
@@ -44,20 +57,44 @@ class _Wanted:
     answer: Future[tuple[AuditEntry, ...]] = field(default_factory=Future)
 
 
-_Item = tuple[AuditEntry, bool] | _Wanted | None
-"""An entry and whether it is an operator's; None for the end."""
+@dataclass(slots=True, eq=False)
+class _Check:
+    """What the seals say."""
+
+    answer: Future[tuple[AuditCheck, ...]] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Entries that are counted together where they are not written: of `what`, with this result, by `who` or all."""
+
+    file: RotatedLines
+    what: str = ""
+    result: str = ""
+    who: str = ""
+    pace: TokenBucket | None = None
+    suppressed: int = 0
+
+
+_Item = tuple[AuditEntry, RotatedLines] | _Wanted | _Check | None
+"""An entry and where it goes; None for the end."""
 
 
 class AuditLog:
-    """`add` entries from the event loop's thread. `directory` is None where nothing is kept."""
+    """`add` entries from the event loop's thread. `directory` is None where nothing is kept, `key` where nothing is
+    sealed."""
 
-    def __init__(self, directory: Path | None, clock: Clock) -> None:
+    def __init__(self, directory: Path | None, clock: Clock, key: SealKey | None = None) -> None:
         self._keeps = directory is not None
         self._clock = clock
+        self._key = key
         where = directory or Path()
-        self._operators, self._others = RotatedLines(where, "operators"), RotatedLines(where, "others")
-        self._pace = TokenBucket(OTHERS_PER_S, 1.0)
-        self._suppressed = 0
+        self._operators, self._others, self._refusals = self._files = tuple(
+            RotatedLines(where, name, key=key) for name in ("operators", "others", "refusals")
+        )
+        self._of_operators = _Kind(self._operators)
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._told_at = 0.0
         self._queue: queue.Queue[_Item] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._lost = 0
@@ -76,35 +113,88 @@ class AuditLog:
             await asyncio.to_thread(thread.join, _STOP_LIMIT_S)
 
     def add(
-        self, who: str, what: str, target: str, result: str = OK, address: str = "", *, by_operator: bool = True
+        self,
+        who: str,
+        what: str,
+        target: str,
+        result: str = OK,
+        address: str = "",
+        *,
+        by_operator: bool = True,
+        kind: str = "",
     ) -> None:
-        """Returns at once. Entries that are not `by_operator` are written at a bounded rate, and counted beyond it."""
+        """Returns at once.
+
+        What operators do, and what others did, is written. What others were refused is at a bounded rate for each
+        result and `kind` (else `what`), and counted beyond it.
+        """
         if not self._keeps:
             return
-        if not by_operator:
-            now = self._clock.now()
-            if self._pace.debt_s(now) > 0:
-                self._suppressed += 1
+        now = self._clock.now()
+        if now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self._tell_suppressed()
+        found = self._of_operators if by_operator else self._kind(kind or what, result, who, now)
+        if found.pace is not None:
+            if found.pace.debt_s(now) > 0:
+                found.suppressed += 1
                 return
-            self._pace = self._pace.charged(1, now)
+            found.pace = found.pace.charged(1, now)
         who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
-        entry = AuditEntry(_time(), who, what, target, result, address, self._suppressed)
-        self._put_entry(entry, by_operator)
+        self._put_entry(AuditEntry(_time(), who, what, target, result, address, found.suppressed), found)
+
+    def _kind(self, what: str, result: str, who: str, now: float) -> _Kind:
+        is_done = result == OK
+        key = (what, f"{OK} {who}" if is_done else result)
+        found = self._kinds.get(key)
+        if found is None and len(self._kinds) >= MOST_KINDS:
+            self._forget_quiet(now)
+            if is_done and len(self._kinds) >= MOST_KINDS:
+                return _Kind(self._others)
+            if len(self._kinds) >= MOST_KINDS:
+                what, result, key = "", "", ("", "")
+                found = self._kinds.get(key)
+        if found is None and is_done:
+            found = _Kind(self._others, what, result, who, TokenBucket(1.0, REPEATS_HELD - 1.0))
+        elif found is None:
+            pace = TokenBucket(REFUSALS_PER_S, (REFUSALS_HELD - 1) / REFUSALS_PER_S)
+            found = _Kind(self._refusals, what, result, pace=pace)
+        self._kinds[key] = found
+        return found
+
+    def _forget_quiet(self, now: float) -> None:
+        for key, kind in list(self._kinds.items()):
+            if not kind.suppressed and (kind.pace is None or kind.pace.is_full(now)):
+                del self._kinds[key]
 
     async def newest(self, count: int) -> tuple[AuditEntry, ...]:
-        """At most so many, the oldest first, all that were added until now among them.
+        """At most so many, the oldest first, all that were added until now among them. Refusals are half of them at
+        most, where there is enough else.
 
         Raises DeadlineError where the disk says nothing, InternalError where it cannot be read.
         """
-        if self._thread is None:
-            return ()
+        return () if self._thread is None else await self._answered(_Wanted(count))
+
+    async def check(self) -> tuple[AuditCheck, ...]:
+        """What the seals say of each file, all that was added until now among it.
+
+        Raises FailedPreconditionError where nothing is sealed, and as `newest`.
+        """
+        if self._key is None:
+            raise FailedPreconditionError(
+                "the audit log of this coordinator is not sealed: it has no --ca-key, the key of the site's authority",
+                field="ca-key",
+                reason="NO_SEALS",
+            )
+        return () if self._thread is None else await self._answered(_Check())
+
+    async def _answered(self, asked: _Wanted | _Check) -> Any:
         self._tell_suppressed()
-        wanted = _Wanted(count)
         try:
-            if not self._put(wanted):
+            if not self._put(asked):
                 raise TimeoutError  # It is as far behind as it may be.
             async with asyncio.timeout(_ANSWER_LIMIT_S):
-                return await asyncio.wrap_future(wanted.answer)
+                return await asyncio.wrap_future(asked.answer)
         except TimeoutError:
             raise DeadlineError(
                 f"the disk of --state-dir has not answered for {_ANSWER_LIMIT_S:g} s", field="state-dir"
@@ -119,13 +209,16 @@ class AuditLog:
             return False
         return True
 
-    def _put_entry(self, entry: AuditEntry, by_operator: bool) -> None:
-        """It and those that it counts are counted by the next one where there is no room."""
-        self._suppressed = 0 if self._put((entry, by_operator)) else entry.suppressed + (entry.result != _SUPPRESSED)
+    def _put_entry(self, entry: AuditEntry, kind: _Kind) -> None:
+        """It and those that it counts are counted by the next one of its kind where there is no room."""
+        is_put = self._put((entry, kind.file))
+        kind.suppressed = 0 if is_put else entry.suppressed + (entry.result != SUPPRESSED)
 
     def _tell_suppressed(self) -> None:
-        if self._suppressed:
-            self._put_entry(AuditEntry(_time(), "", "", "", _SUPPRESSED, "", self._suppressed), False)
+        for kind in (self._of_operators, *self._kinds.values()):
+            if kind.suppressed:
+                entry = AuditEntry(_time(), kind.who, kind.what, kind.result, SUPPRESSED, "", kind.suppressed)
+                self._put_entry(entry, kind)
 
     # The thread that has the files
 
@@ -133,14 +226,16 @@ class AuditLog:
         items: list[_Item] = []
         while None not in items:
             items = self._next_items()
-            entries = [item for item in items if isinstance(item, tuple)]
-            self._write(self._operators, [entry for entry, by_operator in entries if by_operator])
-            self._write(self._others, [entry for entry, by_operator in entries if not by_operator])
+            for file in self._files:
+                self._write(file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file])
             for item in items:
                 if isinstance(item, _Wanted) and item.answer.set_running_or_notify_cancel():
-                    self._answer(item)
-        self._operators.close()
-        self._others.close()
+                    _answer(item.answer, partial(self._newest, item.count))
+                elif isinstance(item, _Check) and item.answer.set_running_or_notify_cancel():
+                    _answer(item.answer, lambda: tuple(check for file in self._files for check in file.check()))
+        for file in self._files:
+            with suppress(OSError):  # the last seal: what it would seal is sealed by the next process
+                file.close()
 
     def _write(self, file: RotatedLines, entries: list[AuditEntry]) -> None:
         """Those that the disk refuses are counted by the next entry that it takes."""
@@ -152,18 +247,19 @@ class AuditLog:
         except OSError as error:
             if self._lost == 0:
                 log.error("audit_not_written", error=error.strerror or str(error))
-            self._lost = sum(entry.suppressed + (entry.result != _SUPPRESSED) for entry in entries)
+            self._lost = sum(entry.suppressed + (entry.result != SUPPRESSED) for entry in entries)
         else:
             self._lost = 0
 
-    def _answer(self, wanted: _Wanted) -> None:
-        try:
-            lines = [*self._operators.newest(wanted.count), *self._others.newest(wanted.count)]
-        except OSError as error:
-            wanted.answer.set_exception(error)
-        else:
-            entries = sorted(filter(None, map(_entry, lines)), key=lambda entry: entry.time)
-            wanted.answer.set_result(tuple(entries[-wanted.count :]))
+    def _newest(self, count: int) -> tuple[AuditEntry, ...]:
+        done = _entries([*self._operators.newest(count), *self._others.newest(count)])
+        refused = _entries(self._refusals.newest(count))
+        oldest = sorted(entry.time for entry in (*done, *refused))[-count:][:1]
+        shown = [entry for entry in refused if [entry.time] >= oldest]
+        room = max((count + 1) // 2, count - len(done))
+        shown = shown[max(0, len(shown) - room) :]
+        kept = [*done[max(0, len(done) - (count - len(shown))) :], *shown]
+        return tuple(sorted(kept, key=lambda entry: entry.time))
 
     def _next_items(self) -> list[_Item]:
         items = [self._queue.get()]
@@ -173,6 +269,19 @@ class AuditLog:
             except queue.Empty:
                 break
         return items
+
+
+def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        answer = work()
+    except OSError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
+
+
+def _entries(lines: list[bytes]) -> list[AuditEntry]:
+    return sorted(filter(None, map(_entry, lines)), key=lambda entry: entry.time)
 
 
 def _time() -> str:

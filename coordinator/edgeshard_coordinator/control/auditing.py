@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
-from urllib.parse import unquote
 
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.domain.identity import Role
-from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, caller
+from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, caller, peer_address
 from edgeshard_coordinator.control.audit_log import AuditLog
 
 _PACKAGE = "edgeshard.proto.v1"
@@ -131,7 +130,7 @@ class CallAudit:
 
     def note(self, context: Any, what: str, target: str, result: str = OK) -> None:
         """Make an entry of something that a caller did; `context` is its call's."""
-        address = who = _address(context)
+        address = who = peer_address(context)
         try:
             principal = caller(context)
         except DeniedError:
@@ -142,7 +141,7 @@ class CallAudit:
         self._log.add(who, what, target, result, address, by_operator=by_operator)
 
     def _note_refusal(self, context: Any, method: str, target: str, error: DeniedError) -> None:
-        address = _address(context)
+        address = peer_address(context)
         try:
             principal = caller(context)
         except DeniedError:
@@ -156,8 +155,3 @@ class CallAudit:
 
 def _name(method: str) -> str:
     return method.rpartition("/")[2]
-
-
-def _address(context: Any) -> str:
-    """`host:port` of gRPC's `ipv4:host:port`."""
-    return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")

@@ -166,6 +166,7 @@ class Coordinator:
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
         state = restored(state, {digest: manifest.config for manifest, digest in self.models.list()}, now)
         self.loop.state = eviction.started(state, now)
+        self.front.restore(state.deployments.values())
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:
             await self._membership.open()

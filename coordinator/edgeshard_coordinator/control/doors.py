@@ -23,7 +23,7 @@ class KeyDoors:
         try:
             return self._caller(key)
         except UnauthenticatedError as error:
-            self._audit.add("nobody", what, "", error.reason, address, by_operator=False)
+            self._audit.add("nobody", what, "", error.reason, address, by_operator=False, kind="HTTP")
             raise
 
     def _caller(self, key: str | None) -> Caller:

@@ -6,13 +6,14 @@ import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
 
+from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.generation import Generation, GenerationEvent
 from edgeshard.domain.ids import DeploymentName, Digest, RequestId
 from edgeshard.domain.site import ServedModel, StoredModel
 from edgeshard.gateway.words import Words
-from edgeshard_coordinator.control.chats import Chats
+from edgeshard_coordinator.control.chats import Chats, check_counted
 from edgeshard_coordinator.control.models import Models, served_model, stored_model
 from edgeshard_coordinator.control.requests import RequestFront
 
@@ -24,15 +25,30 @@ class SiteBackend:
         self._front = front
         self._models = models
         self._words: dict[tuple[DeploymentName, Digest], Words] = {}
-        self.prompt, self.tokenize, self.detokenize = chats.prompt, chats.tokenize, chats.detokenize
-        self._texts = chats.texts
+        self._chats = chats
+        self.prompt, self.detokenize = chats.prompt, chats.detokenize
+        self.check_place = front.check_place
+
+    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+        self._front.check_debt(identity)
+        tokens = await self._chats.tokenize(model, text, special, identity)
+        self._front.charge(identity, len(tokens))
+        return tokens
+
+    async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
+        self._front.check_debt(identity)
+        for field in ("messages", "tools"):
+            check_counted(getattr(conversation, field), field)
+        prompt = await self._chats.prompt(model, conversation, identity)
+        self._front.charge(identity, len(prompt.tokens))
+        return prompt
 
     def models(self) -> tuple[ServedModel, ...]:
         ready = [record for record in self._front.records() if record.phase is DeploymentPhase.READY]
         return tuple(served_model(record, self._models) for record in ready)
 
-    def find(self, model: str) -> ServedModel:
-        return served_model(self._front.find(model), self._models)
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
+        return served_model(self._front.find(model, only), self._models)
 
     def stored(self, model: str) -> StoredModel | None:
         try:
@@ -63,5 +79,5 @@ class SiteBackend:
         if wanted not in self._words:
             known = {(record.name, record.manifest_digest) for record in self._front.records()}
             self._words = {kept: words for kept, words in self._words.items() if kept in known}
-            self._words[wanted] = Words(partial(self._texts, record.name))
+            self._words[wanted] = Words(partial(self._chats.texts, record.name))
         return self._words[wanted]

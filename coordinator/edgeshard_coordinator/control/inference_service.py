@@ -116,15 +116,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
-        prompt = await self._chats.prompt(request.model, conversation_from_wire(request.conversation))
+        prompt = await self._chats.prompt(
+            request.model, conversation_from_wire(request.conversation), client_of(context)
+        )
         return pb.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         wanted = tokenize_request_from_wire(request)
-        return pb.TokenizeResponse(tokens=await self._chats.tokenize(wanted.model, wanted.text, wanted.special))
+        client = client_of(context)
+        self._front.check_debt(client)
+        tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
+        self._front.charge(client, len(tokens))
+        return pb.TokenizeResponse(tokens=tokens)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
-        return pb.DetokenizeResponse(text=await self._chats.detokenize(request.model, request.tokens))
+        text = await self._chats.detokenize(request.model, request.tokens, client_of(context))
+        return pb.DetokenizeResponse(text=text)
 
 
 async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
-from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard_coordinator.control.running_request import RunningRequest
+from edgeshard.domain.ids import DeploymentName
 from edgeshard_coordinator.core.quotas import QUEUED_OF_ONE, Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord
 from edgeshard_coordinator.core.token_bucket import TokenBucket
 
 BURST_S = 60.0
 """So many seconds' worth of its tokens an identity may use at once."""
-COME_BACK_S = 180.0
-"""So long after the end of its call a client may be back for the rest: it tries for 60 s, and may hear of it late."""
-MOST_ENDED = 20_000
-"""Requests that are remembered so; the oldest is forgotten first."""
 
 
 class QuotaBook:
@@ -31,13 +25,12 @@ class QuotaBook:
         """What an API key was given when it was made."""
         self._now = now
         self._buckets: dict[str, TokenBucket] = {}
-        self._ended: OrderedDict[RequestId, tuple[str, float]] = OrderedDict()
-        self._began_at = now()
 
     def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
-        """Raise for a request beyond the quota of who asks for it, who has one running or waiting at each of `held`.
+        """Raise for a request beyond what who asks for it may have at once, who has one running or waiting at each of
+        `held`. It counts for a request that its client comes back for, too.
 
-        DeniedError naming `priority`; ResourceExhaustedError naming the quota's key, with reason QUOTA.
+        DeniedError naming `priority`; ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
         quota, who = self._of(identity), identity or "everyone together"
         highest = self._quotas.max_priority_of(identity)
@@ -54,8 +47,20 @@ class QuotaBook:
         share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and held.count(record.name) >= share:
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
+
+    def check_place(self, identity: str, at_once: int) -> None:
+        """Raise ResourceExhaustedError as `check` and `check_debt` do, for what can be told before anybody knows what
+        is asked for: `at_once` are the requests of this identity that run, wait or are being read."""
+        quota, who = self._of(identity), identity or "everyone together"
+        if quota.requests is not None and at_once >= quota.requests:
+            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        self.check_debt(identity)
+
+    def check_debt(self, identity: str) -> None:
+        """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for one that used too many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:
+            quota, who = self._of(identity), identity or "everyone together"
             raise ResourceExhaustedError(
                 f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
                 f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
@@ -74,21 +79,6 @@ class QuotaBook:
             self._buckets = {who: kept for who, kept in self._buckets.items() if not kept.is_full(now)}
             bucket = TokenBucket(per_minute / 60, BURST_S)
         self._buckets[identity] = bucket.charged(tokens, now)
-
-    def ended(self, request: RunningRequest) -> None:
-        """Its client may come back for the rest, if it does not know of the end."""
-        now = self._now()
-        self._ended[request.request_id] = request.client, now
-        self._ended.move_to_end(request.request_id)
-        while len(self._ended) > MOST_ENDED or next(iter(self._ended.values()))[1] + COME_BACK_S < now:
-            self._ended.popitem(last=False)
-
-    def was_admitted(self, request_id: RequestId, identity: str) -> bool:
-        """Whether a client that says so may have had this request here: it is not held to a quota a second time. Of
-        those of a former run of the coordinator nothing is known, and each is believed for a while."""
-        client, ended_at = self._ended.get(request_id, ("", -math.inf))
-        is_its_own = client == identity and self._now() <= ended_at + COME_BACK_S
-        return is_its_own or self._now() <= self._began_at + COME_BACK_S
 
     def _of(self, identity: str) -> Quota:
         """The file's, and above it what a key has of its own."""

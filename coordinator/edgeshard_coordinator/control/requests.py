@@ -8,14 +8,13 @@ head that runs it: it is parked until the deployment has a head again, which goe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from edgeshard.domain.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
-    AlreadyExistsError,
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -26,11 +25,13 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.generation import Finished, FinishReason, Generation, PromptLogprobs, Started, Token
 from edgeshard.domain.head import CancelRequest, ForgetRequest, HeadCommand, HeldRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard_coordinator.control.admission import Admission
 from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.request_meter import RequestMeter
+from edgeshard_coordinator.control.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import QUEUED_PER_SLOT, Quota, Quotas
+from edgeshard_coordinator.core.quotas import Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 Arguments = ParamSpec("Arguments")
@@ -89,16 +90,23 @@ class RequestFront:
         self.traffic = traffic
         self._now = now
         self._quotas = QuotaBook(quotas, now)
+        self._resumptions = ResumptionBook(now)
         self.meter = RequestMeter()
         self._backlog_limit = backlog_limit
         self._attachments: dict[DeploymentName, Attachment] = {}
         self._requests: dict[RequestId, RunningRequest] = {}
+        self._admission = Admission(self._requests, self._quotas, self._resumptions)
         self.occupied = asyncio.Event()
         """Set while there are requests, so that an idle coordinator need not look at them."""
         self._last_number = 0
         self._closed: EdgeShardError | None = None
         self.dropped_messages = 0
         """Tokens and other messages of heads that came too late, twice or out of order."""
+
+    def restore(self, deployments: Iterable[DeploymentRecord]) -> None:
+        """The deployments on disk, at the start: clients of a former run may come back to them."""
+        heads = {record.name: (record.epoch, record.head.node_id) for record in deployments if record.was_ready}
+        self._resumptions.restore({record.name: heads.get(record.name) for record in deployments})
 
     # Heads
 
@@ -113,7 +121,8 @@ class RequestFront:
         """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
         deployment, in their old order, and forgets those of the requests it has (`held`) that ended here.
 
-        What it has of an earlier run of the coordinator waits there for the client, who knows more of it.
+        What it has of an earlier run of the coordinator waits there for the client, who knows more of it. Requests of
+        clients that came back before it go on, or end with a typed error.
         """
         older = self._attachments.get(deployment)
         if older is not None:
@@ -124,8 +133,15 @@ class RequestFront:
         self.meter.head_back(deployment, epoch, self._now())
         instance = self._state().instance
         for item in held:
-            if item.request_id not in self._requests and item.instance == instance:
+            if item.request_id not in self._requests and item.instance == instance and not item.over:
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
+        former = [item for item in held if item.instance != instance]
+        known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
+        self._resumptions.reported(deployment, epoch, node_id, former, known)
+        record = self._state().deployments.get(deployment)
+        for request in self._of(deployment):
+            if request.standing is Standing.AWAITING and record is not None:
+                self._awaited(request, record)
         for request in self._of(deployment):
             self._hand_over(request, attachment)
         return attachment
@@ -193,8 +209,10 @@ class RequestFront:
             return  # It goes on: its client knows that it has started.
         request.prompt_tokens = prompt_tokens
         request.times.accepted(len(prompt_tokens))
-        if not request.was_admitted:
-            self._quotas.charge(request.client, len(prompt_tokens))
+        if not request.is_charged:
+            request.is_charged = True
+            # A client that comes with tokens has the head read them, as it does a prompt.
+            self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
         request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
 
     def on_prompt_logprobs(
@@ -281,9 +299,9 @@ class RequestFront:
         has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
         `scored` is the position behind the last one whose prompt log-probability it has.
 
-        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, AlreadyExistsError naming
-        `request_id`, InvalidArgumentError for a generation that cannot be, ResourceExhaustedError when too many wait,
-        and what `QuotaBook.check` raises.
+        Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, InvalidArgumentError for a
+        generation that cannot be, and what `Admission.let_in` raises. That may come later, as the request's end, where
+        a head has to say first what it has.
         """
         if self._closed is not None:
             raise self._closed
@@ -298,27 +316,14 @@ class RequestFront:
                 field="max_new_tokens",
                 reason="TOO_MANY_NEW_TOKENS",
             )
-        if resumed:
-            self._displace(request_id, client)
-        elif request_id in self._requests:
-            raise AlreadyExistsError(
-                "request_id: a request with this id is running; choose another or leave it empty", field="request_id"
-            )
-        was_admitted = resumed and self._quotas.was_admitted(request_id, client)
-        if not was_admitted:
-            held = [request.deployment for request in self._requests.values() if request.client == client]
-            self._quotas.check(client, generation.priority, record, held)
-        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if not was_admitted and len(self._of(record.name)) >= limit:
-            raise ResourceExhaustedError(
-                f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
-                reason="OVERLOADED",
-                retry_after_s=1.0,
-            )
+        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored)
+        former = self._admission.let_in(request, record)
+        if former is not None:
+            self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+        if request.standing is not Standing.AWAITING:
+            self._resumptions.take(request_id)
         now = self._now()
-        times = self.meter.began(record.name, client, now, resumed=resumed)
-        request = RunningRequest(request_id, record.name, generation, client, emitted, deadline, scored, times)
-        request.was_admitted = was_admitted
+        request.times = self.meter.began(record.name, client, now, resumed=resumed)
         request.parked_at = now
         self._requests[request_id] = request
         self.occupied.set()
@@ -330,15 +335,30 @@ class RequestFront:
         """API keys have limits of their own: `of_key` gives an identity's, None where it has none."""
         self._quotas.of_key = of_key
 
+    def check_place(self, client: str, reading: int) -> None:
+        """Raise ResourceExhaustedError where `client` may have no request beside those that run or wait and `reading`
+        ones whose bodies are on their way."""
+        held = sum(request.client == client for request in self._requests.values())
+        self._quotas.check_place(client, held + reading)
+
+    def check_debt(self, client: str) -> None:
+        """Raise ResourceExhaustedError for a client that has used more tokens than its quota."""
+        self._quotas.check_debt(client)
+
+    def charge(self, client: str, tokens: int) -> None:
+        """They were made of a text of `client`, for no request."""
+        self._quotas.charge(client, tokens)
+
     def records(self) -> tuple[DeploymentRecord, ...]:
         return tuple(self._state().deployments.values())
 
-    def find(self, model: str) -> DeploymentRecord:
-        """The deployment that serves `model`, by its name or its model's, and can be asked now.
+    def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
+        """The deployment that serves `model`, by its name or its model's, and can be asked now; where `only` some of
+        these names are the caller's business, as if there were no others.
 
         Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
         """
-        record = self.record_of(model)
+        record = self.record_of(model, only)
         self._attachment_of(record, may_wait=False)
         return record
 
@@ -380,9 +400,11 @@ class RequestFront:
     def all_active_requests(self) -> int:
         return len(self._requests)
 
-    def record_of(self, model: str) -> DeploymentRecord:
+    def record_of(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
         """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
         records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
+        if only is not None:
+            records = [record for record in records if not only.isdisjoint((record.name, record.model))]
         by_name = next((record for record in records if record.name == model), None)
         if by_name is not None:
             return by_name
@@ -436,16 +458,15 @@ class RequestFront:
         if request.cancel_wanted:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
-    def _displace(self, request_id: RequestId, client: str) -> None:
-        """The request's client is back while its earlier call has not ended here."""
-        former = self._requests.get(request_id)
-        if former is None:
-            return
-        if former.client != client:
-            raise AlreadyExistsError(
-                "request_id: a request with this id is running; choose another", field="request_id"
-            )
-        self._end(former, UnavailableError("the request goes on in another call", reason="RESUMED_ELSEWHERE"))
+    def _awaited(self, request: RunningRequest, record: DeploymentRecord) -> None:
+        """A head has attached, and it is known now what it has: the request comes in, or ends."""
+        try:
+            self._admission.decide(request, record)
+        except EdgeShardError as error:
+            self.meter.refused[error.code.name.lower()] += 1
+            self._end(request, error)
+        else:
+            self._resumptions.take(request.request_id)
 
     def _not_recovered(self, request: RunningRequest) -> UnavailableError:
         record = self._state().deployments.get(request.deployment)
@@ -481,6 +502,10 @@ class RequestFront:
             request.attachment.requests.pop(request.request_id, None)
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
-            self._quotas.ended(request)
+            # What nobody vouched for is no better for having waited here.
+            if request.standing is not Standing.AWAITING:
+                self._resumptions.ended(
+                    request.request_id, request.claim, is_charged=request.is_charged, is_spent=request.is_back
+                )
             if not self._requests:
                 self.occupied.clear()

@@ -13,6 +13,7 @@ from edgeshard.domain.generation import Finished, Generation, GenerationEvent, P
 from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard_coordinator.control.request_meter import RequestTimes
+from edgeshard_coordinator.control.resumptions import Claim, Standing, digest_of
 
 if TYPE_CHECKING:
     from edgeshard_coordinator.control.requests import Attachment
@@ -27,8 +28,8 @@ class RunningRequest:
     """`emitted` is what the client has or will have: it gets no other tokens, whatever box computes them.
 
     A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
-    One that is `resumed` had a start before: its client came with the tokens it has. `deadline` is when its client
-    will have left, in seconds of the coordinator's clock.
+    One that is `resumed` says that it had a start before: its client came with the tokens it has. `deadline` is when
+    its client will have left, in seconds of the coordinator's clock.
     """
 
     def __init__(
@@ -51,11 +52,15 @@ class RunningRequest:
         self.emitted: list[int] = list(emitted or ())
         self.scored = scored
         """The position behind the last one whose prompt log-probability the client has or will have."""
-        self._resumed = emitted is not None
+        self.resumed = emitted is not None
+        self.digest = digest_of(generation)
+        self.standing = Standing.NEW
+        self.is_charged = False
+        """Whether its prompt was counted, here or by a former run of the coordinator."""
+        self.is_back = False
+        """Whether its client was believed that it came back: it is not a second time."""
         self.deadline = deadline
         self.times = times or RequestTimes.untold()
-        self.was_admitted = False
-        """Whether it was let in before, by this run of the coordinator or a former one, and its prompt counted."""
         self.parked_at = 0.0
         self.fruitless = 0
         """Heads in a row that were lost before the request had a token of them."""
@@ -74,6 +79,15 @@ class RunningRequest:
         return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
 
     @property
+    def claim(self) -> Claim:
+        return Claim(self.deployment, self.client, self.digest, len(self.emitted), self.scored)
+
+    def goes_on_as(self, other: RunningRequest) -> bool:
+        """Whether the other is this very request, with no token that this one has not."""
+        begins_so = self.emitted[: len(other.emitted)] == other.emitted
+        return other.resumed and self.claim.covers(other.claim) and begins_so
+
+    @property
     def backlog(self) -> int:
         return len(self._unread)
 
@@ -81,13 +95,16 @@ class RunningRequest:
         """What has a head begin it, or go on with it."""
         had = self.scored + len(self.emitted)
         self.fruitless = self.fruitless + 1 if had == self._had_at_start else 0
-        resumed, self._resumed = self._resumed, True
+        # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
+        resumed = self._had_at_start >= 0 or self.standing in (Standing.BELIEVED, Standing.REPLAYED)
         self._had_at_start = had
         generation = self.generation
         if self.prompt_tokens is not None:
             generation = replace(generation, prompt=self.prompt_tokens)
         emitted = tuple(self.emitted)
-        return StartRequest(self.request_id, generation, emitted, self.client, resumed, instance, self.scored)
+        return StartRequest(
+            self.request_id, generation, emitted, self.client, resumed, instance, self.scored, self.digest
+        )
 
     def deliver(self, event: GenerationEvent) -> None:
         if self._error is not None:

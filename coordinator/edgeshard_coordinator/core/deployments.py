@@ -52,6 +52,7 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         epoch=record.epoch,
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
         adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
+        was_ready=record.phase is Phase.READY,
         # It may have served since, though the disk did not hear of it, and then a lost box must not end it for good.
         ever_ready=record.ever_ready or record.phase in (Phase.LOADING, Phase.ACTIVATING),
         failure=record.failure,

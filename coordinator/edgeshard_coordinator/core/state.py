@@ -235,6 +235,8 @@ class DeploymentRecord:
     failed_attempts: int = 0
     adoptable: bool = False
     """Its boxes may still hold this very epoch, from before the coordinator's restart."""
+    was_ready: bool = False
+    """Before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
     """Boxes that failed to load it since it last was ready."""
     planned_for: int = -1

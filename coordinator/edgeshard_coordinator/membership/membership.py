@@ -64,7 +64,7 @@ class Membership:
         self._store = store
         self._issuing = issuing
         self._now = now
-        self._attempts = tokens.Attempts()
+        self._failures = tokens.Failures()
         self._steady = steady
         # Between reading a token and writing that it was used, and between reading a denial and writing it.
         self._lock = asyncio.Lock()
@@ -92,7 +92,7 @@ class Membership:
         token = Token(token_id_of(secret), tokens.digest_of(secret), principal, now + ttl_s)
         await self._store.save(token)
         log.info("token_made", principal=str(principal), token_id=token.token_id, ttl_s=ttl_s)
-        return JoinToken(authorities, principal, coordinator, enrolment, token.token_id, secret)
+        return JoinToken(authorities, principal, coordinator, enrolment, secret)
 
     def authorities(self) -> tuple[bytes, ...]:
         """Whom the site trusts, in DER; first who signed the coordinator's own certificate, which joiners are shown.
@@ -102,25 +102,30 @@ class Membership:
         known = ders_of(files.ca.read_bytes())
         return tuple(sorted(known, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
 
-    async def enrol(self, enrolment: Enrolment) -> tuple[bytes, bytes]:
-        """A certificate for a token, and whom to trust, both in PEM. Raises DeniedError for a token that is not good,
-        ResourceExhaustedError where too many try."""
-        self._attempts.count(self._steady())
+    async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
+        """A certificate for a token, and whom to trust, both in PEM; `address` is the joiner's, host:port.
+
+        Raises DeniedError for a token that is not good, InvalidArgumentError for what is no request,
+        ResourceExhaustedError where too many from this address have failed.
+        """
+        subscriber = tokens.subscriber_of(address)
+        self._failures.check(subscriber, self._steady())
         issuing = self._check_issues()
-        asked = key_digest(enrolment.request)
-        async with self._lock:
-            token = await self._store.find(enrolment.token_id)
-            try:
+        try:
+            asked = key_digest(enrolment.request)
+            async with self._lock:
+                # Again: of those that came at the same time, so many may have failed meanwhile.
+                self._failures.check(subscriber, self._steady())
+                token = await self._store.find(enrolment.token_id)
                 used = tokens.redeemed(token, enrolment.secret, asked, self._now().timestamp())
-            except DeniedError as error:
-                log.warning("enrolment_refused", token_id=enrolment.token_id[:32], reason=error.reason)
-                if token is not None and error.reason == "TOKEN":
-                    await self._guessed(token)
-                raise
-            # First: a token that is not on disk as used would be good for another.
-            await self._store.save(used)
-            certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
-            await self._accept(used.principal, certificate)
+                # First: a token that is not on disk as used would be good for another.
+                await self._store.save(used)
+                certificate = issuing.authority.issue(used.principal, enrolment.request, self._now(), issuing.life)
+                await self._accept(used.principal, certificate)
+        except (DeniedError, InvalidArgumentError) as error:
+            self._failures.count(subscriber, self._steady())
+            log.warning("enrolment_refused", token_id=enrolment.token_id[:32], address=subscriber, reason=error.reason)
+            raise
         log.info("enrolled", principal=str(used.principal), token_id=used.token_id)
         return certificate, issuing.files.ca.read_bytes()
 
@@ -157,14 +162,6 @@ class Membership:
             denied[principal] = await self._store.accept(denied[principal], serial_of(certificate))
             self.denials.replace(denied.values())
             self.on_changed()
-
-    async def _guessed(self, token: Token) -> None:
-        left = tokens.guessed(token)
-        if left is None:
-            log.warning("token_destroyed", token_id=token.token_id)
-            await self._store.forget(token.token_id)
-        else:
-            await self._store.save(left)
 
     def _check_issues(self) -> Issuing:
         if self._issuing is None:

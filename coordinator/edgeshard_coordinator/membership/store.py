@@ -57,9 +57,6 @@ class MembershipStore:
     async def save(self, token: Token) -> None:
         await self._run(lambda: self._save(token))
 
-    async def forget(self, token_id: str) -> None:
-        await self._run(lambda: self._write("DELETE FROM tokens WHERE token_id = ?", (token_id,)))
-
     async def deny(self, denial: Denial) -> None:
         """Refuse every certificate of the principal, and forget the tokens made for it."""
         await self._run(lambda: self._deny(denial))
@@ -110,13 +107,13 @@ class MembershipStore:
 
     def _find(self, token_id: str) -> Token | None:
         row = self._open_database.execute(
-            "SELECT token_id, digest, principal, expires_at, key_digest, guesses FROM tokens WHERE token_id = ?",
+            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?",
             (token_id,),
         ).fetchone()
         if row is None:
             return None
-        name, digest, principal, expires_at, key_digest, guesses = row
-        return Token(name, digest, principal_from_uri(principal), expires_at, key_digest, guesses)
+        name, digest, principal, expires_at, key_digest = row
+        return Token(name, digest, principal_from_uri(principal), expires_at, key_digest)
 
     def _count(self, now: float) -> int:
         with self._open_database as database:
@@ -125,8 +122,9 @@ class MembershipStore:
         return int(count)
 
     def _save(self, token: Token) -> None:
-        values = (token.digest, token.principal.uri, token.expires_at, token.key_digest, token.guesses)
-        self._write("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, ?)", (token.token_id, *values))
+        values = (token.digest, token.principal.uri, token.expires_at, token.key_digest)
+        # The last column is of older versions, which destroyed a token after so many wrong secrets.
+        self._write("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", (token.token_id, *values))
 
     def _deny(self, denial: Denial) -> None:
         uri = denial.principal.uri

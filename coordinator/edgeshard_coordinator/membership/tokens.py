@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections import deque
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -13,10 +14,12 @@ from edgeshard.domain.identity import Principal
 SHORTEST_TTL_S = 10.0
 LONGEST_TTL_S = 7 * 86400.0
 MOST_TOKENS = 4096
-MOST_GUESSES = 5
-"""Wrong secrets for a token before it is destroyed; a secret has 128 bits, so nobody guesses one."""
-ATTEMPTS_PER_MINUTE = 120
-"""Of all joiners together."""
+FAILURES_PER_MINUTE = 20
+"""Attempts to join from one address that may fail. They are no concern of the token that they name: a secret has 128
+bits, so nobody guesses one, and whoever could destroy a token by guesses would lock out who has it."""
+MOST_ADDRESSES = 4096
+"""That are remembered for their failures."""
+_WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,6 @@ class Token:
     principal: Principal
     expires_at: float
     key_digest: str = ""
-    guesses: int = 0
 
 
 def check_ttl(ttl_s: float) -> float:
@@ -63,27 +65,50 @@ def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) ->
     return replace(token, key_digest=key_digest)
 
 
-def guessed(token: Token) -> Token | None:
-    """The token after somebody came with a wrong secret; None once there were too many."""
-    return replace(token, guesses=token.guesses + 1) if token.guesses + 1 < MOST_GUESSES else None
+def subscriber_of(address: str) -> str:
+    """Whose an address counts as, from `host:port` or `[host]:port`: a host of IPv4, the /64 of one of IPv6, of which
+    somebody has all addresses. What is no address counts as one."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is None:
+            return str(ipaddress.IPv6Network((found, 64), strict=False))
+        found = found.ipv4_mapped
+    return str(found)
 
 
-class Attempts:
-    """How many tried to join within the last minute."""
+class Failures:
+    """How often joiners of each subscriber failed within the last minute. Times are in monotonic seconds."""
 
-    def __init__(self, most: int = ATTEMPTS_PER_MINUTE) -> None:
+    def __init__(self, most: int = FAILURES_PER_MINUTE, most_addresses: int = MOST_ADDRESSES) -> None:
         self._most = most
-        self._times: deque[float] = deque()
+        self._most_addresses = most_addresses
+        self._times: dict[str, deque[float]] = {}
+        """By subscriber, who failed last at the end."""
 
-    def count(self, now: float) -> None:
-        """One more at `now`, in monotonic seconds. Raises ResourceExhaustedError where there were too many."""
-        while self._times and now - self._times[0] >= 60.0:
-            self._times.popleft()
-        if len(self._times) >= self._most:
-            wait_s = max(0.1, 60.0 - (now - self._times[0]))
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def check(self, subscriber: str, now: float) -> None:
+        """Raise ResourceExhaustedError where there were too many; that is no further one."""
+        times = self._times.get(subscriber, deque())
+        while times and now - times[0] >= _WINDOW_S:
+            times.popleft()
+        if len(times) >= self._most:
             raise ResourceExhaustedError(
-                f"more than {self._most} attempts to join within a minute; try again",
+                f"{self._most} attempts to join from your address failed within a minute; try again",
                 reason="RATE",
-                retry_after_s=wait_s,
+                retry_after_s=max(0.1, _WINDOW_S - (now - times[0])),
             )
-        self._times.append(now)
+
+    def count(self, subscriber: str, now: float) -> None:
+        """One more. Where too many subscribers are remembered, who has not failed for the longest time is forgotten."""
+        times = self._times.pop(subscriber, None) or deque()
+        times.append(now)
+        self._times[subscriber] = times
+        oldest = next(iter(self._times))
+        if len(self._times) > self._most_addresses or now - self._times[oldest][-1] >= _WINDOW_S:
+            del self._times[oldest]

@@ -361,16 +361,40 @@ class DumpResponse(_message.Message):
     def __init__(self, node: _Optional[str] = ..., part: _Optional[bytes] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class ListAuditRequest(_message.Message):
-    __slots__ = ("limit",)
+    __slots__ = ("limit", "verify")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
     limit: int
-    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+    verify: bool
+    def __init__(self, limit: _Optional[int] = ..., verify: _Optional[bool] = ...) -> None: ...
 
 class ListAuditResponse(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "checks")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ...) -> None: ...
+    checks: AuditChecks
+    def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., checks: _Optional[_Union[AuditChecks, _Mapping]] = ...) -> None: ...
+
+class AuditChecks(_message.Message):
+    __slots__ = ("checks",)
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
+    checks: _containers.RepeatedCompositeFieldContainer[AuditCheck]
+    def __init__(self, checks: _Optional[_Iterable[_Union[AuditCheck, _Mapping]]] = ...) -> None: ...
+
+class AuditCheck(_message.Message):
+    __slots__ = ("file", "lines", "sealed", "broken_at", "why")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_AT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    lines: int
+    sealed: int
+    broken_at: int
+    why: str
+    def __init__(self, file: _Optional[str] = ..., lines: _Optional[int] = ..., sealed: _Optional[int] = ..., broken_at: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
     __slots__ = ("time", "who", "what", "target", "result", "address", "suppressed")

@@ -56,12 +56,22 @@ class HeadHello(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., beacons: _Optional[bool] = ...) -> None: ...
 
 class HeldRequest(_message.Message):
-    __slots__ = ("request_id", "instance")
+    __slots__ = ("request_id", "instance", "client", "digest", "tokens", "scored", "over")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     instance: str
-    def __init__(self, request_id: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    client: str
+    digest: bytes
+    tokens: int
+    scored: int
+    over: bool
+    def __init__(self, request_id: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., digest: _Optional[bytes] = ..., tokens: _Optional[int] = ..., scored: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class HeadAccepted(_message.Message):
     __slots__ = ("request_id", "epoch", "prompt_tokens")
@@ -168,7 +178,7 @@ class HeadBeacon(_message.Message):
     def __init__(self, follows: _Optional[bool] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance", "scored")
+    __slots__ = ("request_id", "generation", "emitted_tokens", "client", "resumed", "instance", "scored", "digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EMITTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +186,7 @@ class StartRequest(_message.Message):
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: Generation
     emitted_tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -183,7 +194,8 @@ class StartRequest(_message.Message):
     resumed: bool
     instance: str
     scored: int
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ..., scored: _Optional[int] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[_Union[Generation, _Mapping]] = ..., emitted_tokens: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., resumed: _Optional[bool] = ..., instance: _Optional[str] = ..., scored: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
     __slots__ = ("request_id",)

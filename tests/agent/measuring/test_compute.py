@@ -330,6 +330,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_command_measures_once_and_then_remembers(tiny_config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny_config))
     options = ("--config", str(tmp_path), "--threads", "1", "--quick", "--state-dir", str(tmp_path), "--json")

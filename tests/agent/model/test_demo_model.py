@@ -15,6 +15,7 @@ LIMIT_BITS_PER_BYTE = 1.55
 SCORED_BYTES = 60_000
 
 
+@pytest.mark.long
 def test_the_validation_text_costs_at_most_155_hundredths_of_a_bit_per_byte() -> None:
     torch.set_num_threads(1)
     text = VALIDATION.read_text(encoding="utf-8")[:SCORED_BYTES]

@@ -22,6 +22,8 @@ from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import FrameContract
 from tests.support.identities import Identities, is_denied
 
+pytestmark = pytest.mark.timing
+
 NAME = DeploymentName("tales")
 HELLO = pb.LinkHello(deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION)
 

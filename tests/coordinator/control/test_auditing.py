@@ -214,7 +214,7 @@ async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
     (entry,) = await log.newest(10)
     await log.stop()
     assert (entry.who, entry.target, entry.result) == ("[::1]:5", "t1", "TOKEN")
-    assert [path.name for path in tmp_path.iterdir()] == ["others.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["refusals.jsonl"]
 
 
 async def test_a_model_has_one_entry_when_all_of_it_is_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.quotas import COME_BACK_S, MOST_ENDED, QuotaBook
+from edgeshard_coordinator.control.quotas import QuotaBook
 from edgeshard_coordinator.control.requests import RequestFront
 from edgeshard_coordinator.control.running_request import RunningRequest
 from edgeshard_coordinator.control.traffic import TrafficBook
@@ -18,7 +18,7 @@ from edgeshard_coordinator.core.quotas import Quota, Quotas
 from edgeshard_coordinator.core.state import DeploymentRecord, State
 
 from edgeshard.domain.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.generation import FinishReason, Generation, Token
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
@@ -26,6 +26,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.placement import PlacedStage, Placement
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.status import from_rpc_error
+from tests.attack import resumption
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S
 
@@ -94,7 +95,7 @@ async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., An
     calls = [generate(greedy, f"g{number}") for number in range(40)]
     admitted = {(await head.next_start()).request_id for _ in range(12)}
 
-    async def refusal(call: Any) -> Any:
+    async def refusal(call: Any) -> EdgeShardError:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await asyncio.wait_for(call.read(), DEADLINE_S)
         return from_rpc_error(refused.value)
@@ -107,9 +108,34 @@ async def test_one_client_cannot_keep_all_others_out(open_site: Callable[..., An
     modest, _ = site.own_inference("modest")
     generate(modest, "m")
     assert (await head.next_start()).request_id == "m"
-    # What a quota refuses a client may come back for, if it was let in before.
-    generate(greedy, "g-again", resume=True)
-    assert (await head.next_start()).request_id == "g-again"
+    # Nor does it get more by saying that it was let in before.
+    error = await refusal(generate(greedy, "g-again", resume=True))
+    assert isinstance(error, FailedPreconditionError) and (error.field, error.reason) == ("resume", "NOT_RESUMABLE")
+
+
+async def test_requests_that_ended_do_not_come_back_as_more_than_one_client_may_have(
+    open_site: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Nor as others, nor at a priority of their own."""
+    identities = Identities(tmp_path)
+    site = await open_site(identities=identities)
+    _, head = await site.deployed(concurrency=4)
+
+    async def serve() -> None:
+        """The first time each ends at once; what is resumed goes on."""
+        while True:
+            start = await head.next_start()
+            await head.accept(start.request_id)
+            if not start.resumed:
+                await head.token(start.request_id, 3)
+                await head.finish(start.request_id)
+
+    served = asyncio.create_task(serve())
+    files = identities.of(Role.CLIENT, "mallory")
+    found = await resumption.resume_ended(site.address, files, "tale", count=40, seconds=DEADLINE_S)
+    served.cancel()
+    assert found["others"] == found["never"] == {"NOT_RESUMABLE": 40}
+    assert found["same"] == {resumption.STARTED: 12, "QUOTA": 28}
 
 
 async def test_a_client_asks_for_no_priority_that_it_was_not_given(
@@ -181,11 +207,10 @@ def test_in_plaintext_everyone_has_the_quota_of_everyone_else_and_no_share() -> 
     assert site.refused("").retry_after_s == 2.0
 
 
-def test_a_request_that_was_let_in_is_never_refused_when_its_client_is_back() -> None:
+def test_a_request_that_was_let_in_passes_its_identitys_debt_when_its_client_is_back() -> None:
     """Nor is its prompt counted again, only the tokens that are new."""
     site = Front(client_app=Quota(requests=1, tokens_per_minute=60))
-    site.now = COME_BACK_S + 1
-    request = site.start("client/app", id="mine", generation=Generation("once", priority=0))
+    request = site.start("client/app", id="mine")
     site.run(request, prompt_tokens=100, new_tokens=2, to_its_end=False)
     assert site.refused("client/app").field == "requests"
     back = site.start("client/app", id="mine", emitted=(7, 7))
@@ -196,38 +221,21 @@ def test_a_request_that_was_let_in_is_never_refused_when_its_client_is_back() ->
     site.start("client/app", id="mine", emitted=(7, 7))
 
 
-def test_whoever_only_says_that_it_is_back_is_held_to_its_quota() -> None:
-    """Unless the coordinator has just started: then a former run of it may have let the request in."""
-    site = Front(client_app=Quota(requests=1), client_thief=Quota(requests=1))
+def test_whoever_comes_back_before_its_prompt_was_counted_has_it_counted() -> None:
+    site = Front(client_app=Quota(tokens_per_minute=60))
     site.start("client/app", id="mine")
-    site.start("client/thief", id="theirs")
-    site.start("client/app", id="of-a-former-run", emitted=())
-    site.now = COME_BACK_S + 1
-    assert site.refused("client/app", id="never-there", emitted=()).reason == "QUOTA"
-    site.front.on_finished(site.heads[NAME], RequestId("mine"), Epoch(3), FinishReason.LENGTH, "")
-    assert site.refused("client/thief", id="mine", emitted=()).reason == "QUOTA", "another's"
-    site.now += COME_BACK_S + 1
-    assert site.refused("client/app", id="mine", emitted=()).reason == "QUOTA", "too late"
-    for number in range(18):
-        site.start(f"client/{number}")
-    assert site.refused("client/new", id="never-there", emitted=()).reason == "OVERLOADED"
+    back = site.start("client/app", id="mine", emitted=())
+    site.run(back, prompt_tokens=100, new_tokens=0, to_its_end=False)
+    assert site.refused("client/app").retry_after_s == 40.0
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    site = Front(others=Quota(tokens_per_minute=60))
-    book = QuotaBook(Quotas(others=Quota(tokens_per_minute=60)), lambda: site.now)
+    now = [0.0]
+    book = QuotaBook(Quotas(others=Quota(tokens_per_minute=60)), lambda: now[0])
     for number in range(100):
         book.charge(f"client/c{number}", 30)
-        site.now += 1.0
+        now[0] += 1.0
     assert len(book._buckets) <= 31, "a bucket that is full is forgotten"
-    for number in range(MOST_ENDED + 5):
-        book.ended(RunningRequest(RequestId(f"r{number}"), NAME, ONCE, "client/app"))
-    site.now += COME_BACK_S - 1
-    assert not book.was_admitted(RequestId("r4"), "client/app")
-    assert book.was_admitted(RequestId("r5"), "client/app")
-    site.now += 2.0
-    book.ended(RunningRequest(RequestId("last"), NAME, ONCE, "client/app"))
-    assert len(book._ended) == 1
 
 
 async def test_what_a_certificate_says_is_who_is_held_to_a_quota(

@@ -108,14 +108,14 @@ async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
 async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> None:
     _, head = await site.deployed()
     request = inference_pb2.GenerateRequest(
-        model="tale", request_id="r1", resume=inference_pb2.Resumption(scored=2),
+        model="tale", request_id="r1",
         generation=head_pb2.Generation(prompt="once", max_new_tokens=8, prompt_logprobs=True),
     )  # fmt: skip
     call = site.inference.Generate(request, timeout=DEADLINE_S)
-    assert (await head.next_start()).scored == 2
+    assert (await head.next_start()).scored == 1
     await head.accept("r1", prompt_tokens=[5, 6, 7, 8])
-    await head.prompt_logprobs("r1", 2, 1)
-    assert (await site.read(call)).started and (await site.read(call)).prompt_logprobs.position == 2
+    await head.prompt_logprobs("r1", 1, 2)
+    assert (await site.read(call)).started and (await site.read(call)).prompt_logprobs.position == 1
     head.cancel()
     await head.attach()
     assert (await head.next_start()).scored == 3

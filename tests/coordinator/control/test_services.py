@@ -29,12 +29,13 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.model import LayerRange
-from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, inference_pb2
+from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_pb2
 from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
 from edgeshard.wire.site_event import site_event_from_wire
 from edgeshard.wire.status import from_rpc_error
+from tests.support.scripted_agent import held_of
 
 DEADLINE_S = 30.0
 
@@ -225,7 +226,8 @@ async def test_a_head_forgets_what_ended_while_it_was_away(site: Any) -> None:
     instance = site.state.instance
     head.cancel()
     await site.until_phase("tale", DeploymentPhase.ACTIVATING)
-    await head.attach(held=(("over", instance), ("earlier", "another run")))
+    held = {"over": instance, "earlier": "another run"}
+    await head.attach([head_pb2.HeldRequest(request_id=name, instance=run) for name, run in held.items()])
     await site.until_phase("tale", DeploymentPhase.READY)
     site.generate("r1")
     await head.next_start()  # what was said before it has come
@@ -453,27 +455,32 @@ async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> 
     assert await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S) == first, "a repeat after the restart"
 
 
-async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(open_site: Any) -> None:
-    """Nothing is prepared again, the head attaches to the epoch it has, and a client comes back for its answer."""
+async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(open_site: Any, failing: Any) -> None:
+    """Nothing is prepared again, the head attaches to the epoch it has, and a client comes back for its answer. One
+    that never had any is refused."""
     site = await open_site(lease_s=30.0)
     agents, head = await site.deployed()
     site.generate("r1")
-    await head.next_start()
+    held = held_of(await head.next_start())
     placed = site.state.deployments["tale"].placement.stages
     await site.restart()
     agents = await site.connected("a", "b", "c")
+    agents[0].held_requests = [held]
     for agent, stage in zip(agents, placed, strict=True):
         assert site.state.deployments["tale"].phase is DeploymentPhase.WAITING
-        held = StageStatus(DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY)
-        await agent.heartbeat(held)
+        ready = StageStatus(DeploymentName("tale"), Epoch(1), stage.index, stage.layers, StagePhase.READY)
+        await agent.heartbeat(ready)
     await site.until_phase("tale", DeploymentPhase.ACTIVATING)
-    call = site.generate("r1", resume=[])
+    call, never = site.generate("r1", resume=[]), site.generate("never", resume=[])
     await agents[0].until(lambda agent: bool(agent.heads))
     again = agents[0].heads[-1]
     record = await site.until_phase("tale", DeploymentPhase.READY)
     assert record.epoch == 1 and [agent.kinds() for agent in agents] == [[ActivateHead], [], []]
     start = await again.next_start()
     assert start.request_id == "r1" and start.resumed
+    async with failing(FailedPreconditionError) as caught:
+        await site.read(never)
+    assert (caught[0].field, caught[0].reason) == ("resume", "NOT_RESUMABLE")
     call.cancel()
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from edgeshard_coordinator.membership.tokens import ATTEMPTS_PER_MINUTE
 
 from edgeshard.client.joining import enrol, invitation_from_text, invitation_to_text
-from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.identity import Enrolment, JoinToken, Principal, Role, authority_digest, coordinator_of
 from edgeshard.identity import authority
 from edgeshard.identity.authority import Authority, new_key, private_pem
@@ -223,22 +222,6 @@ async def test_what_was_revoked_stays_so_over_a_restart(tmp_path: Path) -> None:
         secrets_on_disk = b"".join(path.read_bytes() for path in (tmp_path / "coordinator").glob("membership*"))
         assert pending.token_id.encode() in secrets_on_disk and pending.secret not in secrets_on_disk
         assert pending.secret.hex().encode() not in secrets_on_disk
-
-
-async def test_too_many_attempts_are_refused_for_a_while(tmp_path: Path) -> None:
-    async with opened(tmp_path) as site:
-        async with site.client() as admin:
-            token = await admin.create_token(Role.AGENT, "b")
-        refusals: list[str] = []
-        async with entrance(site, token) as channel:
-            stub = identity_pb2_grpc.EnrolmentServiceStub(channel)
-            for _ in range(ATTEMPTS_PER_MINUTE + 1):
-                with pytest.raises(grpc.aio.AioRpcError) as refusal:
-                    await stub.Enrol(identity_pb2.EnrolRequest(token_id="0", request=b""), timeout=20)
-                refusals.append(refusal.value.code().name)
-        assert refusals[-1] == "RESOURCE_EXHAUSTED" and refusals[0] != "RESOURCE_EXHAUSTED"
-        with pytest.raises(ResourceExhaustedError):
-            await enrol(token.invitation, new_key())
 
 
 async def test_expired_certificates_are_refused(mill: Mill) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
+from edgeshard_coordinator.membership.tokens import FAILURES_PER_MINUTE
 
-from edgeshard.domain.errors import DeniedError
+from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
 from edgeshard.domain.identity import Enrolment, Principal, Role, TokenRequest, coordinator_of
 from edgeshard.identity import authority
 from edgeshard.identity.authority import new_key, request_for
@@ -55,6 +56,34 @@ async def test_two_processes_with_one_token_at_once(membership: Membership) -> N
     requests = [Enrolment(token.token_id, token.secret, request_for(new_key())) for _ in range(4)]
     ends = await asyncio.gather(*(membership.enrol(each) for each in requests), return_exceptions=True)
     assert sorted(type(end).__name__ for end in ends) == ["DeniedError"] * 3 + ["tuple"]
+
+
+async def test_wrong_secrets_cost_their_sender_and_not_the_token(membership: Membership) -> None:
+    """Whoever guesses is refused for a while, also with a right secret; who joins from elsewhere does, and so does the
+    guesser's neighbour after the wait."""
+    token = await membership.create_token(TokenRequest(Role.AGENT, "b", 600.0), "a:1", "a:2")
+    wrong = Enrolment(token.token_id, b"x" * 16, request_for(new_key()))
+    right = Enrolment(token.token_id, token.secret, request_for(new_key()))
+    for number in range(FAILURES_PER_MINUTE):
+        with pytest.raises(DeniedError):
+            await membership.enrol(wrong, f"[2001:db8::{number + 1:x}]:5")
+    ends = await asyncio.gather(
+        *(membership.enrol(wrong, "10.0.0.1:5") for _ in range(3 * FAILURES_PER_MINUTE)), return_exceptions=True
+    )
+    assert sum(isinstance(end, DeniedError) for end in ends) == FAILURES_PER_MINUTE, "also those that come at once"
+    for address in ("[2001:db8::99]:5", "10.0.0.1:6"):
+        with pytest.raises(ResourceExhaustedError) as refusal:
+            await membership.enrol(right, address)
+        assert refusal.value.reason == "RATE" and 0 < (refusal.value.retry_after_s or 0) <= 60
+    await membership.enrol(right, "[2001:db8:0:1::1]:5")
+    membership._steady = lambda: 60.0
+    await membership.enrol(right, "10.0.0.1:6")
+
+
+async def test_many_boxes_join_from_one_address(membership: Membership) -> None:
+    for number in range(2 * FAILURES_PER_MINUTE):
+        token = await membership.create_token(TokenRequest(Role.AGENT, f"b{number}", 60.0), "a:1", "a:2")
+        await membership.enrol(Enrolment(token.token_id, token.secret, request_for(new_key())), "10.0.0.1:5")
 
 
 async def test_what_is_denied_is_on_disk_before_it_counts(membership: Membership, tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from edgeshard_coordinator.membership.tokens import (
-    MOST_GUESSES,
-    Attempts,
+    Failures,
     Token,
     check_ttl,
     digest_of,
-    guessed,
     redeemed,
+    subscriber_of,
 )
 
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, ResourceExhaustedError
@@ -40,22 +39,44 @@ def test_without_the_secret_nothing_is_said_of_a_token() -> None:
     assert len(said) == 1
 
 
-def test_wrong_secrets_destroy_a_token() -> None:
-    token: Token | None = TOKEN
-    for _ in range(MOST_GUESSES):
-        assert token is not None
-        token = guessed(token)
-    assert token is None
-
-
-def test_attempts_are_counted_over_a_minute() -> None:
-    attempts = Attempts(3)
+def test_failures_are_counted_over_a_minute_and_by_address() -> None:
+    failures = Failures(3)
     for now in (0.0, 10.0, 20.0):
-        attempts.count(now)
-    with pytest.raises(ResourceExhaustedError) as refusal:
-        attempts.count(59.0)
+        failures.check("a", now)
+        failures.count("a", now)
+    for now in (20.0, 30.0, 59.0):  # to be refused is no further failure
+        with pytest.raises(ResourceExhaustedError) as refusal:
+            failures.check("a", now)
     assert refusal.value.retry_after_s == pytest.approx(1.0)
-    attempts.count(60.0)
+    failures.check("b", 59.0)
+    failures.check("a", 60.0)
+
+
+def test_addresses_without_end_take_no_memory() -> None:
+    failures = Failures(3, most_addresses=10)
+    for number in range(1000):
+        failures.count(f"a{number}", number / 1000)
+    assert len(failures) == 10
+    for number in range(20):
+        failures.count("b", 100.0 + number)
+    assert len(failures) == 1, "what is a minute old is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("address", "subscriber"),
+    [
+        ("10.0.0.1:5", "10.0.0.1"),
+        ("[2001:db8:1:2:3:4:5:6]:5", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2::ffff]:6", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:3::1]:5", "2001:db8:1:3::/64"),
+        ("[fe80::1%eth0]:5", "fe80::/64"),
+        ("[::ffff:10.0.0.1]:5", "10.0.0.1"),
+        ("unix:", "unix"),
+        ("", ""),
+    ],
+)
+def test_an_ipv6_network_counts_as_one(address: str, subscriber: str) -> None:
+    assert subscriber_of(address) == subscriber
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, -1.0, 9.9, 8 * 86400.0, float("nan"), float("inf")])

@@ -79,6 +79,7 @@ def machines(namespaces: ModuleType, tmp_path: Path) -> Iterator[dict[str, Machi
         yield made
 
 
+@pytest.mark.long
 def test_the_page_takes_two_machines_from_nothing_to_an_answer(machines: dict[str, Machine]) -> None:
     typed = lines()
     assert [machine for machine, _ in typed].count("first") <= 6

@@ -1,0 +1,174 @@
+"""A process that answers questions about models, one after the other, in a fair order of who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeshard.chat.turns import Turns, overloaded
+from edgeshard.domain.errors import (
+    ERROR_BY_CODE,
+    EdgeShardError,
+    InternalError,
+    UnavailableError,
+    UnsupportedModelError,
+)
+
+ANSWER_LIMIT_S = 120.0
+"""Of real time, for what the limits of processor time in the process do not end."""
+MOST_WAITING = 256
+"""Questions."""
+MOST_WAITING_BYTES = 64 << 20
+ENDED_COST_S = 5.0
+"""What a question costs its identity beside its own time where the process ended at it: others wait for the next."""
+_LONGEST_LINE = 1 << 20
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV")
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    """What is asked: a line of JSON, and parts that stand behind it as they are."""
+
+    values: dict[str, Any]
+    parts: Mapping[str, bytes]
+    answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def fail(self, error: EdgeShardError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Lane:
+    """One process, which starts with the first question; where it has ended, the next question starts another.
+    `niceness` is added to that of this process."""
+
+    def __init__(self, niceness: int = 0) -> None:
+        self._niceness = niceness
+        self._process: asyncio.subprocess.Process | None = None
+        self._turns: Turns[_Question] = Turns(MOST_WAITING, MOST_WAITING_BYTES)
+        self._asking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process; None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    async def ask(self, identity: str, values: dict[str, Any], parts: Mapping[str, bytes]) -> Answer:
+        """What the process answers. Raises ResourceExhaustedError where too much waits, UnavailableError after
+        `close`, UnsupportedModelError where the question took the process too much, and what the answer says."""
+        if self._closed:
+            raise _closing()
+        question = _Question(values, parts)
+        size = sum(map(len, parts.values()))
+        for gone in self._turns.put(identity, size, question):
+            gone.fail(overloaded())
+        self._begin()
+        try:
+            answer, data = await question.answer
+        finally:
+            # Whoever leaves before its turn is not asked for.
+            self._turns.remove(identity, question)
+        if "error" in answer:
+            raise _error(answer["error"])
+        return answer, data
+
+    async def close(self) -> None:
+        """End the process. What still waits for it fails, and so does what is asked from now on."""
+        self._closed = True
+        for question in self._turns.drain():
+            question.fail(_closing())
+        process, self._process = self._process, None
+        if process is not None:
+            await _end(process)
+
+    def _begin(self) -> None:
+        if self._asking is None and (following := self._turns.take()) is not None:
+            # Whoever leaves before the answer must not leave it to the next one.
+            self._asking = asyncio.create_task(self._ask(*following))
+
+    async def _ask(self, identity: str, question: _Question) -> None:
+        loop = asyncio.get_running_loop()
+        began, more = loop.time(), 0.0
+        try:
+            answer = await self._answer_to(question)
+            if not question.answer.done():
+                question.answer.set_result(answer)
+        except EdgeShardError as error:
+            more = ENDED_COST_S
+            question.fail(error)
+        finally:
+            self._turns.charge(identity, loop.time() - began + more)
+            self._asking = None
+            self._begin()
+
+    async def _answer_to(self, question: _Question) -> Answer:
+        process = self._process
+        if process is None or process.returncode is not None:
+            process = await _start(self._niceness)
+            if self._closed:
+                await _end(process)
+                raise _closing()
+            self._process = process
+        assert process.stdin is not None and process.stdout is not None
+        sizes = {name: len(part) for name, part in question.parts.items()}
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                process.stdin.write(json.dumps({**question.values, "parts": sizes}).encode() + b"\n")
+                for part in question.parts.values():
+                    process.stdin.write(part)
+                await process.stdin.drain()
+                answer: dict[str, Any] = json.loads(await process.stdout.readuntil(b"\n"))
+                return answer, await process.stdout.readexactly(answer["binary"])
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            if self._closed:
+                raise _closing() from None
+            self._process = None
+            await _end(process)
+            raise _ended() from None
+
+
+def _closing() -> UnavailableError:
+    return UnavailableError("the daemon is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
+
+
+def _ended() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "chat_template: rendering the prompt took too much time or memory and was stopped; shorten the messages, or "
+        "mend the model's chat_template.jinja and add it again",
+        field="chat_template",
+        reason="TEMPLATE_EXHAUSTED",
+    )
+
+
+async def _start(niceness: int) -> asyncio.subprocess.Process:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "edgeshard.chat.worker", str(niceness),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
+            # A template that broke out of its sandbox would find nothing here, and no core file holds a prompt.
+            env={**environment, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"},
+            start_new_session=True,  # a Ctrl-C at the daemon's terminal is for the daemon, which ends this process
+        )  # fmt: skip
+    except OSError as error:
+        raise InternalError(f"the process for chat templates cannot be started: {error.strerror}") from None
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _error(values: dict[str, Any]) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(values["code"], InternalError)
+    return kind(values["message"], field=values["field"], reason=values["reason"])

@@ -1,0 +1,125 @@
+"""Whose question is next, where one is answered at a time: the identity that has had least. Pure.
+
+What an answer cost is known once it is there, and is charged then; an identity that comes anew begins level with the
+one that has had least. So whoever asks little waits for one answer of another's, however many those have asked for.
+(docs/papers.md#fair-shares)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from edgeshard.domain.errors import ResourceExhaustedError
+
+ItemT = TypeVar("ItemT")
+
+RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Line(Generic[ItemT]):
+    """What one identity has waiting, in the order it came, each with its bytes."""
+
+    served: float
+    waiting: deque[tuple[ItemT, int]] = field(default_factory=deque)
+    size: int = 0
+    running: int = 0
+
+
+class Turns(Generic[ItemT]):
+    """At most `most` items wait, of `most_bytes` together. `charge` takes a cost in any unit, always the same."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._lines: dict[str, _Line[ItemT]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(line.waiting) for line in self._lines.values())
+
+    def put(self, identity: str, size: int, item: ItemT) -> list[ItemT]:
+        """Have an item of `size` bytes wait. Returns what gives way to it: the newest items of whoever has the most.
+
+        Raises ResourceExhaustedError where it is this identity that would have the most.
+        """
+        gone: list[ItemT] = []
+        while len(self) >= self._most or self._bytes() + size > self._most_bytes:
+            line = self._lines.get(identity)
+            own = self._share(line.size + size, len(line.waiting) + 1) if line else self._share(size, 1)
+            held = [(self._share(other.size, len(other.waiting)), who) for who, other in self._lines.items()]
+            largest, heaviest = max(held, default=(0.0, identity))
+            if heaviest == identity or own >= largest:
+                raise overloaded()
+            gone.append(self._drop_newest(heaviest))
+        if identity not in self._lines:
+            self._lines[identity] = _Line(min((line.served for line in self._lines.values()), default=0.0))
+        line = self._lines[identity]
+        line.waiting.append((item, size))
+        line.size += size
+        return gone
+
+    def take(self) -> tuple[str, ItemT] | None:
+        """The next item and whose it is; `charge` ends its turn."""
+        lines = [(line.served, place, who) for place, (who, line) in enumerate(self._lines.items()) if line.waiting]
+        if not lines:
+            return None
+        _, _, identity = min(lines)
+        line = self._lines[identity]
+        item, size = line.waiting.popleft()
+        line.size -= size
+        line.running += 1
+        return identity, item
+
+    def charge(self, identity: str, cost: float) -> None:
+        """An item that was taken is done."""
+        line = self._lines[identity]
+        line.served += cost
+        line.running -= 1
+        self._forget(identity)
+
+    def remove(self, identity: str, item: ItemT) -> bool:
+        """Nobody waits for it any more; False where it is not waiting."""
+        line = self._lines.get(identity)
+        for place, (other, size) in enumerate(line.waiting if line else ()):
+            if other is item and line is not None:
+                del line.waiting[place]
+                line.size -= size
+                self._forget(identity)
+                return True
+        return False
+
+    def drain(self) -> list[ItemT]:
+        """Take out whatever waits."""
+        items = [item for line in self._lines.values() for item, _ in line.waiting]
+        for line in self._lines.values():
+            line.waiting.clear()
+            line.size = 0
+        for identity in list(self._lines):
+            self._forget(identity)
+        return items
+
+    def _bytes(self) -> int:
+        return sum(line.size for line in self._lines.values())
+
+    def _share(self, size: int, count: int) -> float:
+        return max(size / self._most_bytes, count / self._most)
+
+    def _drop_newest(self, identity: str) -> ItemT:
+        line = self._lines[identity]
+        item, size = line.waiting.pop()
+        line.size -= size
+        self._forget(identity)
+        return item
+
+    def _forget(self, identity: str) -> None:
+        line = self._lines[identity]
+        if not line.waiting and not line.running:
+            del self._lines[identity]
+
+
+def overloaded() -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        "as many prompts wait for their turn as may: try again", reason="OVERLOADED", retry_after_s=RETRY_S
+    )

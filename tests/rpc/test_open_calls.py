@@ -1,0 +1,141 @@
+"""Whatever a principal has open ends when it is revoked: every method that there is, in every form of a servicer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edgeshard.domain.identity import Denial, Principal, Role
+from edgeshard.identity.certificates import serial_of
+from edgeshard.rpc.access import ROLES
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.server import Server
+from tests.rpc.test_access import METHODS, form_of
+from tests.support.identities import Identities
+
+pytestmark = pytest.mark.timing
+SECONDS = 1.0
+SENDS = ("generator", "writes", "sends on and on")
+
+
+class Held(grpc.GenericRpcHandler):
+    """Every method but health's says one thing, where it may, and stays."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+        self.ended: list[str] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        path = str(details.method)
+        method = METHODS.get(path)
+        if method is None or path.startswith("/grpc.health"):
+            return None
+
+        async def one(request: Any, context: Any) -> bytes:
+            try:
+                await asyncio.sleep(600)
+            finally:
+                self.ended.append(path)
+            return b""
+
+        async def many(request: Any, context: Any) -> AsyncIterator[bytes]:
+            try:
+                yield b""
+                while self._way == "sends on and on":
+                    await asyncio.sleep(0.001)
+                    yield b"x" * 1000
+                await asyncio.sleep(600)
+            finally:
+                self.ended.append(path)
+
+        async def writes(request: Any, context: Any) -> None:
+            try:
+                await context.write(b"")
+                if method.client_streaming:
+                    await context.read()
+                await asyncio.sleep(600)
+            finally:
+                self.ended.append(path)
+
+        behaviour = one if not method.server_streaming else writes if self._way == "writes" else many
+        return getattr(grpc, f"{form_of(method)}_rpc_method_handler")(behaviour)
+
+
+async def begun(channel: grpc.aio.Channel, path: str) -> Any:
+    """A call of that method; where it says something, once it has."""
+    method = METHODS[path]
+    call: Any = getattr(channel, form_of(method))(path)
+    call = call() if method.client_streaming else call(b"")
+    if method.server_streaming:
+        await call.read()
+    return call
+
+
+async def ends_of(calls: dict[str, Any], reads: bool) -> dict[str, str]:
+    async def end(call: Any) -> str:
+        try:
+            async with asyncio.timeout(SECONDS):
+                while reads and hasattr(call, "read") and await call.read() is not grpc.aio.EOF:
+                    pass
+                return str((await call.code()).name)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        except TimeoutError:
+            return "OPEN"
+
+    return dict(zip(calls, await asyncio.gather(*map(end, calls.values())), strict=True))
+
+
+@pytest.mark.parametrize("way", SENDS)
+@pytest.mark.parametrize("role", [Role.AGENT, Role.CLIENT, Role.OPERATOR])
+async def test_whoever_is_revoked_has_nothing_open(role: Role, way: str, tmp_path: Path) -> None:
+    """Within a second, as a refusal; and the servicers are over. Another's calls go on."""
+    identities = Identities(tmp_path)
+    server, held = Server("127.0.0.1:0", identities.coordinator()), Held(way)
+    server.grpc.add_generic_rpc_handlers((held,))
+    address = await server.start()
+    paths = [path for path in METHODS if role in ROLES.get(path, ()) and not path.endswith("Health/Check")]
+    try:
+        async with (
+            open_channel(address, identities.of(role, "eve")) as channel,
+            open_channel(address, identities.of(role, "bob")) as other,
+        ):
+            calls = {path: await begun(channel, path) for path in paths}
+            staying = await begun(other, "/grpc.health.v1.Health/Watch")
+            await asyncio.sleep(0.1)  # those that say nothing have begun
+            server.denials.replace([Denial(Principal("site", role, "eve"))])
+            ends = await ends_of(calls, reads=way == "sends on and on")
+            assert ends == dict.fromkeys(paths, "PERMISSION_DENIED")
+            assert sorted(held.ended) == sorted(path for path in paths if "Health" not in path)
+            assert not staying.done()
+            staying.cancel()
+    finally:
+        await server.stop(0)
+
+
+async def test_calls_of_a_certificate_that_was_made_since_go_on(tmp_path: Path) -> None:
+    """Of a process that came back, while its old one is still there; and a call that ended leaves nothing behind."""
+    identities = Identities(tmp_path)
+    server = Server("127.0.0.1:0", identities.coordinator())
+    address, watch = await server.start(), "/grpc.health.v1.Health/Watch"
+    old = identities.of(Role.AGENT, "a")
+    del identities._files[Principal("site", Role.AGENT, "a")]
+    identities._directory = tmp_path / "again"
+    new = identities.of(Role.AGENT, "a")
+    try:
+        async with open_channel(address, old) as before, open_channel(address, new) as since:
+            calls = {"old": await begun(before, watch), "new": await begun(since, watch)}
+            accepted = (serial_of(new.cert.read_bytes()),)
+            server.denials.replace([Denial(Principal("site", Role.AGENT, "a"), accepted)])
+            assert await ends_of(calls, reads=False) == {"old": "PERMISSION_DENIED", "new": "OPEN"}
+            calls["new"].cancel()
+        async with asyncio.timeout(20):
+            while server._guard._calls._open:  # noqa: ASYNC110 - nobody tells it
+                await asyncio.sleep(0.01)
+    finally:
+        await server.stop(0)
