@@ -113,6 +113,25 @@ class BlobDirectory:
             partial.rename(path)
             sync(path.parent)
 
+    def adopt(self, digest: Digest, path: Path) -> None:
+        """Give a file of this file system, whose sha256 is known and which nobody else has, its name as a blob."""
+        target = self.path(digest)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.rename(target)
+        sync(target.parent)
+
+    def own(self, digest: Digest) -> None:
+        """Copy a blob that lies in a linked file. Raises DataLossError where that has changed since it was linked, and
+        ResourceExhaustedError when the disk is full."""
+        location = self.linked.find(digest)
+        if location is None or _size(self.path(digest)) is not None:
+            return
+        self.truncate(digest, 0)
+        for offset in range(0, location.size, CHUNK_BYTES):
+            self.write(digest, offset, self.read(digest, offset, CHUNK_BYTES))
+        self.commit(digest, location.size)
+        self.linked.remove([digest])
+
     def is_intact(self, digest: Digest, size: int) -> bool:
         """Whether the complete blob is there with `size` bytes that match its digest; reads all of it."""
         location = self.locate(digest)

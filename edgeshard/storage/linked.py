@@ -3,7 +3,8 @@
 A model on the store's own file system is not copied. `linked/NAME` is a hard link to its file; where the file is not
 the process's own, a clone when the file system can share blocks; and otherwise a copy. `linked/NAME.json` says where in
 it which blob lies. A hard link keeps the bytes when their owner deletes the file, and not when the owner writes into
-it: whoever reads a blob compares its sha256, as with every file of a store.
+it: whoever reads a blob compares the sha256 of what it has read. Small files, which are read again and again, are
+copied instead (`copy`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,6 +38,8 @@ class BlobLocation:
     path: Path
     offset: int
     size: int
+    is_linked: bool = False
+    """Whether others may write to the file: only what was read and then compared with its sha256 is known."""
 
 
 class LinkedFiles:
@@ -53,12 +56,23 @@ class LinkedFiles:
 
         `room_bytes` is asked where it must be copied. Raises ResourceExhaustedError for a full disk.
         """
+
+        def make(target: Path) -> None:
+            if not _hard_linked(source, file, target):
+                _clone_or_copy(file, target, room_bytes)
+
+        return self._made(make)
+
+    def copy(self, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
+        """As `take`, and nobody else has the file."""
+        return self._made(lambda to: _clone_or_copy(file, to, room_bytes))
+
+    def _made(self, make: Callable[[Path], None]) -> Path:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
-            if not _hard_linked(source, file, temporary):
-                with naming_full_disk(temporary):
-                    _clone_or_copy(file, temporary, room_bytes)
+            with naming_full_disk(temporary):
+                make(temporary)
             path = temporary.with_suffix("")
             temporary.rename(path)
         finally:
@@ -78,7 +92,7 @@ class LinkedFiles:
         with self._lock:
             self._refresh()
             found = self._blobs.get(digest)
-        return found if found is not None and _holds(found) else None
+        return replace(found, is_linked=True) if found is not None and _holds(found) else None
 
     def digests(self) -> Collection[Digest]:
         """Of all blobs that are noted."""

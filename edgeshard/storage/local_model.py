@@ -46,6 +46,9 @@ def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
         if left < 0 or (isinstance(item, FileInfo) and (left or offset)):
             raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")
         found.append((index, offset, blob_size(item)))
+    tensors = len(model.manifest.tensors)
+    if {index for index, _, _ in found[:tensors]} & {index for index, _, _ in found[tensors:]}:
+        raise _misplaced("puts a tensor into a small file")
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -53,8 +54,8 @@ async def test_there_are_so_many_at_most_and_a_member_comes_in(tmp_path: Path) -
     channel = open_channel(address, identities.of(Role.CLIENT, "app"))
     try:
         await asyncio.sleep(0.1)
-        check = health_pb2_grpc.HealthStub(channel).Check
-        await check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        await stub.Check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
         outcome = await attacking
         assert outcome.made == 60 and 0 < outcome.most_open <= 10
     finally:

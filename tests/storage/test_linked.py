@@ -46,7 +46,7 @@ def test_blobs_lie_in_the_file_itself_and_outlive_its_name(tmp_path: Path, sourc
     source.unlink()
     assert blobs.size(SECOND) == 300 and blobs.is_intact(FIRST, 600)
     assert blobs.read(SECOND, 294, 100) == b"second", "not beyond the blob"
-    assert BlobDirectory(tmp_path / "store").locate(FIRST) == BlobLocation(path, 6, 600), "after a restart too"
+    assert BlobDirectory(tmp_path / "store").locate(FIRST) == BlobLocation(path, 6, 600, True), "after a restart too"
 
 
 def test_the_file_goes_with_the_last_of_its_blobs(tmp_path: Path, source: Path) -> None:
@@ -74,7 +74,7 @@ def test_another_process_sees_what_was_noted_since(tmp_path: Path, source: Path)
     reader = LinkedFiles(tmp_path / "linked")
     assert reader.find(FIRST) is None
     path = take(LinkedFiles(tmp_path / "linked"), source)
-    assert reader.find(FIRST) == BlobLocation(path, 6, 600)
+    assert reader.find(FIRST) == BlobLocation(path, 6, 600, True)
 
 
 def test_what_a_dead_process_left_goes_and_a_damaged_note_is_as_none(tmp_path: Path, source: Path) -> None:

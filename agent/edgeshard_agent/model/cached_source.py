@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO
 
 import torch
@@ -17,13 +19,16 @@ from edgeshard.storage.linked import BlobLocation
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops import QuantizedWeight, Scheme
 
+_PIECE_BYTES = 1 << 20
+"""So that it is still in the processor's cache when it is hashed."""
+
 
 class CachedTensorSource:
     """A TensorSource over fetched blobs: `location_of` says where the one of a digest lies, as `Pin.location` does.
 
     A tensor with a file of its own shares its pages. That file must stay while the tensor is in use, which the pin sees
-    to. A tensor that lies among others in the file of a model is read: whoever else has that file may write to it. The
-    contents were verified when they were fetched.
+    to; its contents were verified when it was fetched. A tensor in a linked file, or among others, is read, and what
+    was read is compared with its sha256: whoever else has that file may write to it at any time.
     """
 
     def __init__(self, location_of: Callable[[Digest], BlobLocation], tensors: Iterable[TensorInfo]) -> None:
@@ -34,7 +39,7 @@ class CachedTensorSource:
         return self._tensors.keys()
 
     def read(self, name: str) -> torch.Tensor | QuantizedWeight:
-        """The tensor on the CPU as it is stored, mapped from its file. Raises DataLossError naming it."""
+        """The tensor on the CPU as it is stored. Raises DataLossError naming it."""
         info = self._tensors.get(name)
         if info is None:
             raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
@@ -45,7 +50,7 @@ class CachedTensorSource:
             location = self._location_of(info.sha256)
             with location.path.open("rb") as file:
                 whole = location.offset == 0 and os.fstat(file.fileno()).st_size == location.size
-                data = _mapped(file) if whole else _read(file, location)
+                data = _mapped(file) if whole and not location.is_linked else _read(file, location, info)
         except (OSError, ValueError, NotFoundError) as error:
             raise DataLossError(
                 f"tensor {name} cannot be read from the cache: {error}", field=name, reason="UNREADABLE_TENSOR"
@@ -80,7 +85,23 @@ def _mapped(file: BinaryIO) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-def _read(file: BinaryIO, location: BlobLocation) -> memoryview:
-    data = memoryview(bytearray(location.size))
+def _read(file: BinaryIO, location: BlobLocation, info: TensorInfo) -> memoryview:
+    """Raises DataLossError for bytes that are not those of the tensor."""
+    data, sha256, done = memoryview(bytearray(location.size)), hashlib.sha256(), 0
     file.seek(location.offset)
-    return data[: file.readinto(data)]  # type: ignore[attr-defined]
+    # Each piece is hashed while the next one is read: neither holds the interpreter.
+    with ThreadPoolExecutor(1, "hash-weights") as hashing:
+        while done < len(data):
+            count = file.readinto(data[done : done + _PIECE_BYTES])  # type: ignore[attr-defined]
+            if not count:
+                break
+            hashing.submit(sha256.update, data[done : done + count])
+            done += count
+    if done == len(data) and sha256.hexdigest() != info.sha256:
+        raise DataLossError(
+            f"tensor {info.name} is not as it was added: somebody has written to the file that its model was added "
+            "from; add the model again from files that stay as they are",
+            field=info.name,
+            reason="CHANGED_SINCE_ADDED",
+        )
+    return data[:done]

@@ -128,8 +128,12 @@ class BlobCache:
             self._locks[digest] = lock = asyncio.Lock()
         return lock
 
-    async def is_intact(self, digest: Digest, size: int) -> bool:
-        """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a good one used."""
+    async def is_intact(self, digest: Digest, size: int, *, is_weights: bool = False) -> bool:
+        """Whether the whole blob is here and right; reads all of it. Removes a damaged one, marks a good one used.
+
+        Of one that lies in a linked file of the shared store this says nothing about the next moment. There it is true
+        of weights alone, without reading them: `CachedTensorSource` compares what it reads.
+        """
         if await in_thread(self._verify_and_touch, digest, size):
             self._account(digest, size)
             self._touch(digest)
@@ -137,7 +141,12 @@ class BlobCache:
         if await in_thread(self._blobs.size, digest) is not None:
             log.warning("cached_blob_damaged", digest=digest)
             await self.discard(digest)
-        return self._shared is not None and await in_thread(self._shared.is_intact, digest, size)
+        found = None if self._shared is None else await in_thread(self._shared.locate, digest)
+        if self._shared is None or found is None:
+            return False
+        if found.is_linked:
+            return is_weights and found.size == size
+        return await in_thread(self._shared.is_intact, digest, size)
 
     async def reserve(self, digest: Digest, size: int) -> None:
         """Make room for a blob about to be fetched, which must be pinned.

@@ -98,7 +98,8 @@ class Fetcher:
     async def fetch(self, items: Iterable[TensorInfo | FileInfo], progress: Progress | None = None) -> Pin:
         """Have the blobs of these tensors and files in the cache, verified and pinned; the caller releases the pin.
 
-        Whatever is in the cache is checked against its sha256 and needs no call; a damaged file is fetched again. A
+        Whatever is in the cache is checked against its sha256 and needs no call; a damaged file is fetched again.
+        Weights in linked files of a shared store are checked when they are read. A
         broken download goes on where it stopped, also after a restart of the process.
 
         Raises ResourceExhaustedError (cache-limit, or a full disk), DataLossError naming the tensor when its bytes stay
@@ -107,6 +108,7 @@ class Fetcher:
         items = tuple(items)
         sizes = blob_sizes(items)
         names = {item.sha256: item.name for item in items}
+        small = {item.sha256 for item in items if isinstance(item, FileInfo)}
         self._check_limit(sizes, names)
         tally = _Tally(sum(sizes.values()), progress)
         pin = self._cache.pin(sizes)
@@ -114,7 +116,7 @@ class Fetcher:
 
         async def work() -> None:
             for digest, size in queue:
-                await self._ensure(digest, size, names[digest], tally)
+                await self._ensure(digest, size, names[digest], tally, is_weights=digest not in small)
 
         workers = [asyncio.ensure_future(work()) for _ in range(self._parallel)]
         try:
@@ -142,9 +144,9 @@ class Fetcher:
             reason=CACHE_LIMIT,
         )
 
-    async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally) -> None:
+    async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally, *, is_weights: bool) -> None:
         async with self._cache.lock(digest):
-            if not await self._cache.is_intact(digest, size):
+            if not await self._cache.is_intact(digest, size, is_weights=is_weights):
                 await self._cache.reserve(digest, size)
                 try:
                     await self._download(digest, size, name, tally)

@@ -15,6 +15,7 @@ from edgeshard.domain.errors import (
     AbortedError,
     AlreadyExistsError,
     DataLossError,
+    EdgeShardError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
@@ -74,6 +75,19 @@ class ModelStore:
         self._names, self._manifests = names, manifests
         self._knows_all_needs = len(manifests) == len(set(names.values()))
         self._remove_strays()
+        self._own_small_files()
+
+    def _own_small_files(self) -> None:
+        """Copy small files that an earlier version linked; those that were written to since are gone with that."""
+        for manifest in self._manifests.values():
+            for file in manifest.files:
+                try:
+                    self.blobs.own(file.sha256)
+                except DataLossError:
+                    self.blobs.remove(file.sha256)
+                    log.error("linked_file_changed", model=manifest.name, file=file.name, digest=file.sha256)
+                except (EdgeShardError, OSError) as error:
+                    log.error("linked_file_not_copied", model=manifest.name, file=file.name, error=str(error))
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
         """The manifest of that name or digest, under the name asked for.
@@ -131,19 +145,24 @@ class ModelStore:
         return digest, ()
 
     def add_local(self, model: LocalModel, progress: Progress) -> Digest:
-        """Register a model whose files lie on this machine, by links to them; they are hashed here, once.
+        """Register a model whose files lie on this machine, by links to those of weights and copies of small ones; they
+        are hashed here, once.
 
         `progress` gets (bytes hashed, bytes in all), and ends the adding by raising. Raises as `register` does, and
         FailedPreconditionError with reason NOT_THIS_MACHINE where the files are not those that the client sees.
         """
         draft = model.manifest
         check_form(draft)
-        where = places(model)
+        where, linked = places(model), self.blobs.linked
+        of_weights = {index for index, _, _ in where[: len(draft.tensors)]}
         taken: list[Path] = []
         try:
-            for file in model.files:
+            for index, file in enumerate(model.files):
                 with open_local(file) as opened:
-                    taken.append(self.blobs.linked.take(Path(file.path), opened, self.room_bytes))
+                    if index in of_weights:
+                        taken.append(linked.take(Path(file.path), opened, self.room_bytes))
+                    else:
+                        taken.append(linked.copy(opened, self.room_bytes))
             locations = [BlobLocation(taken[index], offset, size) for index, offset, size in where]
             before = [path.stat().st_mtime_ns for path in taken]
             manifest = hash_manifest(draft, locations, progress)
@@ -151,23 +170,27 @@ class ModelStore:
                 raise AbortedError(f"the files of model {draft.name} were written to while they were read: try again")
             return self._register_linked(manifest, locations)
         finally:
-            self.blobs.linked.drop_unused(taken)
+            linked.drop_unused(taken)
 
     def _register_linked(self, manifest: ModelManifest, locations: Sequence[BlobLocation]) -> Digest:
         sizes, digest = validate_manifest(manifest), manifest.digest()
         with self._lock:
             self._check_name_free(manifest.name, digest)
             self._expect(digest, sizes)  # so that nobody takes its blobs for unneeded
-        found = {item.sha256: at for item, at in zip(manifest_items(manifest), locations, strict=True)}
+        found = {item.sha256: at for item, at in zip(manifest.tensors, locations, strict=False)}
+        copied = {item.sha256: at for item, at in zip(manifest.files, locations[len(manifest.tensors) :], strict=True)}
         self.blobs.linked.keep({of: at for of, at in found.items() if self.blobs.size(of) != at.size})
         try:
+            for of, at in copied.items():
+                if not self.blobs.path(of).exists():
+                    self.blobs.adopt(of, at.path)
             _, missing = self.register(manifest)
             if missing:
                 raise AbortedError(f"model {manifest.name} was deleted while it was added: try again")
         except BaseException:
             with self._lock:
                 self._forget(digest)
-                self.blobs.linked.remove(found.keys() - self._needed_blobs())
+                self.blobs.remove(*((found.keys() | copied.keys()) - self._needed_blobs()))
             raise
         return digest
 

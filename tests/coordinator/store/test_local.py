@@ -13,6 +13,7 @@ import pytest
 from edgeshard.client.models import AddPhase, add_model
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.model import TensorInfo
 from edgeshard.domain.site import LocalModel
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc.addresses import is_of_this_machine
@@ -55,13 +56,14 @@ async def test_a_model_is_linked_not_sent(
     assert weights.stat().st_nlink == 2, "linked into the store"
     for item in manifest_items(expected):
         found = server.store.blobs.locate(item.sha256)
-        assert found is not None and found.path.parent.name == "linked"
+        assert found is not None and found.is_linked == isinstance(item, TensorInfo)
         assert server.store.blobs.is_intact(item.sha256, found.size)
     assert await add_model(connect(server.address), directory, "tiny", here=True) == digest, "twice is once"
     assert weights.stat().st_nlink == 2
     server.store.delete("tiny")
     assert weights.stat().st_nlink == 1
     assert not [path for path in server.store.blobs.linked._directory.iterdir() if path.is_file()]
+    assert not [*server.store.blobs.files()]
 
 
 async def test_blobs_that_another_model_has_are_not_noted_twice(
@@ -116,6 +118,7 @@ async def test_places_outside_of_the_files_are_refused(
         ((99, 0), *model.places[1:]),
         ((model.places[0][0], size - 1), *model.places[1:]),
         (*model.places[:-1], model.places[0]),
+        (model.places[-1], *model.places[1:]),
     ):
         error = await refusal(channel, replace(model, places=places))
         assert isinstance(error, InvalidArgumentError) and error.field == "places", places
