@@ -157,7 +157,7 @@ def test_a_terminal_shows_a_bar_for_each_box() -> None:
         reporter.show(NodeProgress(NodeName("a"), 40, 40, "", finished=True))
     drawn = screen.getvalue()
     assert "40/40" in drawn and "measured" in drawn
-    assert "7/40" in drawn and r"waiting [in line]\x1b[2J" in drawn, "neither markup nor escapes of an agent's words count"
+    assert "7/40" in drawn and r"waiting [in line]\x1b[2J" in drawn, "an agent's words are neither markup nor escapes"
 
 
 def test_a_box_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:
