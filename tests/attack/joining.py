@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
@@ -43,7 +44,7 @@ async def guess(
 async def hold_turns(address: str, authority: bytes, site: str, *, count: int = 64, seconds: float = 30.0) -> None:
     """Begin `count` calls on one connection, and send none of their messages."""
     async with entrance(address, authority, site) as channel:
-        calls = [channel.stream_unary("/edgeshard.proto.v1.EnrolmentService/Enrol")() for _ in range(count)]
+        calls: list[Any] = [channel.stream_unary("/edgeshard.proto.v1.EnrolmentService/Enrol")() for _ in range(count)]
         try:
             await asyncio.sleep(seconds)
         finally:

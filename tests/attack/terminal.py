@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 import grpc
 
 from edgeshard import WIRE_VERSION
@@ -33,7 +35,7 @@ async def say_as_a_client(channel: grpc.aio.Channel, text: str) -> str:
     return await _refused(stub.Cancel(inference_pb2.InferenceServiceCancelRequest(request_id=text), timeout=20))
 
 
-async def _refused(call: grpc.aio.UnaryUnaryCall) -> str:
+async def _refused(call: Awaitable[object]) -> str:
     try:
         await call
     except grpc.aio.AioRpcError as error:
