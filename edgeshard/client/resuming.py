@@ -1,7 +1,8 @@
 """A request that outlives its stream: when the coordinator goes away, the client comes back for the rest.
 
 The client has the whole request and the tokens so far, so that it needs nothing from a coordinator or a head that
-survived: if both are lost, others go on from these tokens. What comes a second time is not handed on.
+survived: if both are lost, others go on from these tokens. A coordinator that starts has it wait for the head's word,
+and refuses what was never there. What comes a second time is not handed on.
 """
 
 from __future__ import annotations

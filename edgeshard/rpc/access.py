@@ -72,6 +72,8 @@ ENROLMENT = f"/{_PACKAGE}.EnrolmentService/Enrol"
 AUTHORITIES = f"/{_PACKAGE}.EnrolmentService/GetAuthorities"
 WITHOUT_CERTIFICATE = (ENROLMENT, AUTHORITIES)
 """The only methods that are called so, on a listener of their own."""
+COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
+"""Streams that are requests, of which quotas say how many one client may have at once."""
 
 
 def caller(context: Any) -> Principal | None:

@@ -1,15 +1,20 @@
-"""The calls of one server that are open, by who called: those of a principal that is revoked end at once."""
+"""The calls of one server that are open, by who called: those of a principal that is revoked end at once, and its
+streams are counted."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from edgeshard.domain.errors import DeniedError
+from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
 from edgeshard.domain.identity import Principal
 from edgeshard.rpc.denials import Denials
+
+MOST_STREAMS = 512
+"""Of one principal and method, at one server: processes may share a certificate, and each listens once."""
 
 
 class OpenCall:
@@ -47,15 +52,40 @@ class OpenCalls:
     def __init__(self, denials: Denials) -> None:
         self._denials = denials
         self._open: dict[Principal, set[OpenCall]] = {}
+        self._streams: Counter[tuple[Principal, str]] = Counter()
         denials.follow(self._end_denied)
 
     @contextmanager
-    def entered(self, principal: Principal | None, context: Any) -> Iterator[OpenCall]:
-        """In the task that serves a call, which was checked in the same turn of the loop; None in plaintext."""
+    def entered(self, principal: Principal | None, context: Any, stream: str = "") -> Iterator[OpenCall]:
+        """In the task that serves a call, which was checked in the same turn of the loop; None in plaintext.
+
+        `stream` is the method of a stream that counts. Raises ResourceExhaustedError, with reason STREAMS, for one more
+        than a principal may have.
+        """
         call = OpenCall(context, asyncio.current_task())
         if principal is None:
             yield call
             return
+        with self._counted((principal, stream)) if stream else nullcontext():
+            yield from self._held(principal, call)
+
+    @contextmanager
+    def _counted(self, whose: tuple[Principal, str]) -> Iterator[None]:
+        if self._streams[whose] >= MOST_STREAMS:
+            raise ResourceExhaustedError(
+                f"{whose[0]} has {MOST_STREAMS} streams of {whose[1].rpartition('/')[2]} open already: end one first",
+                field="certificate",
+                reason="STREAMS",
+            )
+        self._streams[whose] += 1
+        try:
+            yield
+        finally:
+            self._streams[whose] -= 1
+            if not self._streams[whose]:
+                del self._streams[whose]
+
+    def _held(self, principal: Principal, call: OpenCall) -> Iterator[OpenCall]:
         calls = self._open.setdefault(principal, set())
         calls.add(call)
         try:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from edgeshard.domain.audit import CALLER_LEFT
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.identity import Principal
-from edgeshard.rpc.access import check_access, check_enrolment
+from edgeshard.rpc.access import COUNTED_ELSEWHERE, check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.open_calls import OpenCalls
@@ -105,19 +105,22 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         # A service written for threads keeps its own behaviour. A stream may be a generator or write to its context.
         for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
             behaviour = getattr(handler, kind)
+            stream = "" if kind == "unary_unary" or method in COUNTED_ELSEWHERE else method
             if inspect.isasyncgenfunction(behaviour):
-                return handler._replace(**{kind: self._guard_stream(behaviour, method)})
+                return handler._replace(**{kind: self._guard_stream(behaviour, method, stream)})
             if inspect.iscoroutinefunction(behaviour):
-                return handler._replace(**{kind: self._guard_unary(behaviour, method)})
+                return handler._replace(**{kind: self._guard_unary(behaviour, method, stream)})
         return handler
 
-    def _guard_unary(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    def _guard_unary(
+        self, behaviour: Callable[..., Awaitable[Any]], method: str, stream: str
+    ) -> Callable[..., Awaitable[Any]]:
         check, watch, calls = self._check, self._watch, self._calls
 
         async def call(request: Any, context: Any) -> Any:
             answer, end = None, _LEFT
             try:
-                with calls.entered(check(context, method), context) as opened:
+                with calls.entered(check(context, method), context, stream) as opened:
                     try:
                         answer = await behaviour(request, context)
                     except asyncio.CancelledError:
@@ -143,14 +146,14 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _guard_stream(
-        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str
+        self, behaviour: Callable[..., AsyncGenerator[Any, None]], method: str, stream: str
     ) -> Callable[..., AsyncIterator[Any]]:
         check, watch, calls = self._check, self._watch, self._calls
 
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             end = _LEFT
             try:
-                with calls.entered(check(context, method), context) as opened:
+                with calls.entered(check(context, method), context, stream) as opened:
                     watch.began(method, context, request)
                     try:
                         async with aclosing(behaviour(request, context)) as responses:

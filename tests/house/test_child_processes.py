@@ -14,7 +14,7 @@ ROOMS = ("edgeshard", "agent", "coordinator")
 STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
     "agent/edgeshard_agent/measuring/process.py",
-    "edgeshard/chat/process.py",
+    "edgeshard/chat/lane.py",
     "edgeshard/cli/children.py",
     "edgeshard/cli/debug.py",
 }

@@ -57,7 +57,7 @@ class Admission:
     ) -> None:
         """Raise for a request that finds no place as what it comes in as, nor by its identity; `itself` is not counted.
 
-        One that is believed passes a full deployment, since its place may have been given away; no more than once over,
+        One that comes back passes a full deployment, since its place may have been given away; no more than once over,
         though. One that waits for its head's word is counted among its identity's alone: else whoever claims what never
         was would keep out those who do not.
         """
@@ -75,7 +75,7 @@ class Admission:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in kept]
         limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
-        if crowd.count(record.name) >= (limit if is_checked else 2 * limit):
+        if crowd.count(record.name) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",
                 reason="OVERLOADED",

@@ -43,7 +43,7 @@ class Standing(Enum):
     BELIEVED = auto()
     """It was let in before: neither its identity's debt nor a full deployment refuses it."""
     REPLAYED = auto()
-    """A head was lost that may have had it: here it is as a new one, and the head takes it in any case."""
+    """A head was lost that may have had it: it is as a new one, but for a full deployment, and the head takes it."""
     AWAITING = auto()
     """Its deployment's head has not said yet what it has of a former run."""
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core import deployments, eviction
 from edgeshard_coordinator.core.events import HeadReported, LinkReported
-from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink
+from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, State, SuspectLink
 
 STOOD_STILL_S = 1.0
 
@@ -109,13 +110,18 @@ def settle(state: State, now: float) -> State:
 
 def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
     """Forget the suspicion of a head whose box talks; and that of one among too many which are silent as it is."""
-    connected = [node.node_id for node in state.nodes.values() if node.connected]
-    silent = [node_id for node_id in connected if _is_silent(state, node_id, suspect)]
+    connected = [node for node in state.nodes.values() if node.connected]
+    silent = [node for node in connected if node.heard_at < suspect.since - _silence_s(state, node)]
     if eviction.too_many(len(silent), len(connected)):
         state = eviction.frozen(state, now)
     elif _heard_at(state, suspect.receiver) <= suspect.since:
         return state
     return replace(state, suspects=_others(state, suspect.deployment, 0, 0))
+
+
+def _silence_s(state: State, node: KnownNode) -> float:
+    """A box that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
+    return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
 
 
 def _checked(suspect: SuspectLink, now: float) -> SuspectLink:

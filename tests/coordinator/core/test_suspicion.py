@@ -28,6 +28,7 @@ from edgeshard.domain.commands import Heartbeat
 from edgeshard.domain.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.heartbeats import IDLE_INTERVAL_S
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.link import LinkSuspected
 from edgeshard.domain.model import LayerRange
@@ -342,6 +343,19 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     site.report_head(recovered=True)
     site.run(20.0)
     assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
+
+
+def test_boxes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(site: Site) -> None:
+    """One heartbeat in 1.8 s, a little late, is none for as long as a silent head gets."""
+    site.stop("a")
+    for name in ("b", "c"):
+        site.period_s[name], site.next_s[name] = IDLE_INTERVAL_S + 0.2, site.now + 0.85
+    site.run(2.0)
+    site.report_head()
+    reported = site.now
+    site.run(3.0)
+    ((at, lost),) = site.dropped
+    assert lost == node("a") and at - reported <= TIMINGS.suspect_wait_s + TICK_S
 
 
 def test_a_head_that_is_silent_still_when_the_lease_is_over_is_lost(site: Site) -> None:
