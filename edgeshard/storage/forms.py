@@ -15,6 +15,7 @@ from typing import Any
 
 from edgeshard.domain.chat import GenerationDefaults
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.storage import growth
 
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"
 TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
@@ -169,6 +170,23 @@ def _check_tokenizer(values: dict[str, Any]) -> None:
     _check_merges(model)
     for found in _found({key: part for key, part in values.items() if key != "model"}, _CHARSMAP):
         _check_charsmap(found)
+    _check_growth(values)
+
+
+def _check_growth(values: dict[str, Any]) -> None:
+    """A chain of steps that each double a text takes all memory for a prompt of four letters."""
+    for found, most, what in (
+        (growth.text_growth(values), growth.MOST_GROWTH, "a normalizer and a pre_tokenizer that make a text"),
+        (growth.decoded_growth(values), growth.MOST_DECODED_GROWTH, "a decoder that makes a text"),
+        (growth.repeats(values), growth.MOST_REPEATS, "a post_processor that makes a text's tokens"),
+    ):
+        if found > most:
+            raise malformed(
+                TOKENIZER,
+                f"has {what} {found:.3g} times as long, and at most {most:g} are taken; use the tokenizer.json of the "
+                "checkpoint",
+                reason="TOKENIZER_GROWS",
+            )
 
 
 def _check_merges(model: dict[str, Any]) -> None:

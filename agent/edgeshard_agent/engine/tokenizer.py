@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as _Tokenizer
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
 from edgeshard.domain.generation import text_bytes
 from edgeshard.storage.forms import TOKENIZER, check_small_file
+from edgeshard.storage.growth import check_grown, loaded_growth
 
 
 class Tokenizer:
@@ -23,6 +24,7 @@ class Tokenizer:
         # How training cut and filled up its texts; a prompt is taken as it is.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        self._growth = loaded_growth(tokenizer)
         self.longest_token_bytes = max(map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     @classmethod
@@ -41,8 +43,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens the model expects.
 
-        Raises InvalidArgumentError for a text that has none, InternalError where the library fails.
+        Raises InvalidArgumentError for a text that has none or may grow too long, InternalError where the library
+        fails.
         """
+        check_grown(text_bytes(text), self._growth, "prompt")
         try:
             # `encode` would hold the interpreter's lock until it is done. The fast form keeps no offsets.
             ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids

@@ -1,0 +1,144 @@
+"""By how much a tokenizer.json can make a text longer: a bound from the file alone, without running any of it.
+
+A tokenizer replaces, prepends and decomposes before it looks for tokens, and each step doubles a text at little cost in
+the file: forty in a row make a terabyte of a byte. Steps are told by their keys and not by their `type`, because the
+library takes them without one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+MOST_GROWTH = 64.0
+"""Of a text before tokens are looked for. By this bound those of the families that are served have 1 to 12."""
+MOST_DECODED_GROWTH = 64.0
+"""Of the text of tokens, which other tokenizers leave as long as it is or double."""
+MOST_REPEATS = 8.0
+"""Of a text's tokens among the special ones that are put around them."""
+MOST_GROWN_BYTES = 8 << 20
+"""Of one text, by its length and this bound: each byte costs the library 130 of memory."""
+
+_CHARSMAP = "precompiled_charsmap"
+_SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
+_FACTORS = {
+    # Bytes of UTF-8 for one, at most: Unicode says so in its FAQ on normalisation.
+    "NFC": 3.0,
+    "NFD": 3.0,
+    "NFKC": 11.0,
+    "NFKD": 11.0,
+    "Lowercase": 1.5,
+    # Spaces around each ideograph of 3 bytes, decomposed, in lower case.
+    "BertNormalizer": 5 / 3 * 3.0 * 1.5,
+    # Of decoders: a space for each token, which has a byte at least; or one between all letters, where what they look
+    # for is empty.
+    "WordPiece": 2.0,
+    "BPEDecoder": 3.0,
+    "CTC": 4.0,
+}
+_WITHOUT_A_TYPE = _FACTORS["BertNormalizer"]
+"""The most that any of these does."""
+
+
+def text_growth(tokenizer: Mapping[str, Any]) -> float:
+    """Bytes that tokens are looked for in, at most, for one of a text: by the document's normaliser and pre-tokeniser.
+
+    Never too low; too high where what matters is what a regular expression matches. An empty text counts as one byte.
+    """
+    return _growth(tokenizer.get("normalizer")) * _growth(tokenizer.get("pre_tokenizer"))
+
+
+def decoded_growth(tokenizer: Mapping[str, Any]) -> float:
+    """The same of the text of tokens, by the document's decoder."""
+    return _growth(tokenizer.get("decoder"))
+
+
+def repeats(tokenizer: Mapping[str, Any]) -> float:
+    """How often the tokens of a text may be among those that come of it, by the document's post-processor."""
+    return prod(_repeats(step) for step in _leaves(tokenizer.get("post_processor")))
+
+
+def check_grown(size: int, growth: float, field: str) -> None:
+    """Raise InvalidArgumentError naming `field` for a text of `size` bytes that may become longer than is taken."""
+    if size * growth > MOST_GROWN_BYTES:
+        raise InvalidArgumentError(
+            f"{field}: a text of {size} bytes may become one of {size * growth:.3g} by the model's tokenizer, and at "
+            f"most {MOST_GROWN_BYTES} are taken; shorten it, or send token ids",
+            field=field,
+            reason="TEXT_GROWS",
+        )
+
+
+def loaded_growth(tokenizer: Any) -> float:
+    """`text_growth` of a `tokenizers.Tokenizer`, which says of its parts what a document would."""
+    parts = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
+    return text_growth({key: json.loads(part.__getstate__()) for key, part in parts.items() if part is not None})
+
+
+def _leaves(step: object) -> Iterator[Mapping[str, Any]]:
+    """The steps of a sequence, in some order; a step alone is one by itself."""
+    waiting = [step]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            inner = next((found[key] for key in _SEQUENCES if isinstance(found.get(key), list)), None)
+            if inner is None:
+                yield found
+            else:
+                waiting += inner
+
+
+def _growth(step: object) -> float:
+    return prod(map(_growth_of_one, _leaves(step)))
+
+
+def _growth_of_one(step: Mapping[str, Any]) -> float:
+    kind = step.get("type")
+    if "content" in step and "pattern" in step:
+        return _replaced(step["pattern"], _bytes(step["content"]))
+    if isinstance(step.get("prepend"), str):
+        # Once for each text between added tokens, and such a text has a byte at least.
+        return 1.0 + _bytes(step["prepend"])
+    if _CHARSMAP in step:
+        return float(max(1, _longest_mapped(step[_CHARSMAP])))
+    if "replacement" in step:
+        # For a space, or in front of a piece that does not begin with one.
+        return 1.0 + _bytes(step["replacement"])
+    if kind == "ByteLevel":
+        # Each byte as a letter of up to 2, and perhaps one more of 2 in front of each piece.
+        return 2.0 if step.get("add_prefix_space") is False else 4.0
+    return _FACTORS.get(kind, 1.0) if isinstance(kind, str) else _WITHOUT_A_TYPE
+
+
+def _replaced(pattern: object, content: int) -> float:
+    """What is not looked for stays as it is. An expression, or an empty text, may match between all bytes and at both
+    ends."""
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(text, str) and text:
+        return max(1.0, content / _bytes(text))
+    return 1.0 + 2.0 * content
+
+
+def _longest_mapped(charsmap: object) -> int:
+    """Bytes of the longest text in a map of characters: behind its trie, each with a zero byte at its end."""
+    try:
+        data = base64.b64decode(charsmap, validate=True) if isinstance(charsmap, str) else b""
+    except (binascii.Error, ValueError):
+        return 1
+    return max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+
+
+def _repeats(step: Mapping[str, Any]) -> float:
+    single = step.get("single")
+    items = single if isinstance(single, list) else []
+    return float(max(1, sum(isinstance(item, dict) and "Sequence" in item for item in items)))
+
+
+def _bytes(text: object) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
