@@ -177,7 +177,7 @@ async def test_the_file_of_quotas_is_what_requests_are_held_to(tmp_path: Path) -
     settings = CoordinatorSettings(
         listen="127.0.0.1:0", state_dir=tmp_path / "state", quotas=tmp_path / "quotas.toml", plaintext=True
     )
-    coordinator = await _assemble(settings, _site(settings))
+    coordinator = await _assemble(settings, _site(settings), 64)
     assert coordinator.front._quotas._quotas.of("client/app") == Quota(requests=7)
 
 
