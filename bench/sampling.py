@@ -77,7 +77,7 @@ class Turns:
         os.environ[native.SWITCH] = "1" if is_native else "0"
         self._position += 1
         wall, processor = time.perf_counter(), time.process_time()
-        self._sampler.sample(self._logits, [(request, self._position) for request in range(ROWS)])
+        self._sampler.draw(self._logits, [(request, self._position) for request in range(ROWS)])
         return time.perf_counter() - wall, time.process_time() - processor
 
 

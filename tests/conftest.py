@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before a test module is imported, whose own settings start from these."""
+    # A shell that begins the tests in the background has them ignore it, and whatever they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     forms.LONG = config.getoption("--long")
     hypothesis.settings.load_profile("default" if forms.LONG else "same")
 

@@ -33,7 +33,8 @@ class Span:
     length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
     `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
     request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
-    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them.
+    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
+    is who asks for the guide, not 0 from a head that takes `pending` for its token.
     `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
     """
 
@@ -45,6 +46,7 @@ class Span:
     seen_tokens: tuple[int, ...] = ()
     guide: Guide | None = None
     answer_tokens: tuple[int, ...] = ()
+    party: int = 0
     targets: Targets | None = None
 
     @property
@@ -125,13 +127,15 @@ class GuideFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the last stage returns to the head: for every span that samples a token or why its guide has none, the
-    log-probabilities of the targets, in the order of their positions, and where the time went."""
+    """What the last stage returns to the head: for every span that samples a token, or why its guide has none, or that
+    it is `pending` and comes with a later step's result; the log-probabilities of the targets, in the order of their
+    positions; and where the time went."""
 
     tokens: tuple[SampledToken, ...] = ()
     timings: tuple[StageTiming, ...] = ()
     prompt_logprobs: tuple[SpanLogprobs, ...] = ()
     guide_failures: tuple[GuideFailure, ...] = ()
+    pending: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

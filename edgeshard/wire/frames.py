@@ -362,6 +362,7 @@ def _span_to_wire(span: Span) -> pb.Span:
         message.sampling.seen_tokens.extend(span.seen_tokens)
         if span.guide is not None:
             message.sampling.guide.CopyFrom(guide_to_wire(span.guide))
+            message.sampling.party = span.party
         message.sampling.guided_tokens.extend(span.answer_tokens)
     if span.targets is not None:
         message.targets.position = span.targets.position
@@ -393,6 +394,7 @@ def _span_from_wire(span: pb.Span) -> Span:
         seen_tokens=tuple(first.seen_tokens),
         guide=_guide_from_wire(first.guide) if first.HasField("guide") else None,
         answer_tokens=tuple(first.guided_tokens),
+        party=first.party,
         targets=targets,
     )
 
@@ -419,6 +421,7 @@ def _result_to_wire(result: StepResult) -> pb.StepResult:
             for item in result.prompt_logprobs
         ],
         guide_failures=[pb.GuideFailure(request=f.request, message=f.message) for f in result.guide_failures],
+        pending=result.pending,
     )
 
 
@@ -431,6 +434,7 @@ def _result_from_wire(message: pb.StepResult) -> StepResult:
         timings=timings_from_wire(message.timings),
         prompt_logprobs=tuple(_span_logprobs_from_wire(item) for item in message.prompt_logprobs),
         guide_failures=tuple(GuideFailure(f.request, f.message) for f in message.guide_failures),
+        pending=tuple(message.pending),
     )
 
 

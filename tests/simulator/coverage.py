@@ -195,17 +195,19 @@ RARE: dict[tuple[str, str], str] = {
 """Events that may come in a phase and hardly do, and why: they are not asked for."""
 SWAPS = (("held", "put aside"), ("kept aside", "taken back"))
 """What becomes of the KV of a request that gives way."""
+LATE = ("token", "late", "chosen")
+"""A token that came with a later step than its own, as a guide may have it."""
 SEEDS, TIMES = 10_000, 100
 """In so many seeds everything is to be met so often; in fewer seeds half as often, for luck has a share in it."""
 
 
 def wanted() -> list[tuple[str, str, str]]:
-    """What is to be met: of transitions, of events, of messages, and of swaps."""
+    """What is to be met: of transitions, of events, of messages, of swaps, and of tokens."""
     known = NEVER.keys() | RARE.keys()
     transitions = [("transition", str(phase), str(trigger)) for phase, trigger in TRANSITIONS]
     events = [("event", str(phase), event) for phase in Phase for event in EVENTS if (str(phase), event) not in known]
     messages = [("message", kind, way) for kind, no in MESSAGES.items() for way in WAYS if way not in no]
-    return [*transitions, *events, *messages, *(("swap", *way) for way in SWAPS)]
+    return [*transitions, *events, *messages, *(("swap", *way) for way in SWAPS), LATE]
 
 
 def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
@@ -227,7 +229,7 @@ def missed(met: Counter[tuple[str, str, str]], seeds: int) -> list[str]:
 def minima(met: Counter[tuple[str, str, str]]) -> list[str]:
     """The least met of each table."""
     lines = []
-    for table in ("transition", "event", "message", "swap"):
+    for table in ("transition", "event", "message", "swap", "token"):
         count, key = min((met[key], key) for key in wanted() if key[0] == table)
         lines.append(f"least met {table}: {' / '.join(key[1:])}, in {count} seeds")
     return lines

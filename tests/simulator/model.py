@@ -39,6 +39,8 @@ VOCABULARY = 97
 END = 96
 LAYERS = 6
 MAX_CONTEXT = 128
+LATENESS, MOST_LATE = 17, 4
+"""3 tokens of 17 are late, by 1 to 3 steps."""
 _FIRST_HASH = 17
 _CONFIG = {
     "model_type": "llama",
@@ -168,6 +170,8 @@ class SimModel:
         self._watch, self._violate = watch, watch.violate
         self._slots = [-1] * (placement.kv_blocks * placement.kv_block_tokens)
         self._sampling: dict[int, Sampling] = {}
+        self._late: list[tuple[SampledToken, int]] = []
+        """Tokens that are not chosen yet, as it may be with a guide, and after how many steps they are."""
         self.released = False
         self.broken = False
         """Whether the next step fails."""
@@ -187,6 +191,7 @@ class SimModel:
         for request in self.pool.requests:
             self.pool.free(request)
         self._sampling.clear()
+        self._late.clear()
         self._kept.clear()
 
     def release(self) -> None:
@@ -209,8 +214,9 @@ class SimModel:
         self._commit(plan)
         for request in plan.frees:
             self._sampling.pop(request, None)
+        sampled, pending = self._come(plan.frees), list[int]()
         given = [] if inputs is None else inputs.tolist()
-        at, rows, sampled = 0, list[list[float]](), list[SampledToken]()
+        at, rows = 0, list[list[float]]()
         for span in plan.spans:
             if span.sampling is not None:
                 self._sampling[span.request] = span.sampling
@@ -226,10 +232,24 @@ class SimModel:
                 at += 1
             if span.sample:
                 token = chosen(history, self._sampling[span.request], span.end_position)
-                sampled.append(SampledToken(span.request, span.end_position, token))
+                chosen_one, steps = SampledToken(span.request, span.end_position, token), history % LATENESS
+                if 0 < steps < MOST_LATE:
+                    self._late.append((chosen_one, steps))
+                    pending.append(span.request)
+                else:
+                    sampled.append(chosen_one)
         if self.is_last:
-            return StageOutput(None, tuple(sampled))
+            return StageOutput(None, tuple(sampled), pending=tuple(pending))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
+
+    def _come(self, frees: Sequence[int]) -> list[SampledToken]:
+        """Late tokens that are chosen by now."""
+        waiting = [(token, steps - 1) for token, steps in self._late if token.request not in frees]
+        self._late = [(token, steps) for token, steps in waiting if steps]
+        came = [token for token, steps in waiting if not steps]
+        if came:
+            self._watch.met["token", "late", "chosen"] = 1
+        return came
 
     def _commit(self, plan: StepPlan) -> None:
         try:

@@ -59,6 +59,9 @@ class Stage:
         self.slots = [0] * (blocks * block_tokens)
         self.known: set[int] = set()
         self.next_step = 0
+        self.is_late: Callable[[], bool] = lambda: False
+        """Whether a token is not chosen yet, or still not, as the guide of a request may have it."""
+        self.late: list[SampledToken] = []
 
     def run(self, step: HeadStep) -> StepResult:
         assert step.number == self.next_step
@@ -72,7 +75,10 @@ class Stage:
         for request in draft.swap_ins:
             for slot, token in zip(self._slots(request, 1 << 30), self.kept.pop(request), strict=False):
                 self.slots[slot] = token
-        given, sampled, scored = deque(step.tokens), [], list[SpanLogprobs]()
+        self.late = [token for token in self.late if token.request not in step.plan.frees]
+        sampled = [token for token in self.late if not self.is_late()]
+        self.late = [token for token in self.late if token not in sampled]
+        given, pending, scored = deque(step.tokens), list[int](), list[SpanLogprobs]()
         for span in step.plan.spans:
             assert (span.sampling is not None) == (span.request not in self.known), "once, on the first span"
             self.known.add(span.request)
@@ -82,9 +88,11 @@ class Stage:
             scored += self._scores(span)
             if span.sample:
                 token = next_token(self.slots[slot] for slot in slots)
-                sampled.append(SampledToken(span.request, span.end_position, token))
+                is_late = self.is_late()
+                (self.late if is_late else sampled).append(SampledToken(span.request, span.end_position, token))
+                pending += [span.request] if is_late else []
         assert not given
-        return StepResult(tuple(sampled), prompt_logprobs=tuple(scored))
+        return StepResult(tuple(sampled), prompt_logprobs=tuple(scored), pending=tuple(pending))
 
     @staticmethod
     def _scores(span: Span) -> Iterator[SpanLogprobs]:
@@ -167,6 +175,9 @@ class Rig:
         while True:
             while steps := self.next_sweep():
                 pipe.extend(steps)
+            if not pipe and self.scheduler.must_ask:
+                self.scheduler.ask()
+                continue
             if not pipe:
                 return
             self.take(pipe.popleft())
@@ -186,7 +197,7 @@ class Rig:
         assert stats.kv_blocks_cached + stats.kv_blocks_free == self.allocator.count
         assert self.allocator.unpromised == self.allocator.count
         for stage in self.stages:
-            assert stage.pool.bytes_in_use == 0 and not stage.pool.requests and not stage.known
+            assert stage.pool.bytes_in_use == 0 and not stage.pool.requests and not stage.known and not stage.late
 
 
 class Ring:
@@ -220,6 +231,7 @@ class Ring:
     def enabled(self) -> list[Callable[[], None]]:
         """All that can happen now."""
         actions: list[Callable[[], None]] = [self._take_back] if self.returned else []
+        actions += [self._ask] if self.rig.scheduler.must_ask else []
         for index, hand in enumerate(self.hands):
             if index in self.stalled:
                 continue
@@ -247,6 +259,10 @@ class Ring:
         step, self.hands[index] = self.hands[index], None
         assert step is not None
         (self.returned if index == len(self.hands) - 1 else self.inboxes[index + 1]).append(step)
+
+    def _ask(self) -> None:
+        self.rig.scheduler.ask()
+        self.pump()
 
     def _take_back(self) -> None:
         step = self.returned.popleft()

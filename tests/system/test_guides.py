@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,53 @@ async def test_a_guide_that_is_refused_or_fails_ends_its_own_request_alone(site:
         assert refused.value.field == "guide"
     assert (await other).token_ids == alone.token_ids
     assert (await site.client.deployment("tales")).epoch == epoch
+    await site.kv_gone()
+
+
+DEAR = Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/")
+"""A mask behind some tokens takes a quarter of a second."""
+
+
+async def gaps(site: Site, tokens: list[int]) -> list[float]:
+    """Seconds between the tokens of an answer without a guide."""
+    came: list[float] = []
+    async for event in site.client.generate("tales", PROMPT, max_new_tokens=400, ignore_eos=True):
+        if isinstance(event, Token):
+            came.append(time.monotonic())
+            tokens.append(event.token)
+    return sorted(after - before for before, after in itertools.pairwise(came))
+
+
+async def test_a_guide_whose_masks_are_dear_holds_up_no_other_answer(site: Site) -> None:
+    """Three at once, which end for what they take of the processor."""
+    right: list[int] = []
+    alone = await gaps(site, right)
+    asked = [
+        asyncio.create_task(
+            site.client.complete("tales", PROMPT, guide=DEAR, max_new_tokens=400, temperature=0.5, seed=seed)
+        )
+        for seed in range(3)
+    ]
+    tokens: list[int] = []
+    beside = await gaps(site, tokens)
+    ended = await asyncio.gather(*asked, return_exceptions=True)
+    assert tokens == right
+    assert all(isinstance(end, InvalidArgumentError) and end.reason == "GUIDE_FAILED" for end in ended), ended
+    assert beside[len(beside) // 2] < 4 * alone[len(alone) // 2] + 0.02 and beside[-1] < 1
+    await site.kv_gone()
+
+
+async def test_a_late_token_is_the_same_and_a_client_that_leaves_meanwhile_leaves_nothing(site: Site) -> None:
+    dear: GenerateOptions = {"guide": DEAR, "max_new_tokens": 6, "temperature": 0.5, "seed": 1}
+    lasting: GenerateOptions = {"max_new_tokens": 400}
+    first, again = [await site.client.complete("tales", PROMPT, **dear) for _ in range(2)]
+    whole = await site.client.complete("whole", PROMPT, **dear)
+    assert first.token_ids == again.token_ids == whole.token_ids
+    for wait_s in (0.0, 0.05, 0.3, 0.8):
+        task = asyncio.create_task(site.client.complete("tales", PROMPT, **(dear | lasting)))
+        await asyncio.sleep(wait_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
     await site.kv_gone()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import PromptLogprobs, Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.generation import Guide, GuideKind, PromptLogprobs, Sampling, StageTiming, TokenLogprob
 from edgeshard.domain.step import (
     ForwardStep,
     KvGrant,
@@ -35,7 +35,8 @@ RETURN = FrameContract("tales", 3, DType.BFLOAT16, 0, max_tokens=32, window=4)
 
 def forward(number: int, tokens: int = 3, seed: int = 0) -> ForwardStep:
     data = random.Random(seed + number).randbytes(tokens * WIDTH * 2)
-    span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9))
+    guide = Guide(GuideKind.REGEX, "a+")
+    span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), (1 << 64) - 3)
     plan = StepPlan(
         (1, 2),
         (KvGrant(7, 0, (3,), 16), KvGrant(7, 1, (5,)), KvGrant(8, 0, (2,), 0, True)),
@@ -46,9 +47,14 @@ def forward(number: int, tokens: int = 3, seed: int = 0) -> ForwardStep:
     return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 
 
+TIMINGS = (StageTiming(1, 0.0, 0.5),)
+
+
 def returned(number: int) -> ReturnedStep:
     top = (TokenLogprob(5, -0.5),)
-    return ReturnedStep(number, StepResult((SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),)))
+    return ReturnedStep(
+        number, StepResult((SampledToken(7, 8, 5, -0.5, top),), (StageTiming(1, 0.0, 0.5),), pending=(9, 11))
+    )
 
 
 PART = 64
@@ -63,7 +69,10 @@ def nearly(step: WireStep) -> object:
     """A step with its float32 fields as the wire rounds them."""
     if isinstance(step, ReturnedStep):
         return repr(step)
-    sampling = [(s.sampling and (s.sampling.top_k, s.sampling.seed), s.seen_tokens) for s in step.plan.spans]
+    sampling = [
+        (s.sampling and (s.sampling.top_k, s.sampling.seed), s.seen_tokens, s.guide, s.answer_tokens, s.party)
+        for s in step.plan.spans
+    ]
     return step.number, step.hidden, step.plan.frees, step.plan.swap_outs, step.plan.grants, sampling
 
 

@@ -50,6 +50,9 @@ from edgeshard_agent.scheduler.text import TextStream
 
 log = structlog.get_logger()
 
+ASK_S, MOST_ASK_S = 0.001, 0.032
+"""Between two steps that ask for nothing but late tokens: twice as long each time that none came."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
@@ -91,6 +94,8 @@ class Head:
         self._is_open = True
         self._failure: EdgeShardError | None = None
         self._guides: Guides | None = None
+        self._asking: asyncio.TimerHandle | None = None
+        self._ask_s = ASK_S
 
     @property
     def _scheduler(self) -> Scheduler:
@@ -148,6 +153,8 @@ class Head:
         self._pump()
 
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -203,7 +210,7 @@ class Head:
         try:
             generation.validate()
             if generation.guide is not None:
-                await self._check_guide(generation.guide)
+                await self._check_guide(generation.guide, start.client)
             prompt = await self._prompts.prompt_tokens(
                 start, lambda: entry.cancelled or self._journal.find(request_id) is not entry
             )
@@ -267,6 +274,8 @@ class Head:
         try:
             now = self._now()
             taken = self._scheduler.on_result(step.number, step.result, now)
+            if step.result.tokens:
+                self._ask_s = ASK_S
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
             self._say_all(self._scheduler.events(taken, now))
@@ -294,6 +303,15 @@ class Head:
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
         for request_id in self._scheduler.newly_admitted():
             self._say(RequestAdmitted(request_id))
+        if self._asking is None and self._scheduler.must_ask:
+            self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
+
+    def _ask(self) -> None:
+        """Nothing else runs, and late tokens come with a step only."""
+        self._asking = None
+        self._ask_s = min(2 * self._ask_s, MOST_ASK_S)
+        self._scheduler.ask()
+        self._pump()
 
     def _say(self, event: HeadOutput | RequestFailed) -> None:
         output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event
@@ -352,7 +370,7 @@ class Head:
                 field="max_new_tokens",
             )
 
-    async def _check_guide(self, guide: Guide) -> None:
+    async def _check_guide(self, guide: Guide, client: str) -> None:
         """Raises InvalidArgumentError for one that the library refuses, FailedPreconditionError where the model has
         nothing to guide."""
         if self._tokenizer is None:
@@ -369,7 +387,7 @@ class Head:
                 reason="NO_END",
             )
         self._guides = self._guides or Guides()
-        await asyncio.wrap_future(self._guides.check(guide))
+        await asyncio.wrap_future(self._guides.check(guide, client))
 
     def _text(self, start: StartRequest, prompt: list[int]) -> TextStream:
         decode = Decoding(self._tokenizer, partial(self._lose_text, start.request_id))

@@ -272,7 +272,7 @@ class StageRunner:
     ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
         if self._model.is_last:
-            outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures)
+            outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures, output.pending)
             return ReturnedStep(step.number, outcome)
         return ForwardStep(step.number, step.plan, hidden, timings)
 

@@ -11,11 +11,15 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +28,7 @@ import structlog
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide
 from edgeshard_agent.guides.messages import ANSWER, Advance, Close, Message, Open, Setup, to_line
+from edgeshard_agent.guides.turns import RequestBudget, Turn, Turns
 
 log = structlog.get_logger()
 
@@ -31,7 +36,7 @@ Banned = npt.NDArray[np.bool_]
 """[vocab] tokens that must not come next."""
 
 WAIT_S = 20.0
-"""How long a step waits for a mask: below what is taken for a hanging step."""
+"""How long a request waits for a mask. A step that has to wait for it is below what is taken for a hanging one."""
 ANSWER_S = 15.0
 """How long the process may take to answer. It ends itself by the processor time that it uses, long before."""
 REMEMBERED = 16
@@ -47,40 +52,72 @@ class _EndedError(Exception):
     """The process is gone."""
 
 
+@dataclass(eq=False, slots=True)
+class _Making(Turn):
+    """A mask, or a check, that waits for its turn or is made."""
+
+    make: Callable[[], Banned | None] = field(kw_only=True)
+    made: Future[Any] = field(default_factory=Future, kw_only=True)
+
+
 class Guided:
     """One request: `banned` and `advance` take turns, and are called by one thread."""
 
-    def __init__(self, guides: Guides, number: int, guide: Guide, answer: Sequence[int]) -> None:
+    def __init__(self, guides: Guides, number: int, guide: Guide, answer: Sequence[int], party: int) -> None:
         self.number = number
         self.guide = guide
         self.answer = list(answer)
+        self.may_be_late = party != 0
+        self.party = str(party)
+        self.budget = RequestBudget(tokens=len(answer))
         self._guides = guides
-        self._mask = guides.begin(self)
+        self._was_late = False
+        self._begin()
+
+    def is_due(self, wait_s: float = 0.0) -> bool:
+        """Whether `banned` knows by now, or shall wait no longer. One that was late last time is not waited for."""
+        if not self._making.made.done() and not self._was_late and wait_s > 0:
+            wait([self._making.made], wait_s)
+        is_due = self._making.made.done() or time.monotonic() - self._began_s > WAIT_S
+        self._was_late = not is_due
+        return is_due
 
     def banned(self) -> Banned:
         """For the position behind the answer so far. Raises GuideError where there is no token for it."""
         try:
-            return self._mask.result(WAIT_S)
+            banned: Banned = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
         except FutureTimeoutError:
             raise GuideError("it took too long; make it simpler") from None
+        return banned
 
     def advance(self, token: int) -> None:
         """The answer has one token more: find out what may follow it."""
         self.answer.append(token)
         if not self._guides.is_end(token):
-            self._mask = self._guides.begin(self)
+            self.budget.tokens += 1
+            self._begin()
 
     def close(self) -> None:
-        self._mask.cancel()
-        self._guides.end(self)
+        self._guides.end(self, self._making)
+
+    def _begin(self) -> None:
+        self._began_s = time.monotonic()
+        self._making = self._guides.begin(self)
 
 
 class Guides:
-    """All guides of one stage or head, with a thread and a process that begin with the first of them."""
+    """All guides of one stage or head, with a thread and a process that begin with the first of them.
+
+    What a guide takes of the processor is its request's and its party's affair (`turns`).
+    """
 
     def __init__(self, setup: Setup = Setup()) -> None:  # noqa: B008 - frozen
         self._setup = setup
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
+        self._turns = Turns()
+        self._ended: deque[int] = deque()
+        """Requests whose matchers nobody wants any more."""
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
         self._process: _Process | None = None
         self._known: set[int] = set()
         """The requests whose matchers the process has."""
@@ -88,34 +125,73 @@ class Guides:
         self._last_number = 0
         self._closed = False
 
-    def open(self, guide: Guide, answer: Sequence[int] = ()) -> Guided:
-        """The guide of an answer that has these tokens so far."""
+    def open(self, guide: Guide, answer: Sequence[int] = (), party: int = 0) -> Guided:
+        """The guide of an answer that has these tokens so far; `party` is who asked for it, 0 where nobody says."""
         self._last_number += 1
-        return Guided(self, self._last_number, guide, answer)
+        return Guided(self, self._last_number, guide, answer, party)
 
-    def check(self, guide: Guide) -> Future[None]:
+    def check(self, guide: Guide, party: str = "") -> Future[None]:
         """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide` otherwise."""
-        return self._thread.submit(self._check, guide)
+        return self._put(_Making(party, make=partial(self._check, guide))).made
 
     def close(self) -> None:
         """End it, from any thread; a mask that is being made is not waited for."""
-        self._closed = True
-        self._thread.submit(self._drop)
-        self._thread.shutdown(wait=False)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
 
     # For `Guided`
 
     def is_end(self, token: int) -> bool:
         return token in self._setup.eos_tokens
 
-    def begin(self, guided: Guided) -> Future[Banned]:
-        return self._thread.submit(self._banned, guided)
+    def begin(self, guided: Guided) -> _Making:
+        return self._put(_Making(guided.party, make=partial(self._banned, guided)))
 
-    def end(self, guided: Guided) -> None:
-        if not self._closed:
-            self._thread.submit(self._forget, guided.number)
+    def end(self, guided: Guided, making: _Making) -> None:
+        with self._changed:
+            self._turns.drop(making)
+            self._ended.append(guided.number)
+            self._changed.notify()
+
+    def _put(self, making: _Making) -> _Making:
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="guides", daemon=True)
+                self._thread.start()
+            self._turns.put(making)
+            self._changed.notify()
+        return making
 
     # On the thread
+
+    def _work(self) -> None:
+        while (making := self._next()) is not None:
+            began_s, self._used_s = time.monotonic(), 0.0
+            if making.made.set_running_or_notify_cancel():
+                try:
+                    making.made.set_result(making.make())
+                except BaseException as error:  # whoever waits for it raises it
+                    making.made.set_exception(error)
+            with self._changed:
+                now_s = time.monotonic()
+                self._turns.ended(making, min(self._used_s, now_s - began_s), now_s)
+        self._drop()
+
+    def _next(self) -> _Making | None:
+        """What is to be made now, once there is something; None at the end."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return None
+                ended, self._ended = self._ended, deque()
+                turn = None if ended else self._turns.next(time.monotonic())
+                if not ended and turn is None:
+                    self._changed.wait(self._turns.wait_s(time.monotonic()))
+            for number in ended:
+                self._forget(number)
+            if isinstance(turn, _Making):
+                return turn
 
     def _check(self, guide: Guide) -> None:
         if guide in self._accepted:
@@ -130,23 +206,30 @@ class Guides:
         self._accepted.append(guide)
 
     def _banned(self, guided: Guided) -> Banned:
+        if guided.budget.is_over:
+            raise GuideError(TOO_MUCH)
         if self._process is not None and self._process.has_ended:
             self._drop()  # not by this request
-        if guided.number in self._known:
-            bits = self._mask(Advance(guided.number, guided.answer[-1]))
-        else:
-            bits = self._mask(Open(guided.number, guided.guide.kind, guided.guide.text, tuple(guided.answer)))
-            self._known.add(guided.number)
+        try:
+            if guided.number in self._known:
+                bits = self._mask(Advance(guided.number, guided.answer[-1]))
+            else:
+                bits = self._mask(Open(guided.number, guided.guide.kind, guided.guide.text, tuple(guided.answer)))
+                self._known.add(guided.number)
+        finally:
+            guided.budget.used_s += self._used_s
         allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[: self._setup.vocab_size]
         banned: Banned = allowed == 0
         return banned
 
     def _mask(self, message: Message) -> bytes:
+        began_s = time.monotonic()
         try:
             self._process = self._process or _Process(self._setup)
-            is_mask, answer = self._process.ask(message)
+            is_mask, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
+            self._used_s = time.monotonic() - began_s
             self._drop()
             raise GuideError(TOO_MUCH) from None
         if not is_mask:
@@ -192,12 +275,15 @@ class _Process:
         while rest:
             rest = rest[self._process.stdin.write(rest) or 0 :]
 
-    def ask(self, message: Message) -> tuple[bool, bytes]:
-        """Whether the answer is a mask, and what it is. Raises OSError or _EndedError when the process is gone."""
+    def ask(self, message: Message) -> tuple[bool, float, bytes]:
+        """Whether the answer is a mask, the processor's seconds that it took, and what it is.
+
+        Raises OSError or _EndedError when the process is gone.
+        """
         until = time.monotonic() + ANSWER_S
         self.tell(message)
-        is_mask, size = ANSWER.unpack(self._read(ANSWER.size, until))
-        return is_mask, self._read(size, until)
+        is_mask, used_s, size = ANSWER.unpack(self._read(ANSWER.size, until))
+        return is_mask, used_s, self._read(size, until)
 
     def end(self) -> None:
         self._process.kill()

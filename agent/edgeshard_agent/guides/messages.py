@@ -9,8 +9,9 @@ from typing import Any
 
 from edgeshard.domain.generation import Guide, GuideKind
 
-ANSWER = struct.Struct("<?I")
-"""Before an answer: whether it is a mask, and its bytes. Otherwise it is the text of a refusal."""
+ANSWER = struct.Struct("<?dI")
+"""Before an answer: whether it is a mask, seconds of processor time that it took, and its bytes. Otherwise it is the
+text of a refusal."""
 
 
 @dataclass(frozen=True, slots=True)

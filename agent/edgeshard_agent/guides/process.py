@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -150,19 +151,16 @@ def _limit_memory() -> None:
 def _serve(lines: IO[bytes], answers: IO[bytes]) -> None:
     matchers = Matchers()
     for line in lines:
-        message = from_line(line)
+        message, began_s = from_line(line), time.process_time()
         try:
-            answer = matchers.answer(message)
+            is_mask, answer = True, matchers.answer(message)
         except Exception as error:  # the library's own are plain ones
-            _say(answers, False, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace"))
-        else:
-            if answer is not None:
-                _say(answers, True, answer)
-
-
-def _say(answers: IO[bytes], is_mask: bool, answer: bytes) -> None:
-    answers.write(ANSWER.pack(is_mask, len(answer)) + answer)
-    answers.flush()
+            is_mask, answer = False, str(error)[:MESSAGE_CHARACTERS].encode("utf-8", "replace")
+        if answer is not None:
+            # What it took to set up is nobody's.
+            used_s = time.process_time() - began_s
+            answers.write(ANSWER.pack(is_mask, used_s, len(answer)) + answer)
+            answers.flush()
 
 
 def main() -> None:

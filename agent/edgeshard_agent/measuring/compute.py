@@ -249,7 +249,7 @@ class Profiler:
         for request in range(rows):
             sampler.open(request, Sampling(), ())
         wanted = [(request, 1) for request in range(rows)]
-        return self._warm_measure(lambda: sampler.sample(rotation.take().head(hidden), wanted), len(rotation))
+        return self._warm_measure(lambda: sampler.draw(rotation.take().head(hidden), wanted), len(rotation))
 
     def _warm_measure(self, work: Callable[[], object], copies: int) -> Measurement:
         for _ in range(copies + 1):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -15,6 +17,18 @@ from edgeshard_agent.ops import LikelyTokens, RequestSampler, require_finite, sa
 
 Wanted = tuple[int, int]
 """A request and the position that a token is for."""
+PATIENCE_S = 0.002
+"""How long a step waits for masks in all. Most are there before their step is; a round through the stages takes longer
+than a cheap one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Tokens; why a guide has led to none; and the requests whose tokens come with a later step."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    guide_failures: tuple[GuideFailure, ...] = ()
+    pending: tuple[int, ...] = ()
 
 
 class Sampler:
@@ -26,6 +40,8 @@ class Sampler:
         self._requests: dict[int, RequestSampler] = {}
         self._guided: dict[int, Guided | None] = {}
         """None where the model has no tokenizer."""
+        self._late: dict[Wanted, torch.Tensor] = {}
+        """Logits [vocab] of tokens whose guides do not know yet."""
 
     def __contains__(self, request: int) -> bool:
         return request in self._requests
@@ -45,15 +61,18 @@ class Sampler:
         other penalties or a guide go by it."""
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
-    def open_guide(self, request: int, guide: Guide, answer: Sequence[int]) -> None:
-        """The request's answer has these tokens, and goes on as its guide allows."""
-        self._guided[request] = None if self._guides is None else self._guides.open(guide, answer)
+    def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
+        """The request's answer has these tokens, and goes on as its guide allows. `party` is who asked for it; where it
+        is 0, no token may be late."""
+        self._guided[request] = None if self._guides is None else self._guides.open(guide, answer, party)
 
     def close(self, request: int) -> None:
         self._requests.pop(request, None)
         guided = self._guided.pop(request, None)
         if guided is not None:
             guided.close()
+            for place in [place for place in self._late if place[0] == request]:
+                del self._late[place]
 
     def close_all(self) -> None:
         """Forget every request."""
@@ -70,50 +89,76 @@ class Sampler:
         """How many of the likeliest tokens a request asked for."""
         return self._requests[request].sampling.top_logprobs
 
-    def guided(
-        self, logits: torch.Tensor, wanted: Sequence[Wanted]
-    ) -> tuple[torch.Tensor, Sequence[Wanted], tuple[GuideFailure, ...]]:
-        """Take the tokens that guides ban from their requests' rows of `logits` [R, vocab], and leave out the requests
-        whose guides have no token. Raises InternalError as `sample` does."""
-        if not any(request in self._guided for request, _ in wanted):
-            return logits, wanted, ()
-        require_finite(logits)  # before tokens are taken away: a row without any is then the guide's fault
-        failures = tuple(self._guide(logits, wanted))
-        if failures:
-            failed = {failure.request for failure in failures}
-            rows = [row for row, (request, _) in enumerate(wanted) if request not in failed]
-            logits, wanted = logits[rows], [wanted[row] for row in rows]
-        return logits, wanted, failures
+    @property
+    def has_late(self) -> bool:
+        """Whether a request's logits wait here for what its guide bans."""
+        return bool(self._late)
 
-    def _guide(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> Iterator[GuideFailure]:
-        """Take from each row the tokens that its request's guide bans."""
-        for row, (request, _) in zip(logits, wanted, strict=True):
-            if request not in self._guided:
-                continue
-            guided = self._guided[request]
-            if guided is None:
-                yield GuideFailure(request, "the model was added without a tokenizer.json")
-                continue
-            try:
-                banned = torch.from_numpy(guided.banned())
-            except GuideError as error:
-                yield GuideFailure(request, str(error))
-                continue
-            row.masked_fill_(banned.to(row.device), -math.inf)
-            if not bool(torch.isfinite(row.amax())):
-                yield GuideFailure(request, "the model gives no token that may follow any probability")
+    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> Drawn:
+        """A token for each (request, position), from its row of `logits` [R, vocab], and for those that were late.
 
-    def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> tuple[SampledToken, ...]:
-        """A token for each (request, position), from its row of `logits` [R, vocab].
-
+        Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
         """
-        tokens = self._choose(logits, wanted)
-        for token in tokens if self._guided else ():
+        if not self._guided:
+            return Drawn(() if logits is None else self._choose(logits, wanted))
+        rows: list[torch.Tensor] = []
+        places: list[Wanted] = []
+        if logits is not None:
+            require_finite(logits)  # before tokens are taken away: a row without any is then the guide's fault
+            rows, places = list(logits), list(wanted)
+        pending = self._wait_for_guides(rows, places)
+        failures = tuple(self._take_banned(rows, places))
+        if not rows:
+            return Drawn((), failures, pending)
+        # As it came where no row has left or come: a copy takes as long as a choice.
+        is_whole = logits is not None and len(rows) == len(logits) and places == list(wanted)
+        tokens = self._choose(logits if is_whole and logits is not None else torch.stack(rows), places)
+        for token in tokens:
             guided = self._guided.get(token.request)
             if guided is not None:
                 guided.advance(token.token)
-        return tokens
+        return Drawn(tokens, failures, pending)
+
+    def _wait_for_guides(self, rows: list[torch.Tensor], places: list[Wanted]) -> tuple[int, ...]:
+        """Put rows aside whose guides do not know yet, and add those that were and do; the requests put aside."""
+        until_s, pending = time.monotonic() + PATIENCE_S, []
+        for index in reversed(range(len(rows))):
+            guided = self._guided.get(places[index][0])
+            if guided is None or not guided.may_be_late or guided.is_due(until_s - time.monotonic()):
+                continue
+            self._late[places[index]] = rows[index].clone()
+            pending.append(places[index][0])
+            del rows[index], places[index]
+        for place in [place for place in self._late if place[0] not in pending]:
+            guided = self._guided[place[0]]
+            if guided is None or guided.is_due():
+                rows.append(self._late.pop(place))
+                places.append(place)
+        return tuple(pending)
+
+    def _take_banned(self, rows: list[torch.Tensor], places: list[Wanted]) -> Iterator[GuideFailure]:
+        """Take from each row the tokens that its request's guide bans; rows with no token then are left out."""
+        for index in reversed(range(len(rows))):
+            row, request = rows[index], places[index][0]
+            if request not in self._guided:
+                continue
+            why = self._ban(row, self._guided[request])
+            if why:
+                yield GuideFailure(request, why)
+                del rows[index], places[index]
+
+    @staticmethod
+    def _ban(row: torch.Tensor, guided: Guided | None) -> str:
+        """Why a guide leads to no token; empty where it does."""
+        if guided is None:
+            return "the model was added without a tokenizer.json"
+        try:
+            banned = torch.from_numpy(guided.banned())
+        except GuideError as error:
+            return str(error)
+        row.masked_fill_(banned.to(row.device), -math.inf)
+        return "" if bool(torch.isfinite(row.amax())) else "the model gives no token that may follow any probability"
 
     def _choose(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> tuple[SampledToken, ...]:
         samplers = [self._requests[request] for request, _ in wanted]

@@ -61,6 +61,7 @@ class StageOutput:
     tokens: tuple[SampledToken, ...] = ()
     prompt_logprobs: tuple[SpanLogprobs, ...] = ()
     guide_failures: tuple[GuideFailure, ...] = ()
+    pending: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -248,22 +249,23 @@ class StageModel:
 
     def _output(self, step: _Begun) -> StageOutput:
         plan, inputs, hidden = step.plan, step.inputs, step.hidden
-        if hidden is None:
-            return StageOutput()
         if not self.is_last:
             return StageOutput(hidden=hidden)
+        if hidden is None and not self._sampler.has_late:
+            return StageOutput()
         rows, wanted = _sampled_rows(plan.spans)
         try:
-            prompt_logprobs = tuple(self._score(plan.spans, hidden))
-            if not rows:
+            prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
+            if not rows and not self._sampler.has_late:
                 self._wait()
                 return StageOutput(prompt_logprobs=prompt_logprobs)
-            picked = hidden if len(rows) == len(hidden) else hidden[rows]
-            logits, wanted, guide_failures = self._sampler.guided(self._modules.head(picked), wanted)
-            tokens = self._sampler.sample(logits, wanted) if wanted else ()
+            logits = None
+            if hidden is not None and rows:
+                logits = self._modules.head(hidden if len(rows) == len(hidden) else hidden[rows])
+            drawn = self._sampler.draw(logits, wanted)
         except InternalError as error:
             raise self._blamed(error, inputs) from None
-        return StageOutput(None, tokens, prompt_logprobs, guide_failures)
+        return StageOutput(None, drawn.tokens, prompt_logprobs, drawn.guide_failures, drawn.pending)
 
     def _score(self, spans: tuple[Span, ...], hidden: torch.Tensor) -> Iterator[SpanLogprobs]:
         """Log-probabilities of the spans' targets, from hidden states [T, width]."""
@@ -399,7 +401,7 @@ class StageModel:
             if span.sampling is not None:
                 self._sampler.open(span.request, span.sampling, span.seen_tokens, span.answer_tokens)
                 if span.guide is not None:
-                    self._sampler.open_guide(span.request, span.guide, span.answer_tokens)
+                    self._sampler.open_guide(span.request, span.guide, span.answer_tokens, span.party)
 
 
 def _positions(spans: tuple[Span, ...], device: torch.device) -> torch.Tensor:

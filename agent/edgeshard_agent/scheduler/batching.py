@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.mode import Mode
@@ -17,6 +18,7 @@ from edgeshard.domain.step import STEP_TOKENS, Span, StepResult, Targets
 from edgeshard.domain.step_cost import Piece
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
+EMPTY: Mapping[int, int] = MappingProxyType({})
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
 
@@ -65,14 +67,19 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What a step's result must bring: the position of each request's token, and the prompts' tokens to score."""
+    """What a step's result must bring: the position of each request's token, and the prompts' tokens to score.
+
+    After it the last stage has forgotten the requests of `frees`.
+    """
 
     tokens: Mapping[int, int]
     targets: Mapping[int, Targets]
+    frees: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> Owed:
-        return cls({span.request: span.end_position for span in spans if span.sample}, targets_by_request(spans))
+    def of(cls, spans: Sequence[Span], frees: tuple[int, ...] = ()) -> Owed:
+        tokens = {span.request: span.end_position for span in spans if span.sample}
+        return cls(tokens, targets_by_request(spans), frees)
 
 
 class Flight:
@@ -132,16 +139,21 @@ class Flight:
         return self._owed.popleft()
 
 
-def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int]) -> None:
+def check_owed(
+    step: int, owed: Owed, result: StepResult, running: Container[int], late: Mapping[int, int] = EMPTY
+) -> None:
     """Raise InternalError unless a result has what its step was formed for.
 
     Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a
-    guide failed, that is in place of its request's token.
+    guide failed, that is in place of its request's token, and so is that it is pending. Tokens of `late`, requests and
+    positions, may come with any step.
     """
     tokens, failures = result.tokens, result.guide_failures
+    due = {**late, **owed.tokens}
     came = {sampled.request: sampled.position for sampled in tokens}
-    came |= {failed.request: owed.tokens.get(failed.request, -1) for failed in failures}
-    if len(came) < len(tokens) + len(failures) or not came.items() <= owed.tokens.items():
+    came |= {failed.request: due.get(failed.request, -1) for failed in failures}
+    came |= {number: owed.tokens.get(number, -1) for number in result.pending}
+    if len(came) < len(tokens) + len(failures) + len(result.pending) or not came.items() <= due.items():
         raise InternalError(f"result of step {step} has a token that was not asked for", reason="WRONG_RESULT")
     missing = sum(number in running for number in owed.tokens.keys() - came.keys())
     if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 from edgeshard.domain.generation import text_bytes
@@ -58,6 +59,7 @@ class Draft:
                 seen_tokens=seen,
                 guide=generation.guide if is_new else None,
                 answer_tokens=_answer_tokens(sequence) if is_new else (),
+                party=_party(sequence.client) if is_new and generation.guide is not None else 0,
                 targets=targets_of(sequence, first, end),
             )
         )
@@ -102,3 +104,8 @@ def _answer_tokens(sequence: Sequence) -> tuple[int, ...]:
     if generation.guide is None and not generation.sampling.counts_answer:
         return ()
     return tuple(sequence.tokens[sequence.prompt_count :])
+
+
+def _party(client: str) -> int:
+    """A number for a client that says nothing of it, and is not 0."""
+    return int.from_bytes(hashlib.sha256(client.encode()).digest()[:8], "little") | 1

@@ -164,6 +164,9 @@ class Scheduler:
         """Those that run, or whose KV is kept aside, by the number that the stages know."""
         self._ready: dict[int, Sequence] = {}
         """Decoding requests whose newest token is back, the longest ready first."""
+        self._late: dict[int, int] = {}
+        """Positions of tokens that the last stage still has to choose, by the number of their requests."""
+        self._asks = False
         self._frees: list[int] = []
         self._swapped = SwappedOut(swapping or Swapping(), chunking.step_tokens)
         self._swap_outs: list[int] = []
@@ -319,8 +322,9 @@ class Scheduler:
         draft = Draft()
         decodes = self._add_decodes(draft)
         self._add_chunks(draft, decodes)
-        if not (draft.spans or self._frees or self._swap_outs or self._swap_ins):
+        if not (draft.spans or self._frees or self._swap_outs or self._swap_ins or self._asks):
             return None
+        self._asks = False
         frees, self._frees = tuple(self._frees), []
         swap_outs, self._swap_outs = tuple(self._swap_outs), []
         swap_ins, self._swap_ins = tuple(self._swap_ins.values()), {}
@@ -329,7 +333,7 @@ class Scheduler:
         number = self._next_step
         self._next_step += 1
         self._counts.steps += 1
-        self._flight.begin(decodes > 0, Owed.of(draft.spans))
+        self._flight.begin(decodes > 0, Owed.of(draft.spans, frees))
         prompt_tokens = len(draft.tokens) - decodes
         self._spread.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
@@ -339,7 +343,7 @@ class Scheduler:
         """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
         if not self._ready:
             return 0
-        decoding = [s for s in self._running.values() if s.decoding]
+        decoding = [s for s in self._running.values() if s.decoding and s.number not in self._late]
         parts = self._spread.micro_batches([(s.scheduled, 1) for s in decoding])
         if self._flight.decode_steps >= parts:
             return 0
@@ -393,7 +397,9 @@ class Scheduler:
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
-        check_owed(step, self._flight.end(), result, self._known)
+        owed = self._flight.end()
+        check_owed(step, owed, result, self._known, self._late)
+        self._note_late(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._spread.returned(result.timings, now_s)
         taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result)]
@@ -402,6 +408,21 @@ class Scheduler:
             if sequence is not None:  # otherwise cancelled or preempted while the step was under way
                 taken.append(self._take_token(sequence, sampled, result))
         return taken
+
+    def _note_late(self, owed: Owed, result: StepResult) -> None:
+        came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
+        for number in (*came, *owed.frees):
+            self._late.pop(number, None)
+        self._late.update((number, owed.tokens[number]) for number in result.pending)
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether a token that the last stage still has to choose comes only with a step that somebody `ask`s for."""
+        return bool(self._late) and not len(self._flight)
+
+    def ask(self) -> None:
+        """Have the next step formed though there is nothing to compute: it brings late tokens."""
+        self._asks = self.must_ask
 
     @staticmethod
     def events(taken: Iterable[TakenItem], now: float = 0.0) -> list[HeadEvent]:

@@ -168,16 +168,18 @@ class SpanTargets(_message.Message):
     def __init__(self, position: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpanSampling(_message.Message):
-    __slots__ = ("sampling", "seen_tokens", "guide", "guided_tokens")
+    __slots__ = ("sampling", "seen_tokens", "guide", "guided_tokens", "party")
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FIELD_NUMBER: _ClassVar[int]
     GUIDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTY_FIELD_NUMBER: _ClassVar[int]
     sampling: _common_pb2.Sampling
     seen_tokens: _containers.RepeatedScalarFieldContainer[int]
     guide: _common_pb2.Guide
     guided_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., guided_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    party: int
+    def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., guided_tokens: _Optional[_Iterable[int]] = ..., party: _Optional[int] = ...) -> None: ...
 
 class KvGrant(_message.Message):
     __slots__ = ("request", "first_index", "blocks", "filled", "swapped")
@@ -194,16 +196,18 @@ class KvGrant(_message.Message):
     def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures")
+    __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GUIDE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SpanLogprobs]
     guide_failures: _containers.RepeatedCompositeFieldContainer[GuideFailure]
-    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ...) -> None: ...
+    pending: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SpanLogprobs, _Mapping]]] = ..., guide_failures: _Optional[_Iterable[_Union[GuideFailure, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpanLogprobs(_message.Message):
     __slots__ = ("request", "prompt_logprobs")

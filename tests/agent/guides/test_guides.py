@@ -7,6 +7,8 @@ import os
 import random
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,8 @@ import pytest
 import torch
 from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
 from edgeshard_agent.guides.messages import Setup
-from edgeshard_agent.model.sampling import Sampler
+from edgeshard_agent.guides.turns import GRACE_S
+from edgeshard_agent.model.sampling import Drawn, Sampler
 from tokenizers import Tokenizer
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -174,9 +177,9 @@ def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
             sampler.open(request, sampling, ())
         for request, guide in guided.items():
             sampler.open_guide(request, guide, ())
-        rows, places, failures = sampler.guided(logits.clone(), wanted)
-        tokens = {token.request: token for token in sampler.sample(rows, places)}
-        return tokens, {failure.request for failure in failures}
+        drawn = sampler.draw(logits.clone(), wanted)
+        assert not drawn.pending  # nobody said that a token may be late
+        return {token.request: token for token in drawn.tokens}, {failure.request for failure in drawn.guide_failures}
 
     plain, none = run({})
     assert isinstance(plain, dict) and none == set()
@@ -191,9 +194,103 @@ def test_a_guide_changes_its_own_row_alone(guides: Guides) -> None:
     assert who == {1} and failed == {0: plain[0], 2: plain[2]}
 
 
+class SlowGuides(Guides):
+    """Masks that come when `let` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(SETUP)
+        self.let = threading.Event()
+
+    def _banned(self, guided: Guided) -> Banned:
+        assert self.let.wait(20)
+        return super()._banned(guided)
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowGuides]:
+    guides = SlowGuides()
+    yield guides
+    guides.let.set()
+    guides.close()
+
+
+def drawn_late(sampler: Sampler) -> Drawn:
+    """What comes once it is there: a step that has no row of its own is asked again and again."""
+    until_s = time.monotonic() + 20
+    while not (drawn := sampler.draw(None, [])).tokens and not drawn.guide_failures:
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+    return drawn
+
+
+def test_a_mask_that_is_not_ready_holds_up_its_own_row_alone(guides: Guides, slow: SlowGuides) -> None:
+    """The token comes later, and is the one of a guide that is quick."""
+    logits = 3 * torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(5))
+
+    def sampler(of: Guides, party: int) -> Sampler:
+        made = Sampler(VOCAB, of)
+        for request in range(2):
+            made.open(request, Sampling(temperature=0.9, seed=3, top_logprobs=2), ())
+        made.open_guide(0, REGEX, (), party)
+        return made
+
+    quick, late = sampler(guides, 0), sampler(slow, 7)
+    right = {token.request: token for token in quick.draw(logits[:2].clone(), [(0, 5), (1, 5)]).tokens}
+    began_s = time.monotonic()
+    drawn = late.draw(logits[:2], [(0, 5), (1, 5)])
+    assert (drawn.tokens, drawn.pending) == ((right[1],), (0,)) and time.monotonic() - began_s < 1
+    logits[:2] = 0.0  # the stage may use the memory for the next step
+    more = late.draw(logits[2:3].clone(), [(1, 6)])
+    assert [token.request for token in more.tokens] == [1] and not more.pending
+    slow.let.set()
+    came = drawn_late(late)
+    assert came.tokens == (right[0],) and not came.pending and not late.has_late
+    following = logits[3:].clone()
+    (expected,) = quick.draw(following.clone(), [(0, 6)]).tokens
+    again = late.draw(following, [(0, 6)])
+    assert (again if again.tokens else drawn_late(late)).tokens == (expected,)
+
+
+@pytest.mark.parametrize("how", ["one", "all"])
+def test_a_request_that_is_freed_while_its_token_is_late_leaves_nothing(slow: SlowGuides, how: str) -> None:
+    sampler = Sampler(VOCAB, slow)
+    sampler.open(0, Sampling(), ())
+    sampler.open_guide(0, REGEX, (), 7)
+    assert sampler.draw(torch.zeros(1, VOCAB), [(0, 5)]).pending == (0,) and sampler.has_late
+    sampler.close(0) if how == "one" else sampler.close_all()
+    assert not sampler.has_late
+    slow.let.set()
+    sampler.open(1, Sampling(), ())
+    sampler.open_guide(1, REGEX, (), 7)
+    drawn = sampler.draw(torch.zeros(1, VOCAB), [(1, 5)])
+    assert [token.request for token in (drawn if drawn.tokens else drawn_late(sampler)).tokens] == [1]
+
+
+def test_a_guide_whose_every_token_is_dear_ends(guides: Guides) -> None:
+    """Each of its masks is within what one may take."""
+    guided = guides.open(Guide(GuideKind.GRAMMAR, "start: a\na: a a a | a a | /[a-zA-Z ,.]/"), party=3)
+    letters = TOKENIZER.encode("a", add_special_tokens=False).ids
+    with pytest.raises(GuideError, match="too much time or memory"):
+        for _ in range(200):
+            guided.banned()
+            guided.advance(letters[-1])
+    assert guided.budget.used_s > GRACE_S
+    guided.close()
+    assert allowed(guides.open(REGEX).banned())
+
+
+def test_a_check_that_is_no_longer_wanted_is_skipped(checks: Guides) -> None:
+    first = checks.check(EXPONENTIAL)
+    second = checks.check(Guide(GuideKind.REGEX, "never made"))
+    assert second.cancel()
+    with pytest.raises(InvalidArgumentError):
+        first.result()
+    checks.check(REGEX).result(20)
+
+
 def test_a_model_without_a_tokenizer_has_no_guides() -> None:
     sampler = Sampler(8)
     sampler.open(1, Sampling(), ())
     sampler.open_guide(1, REGEX, ())
-    _, wanted, failures = sampler.guided(torch.zeros(1, 8), [(1, 3)])
-    assert wanted == [] and "tokenizer.json" in failures[0].message
+    drawn = sampler.draw(torch.zeros(1, 8), [(1, 3)])
+    assert drawn.tokens == () and "tokenizer.json" in drawn.guide_failures[0].message

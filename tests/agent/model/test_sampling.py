@@ -30,7 +30,7 @@ def test_a_seeded_request_is_the_same_in_any_batch() -> None:
         sampler = Sampler(vocab)
         for i in order:
             sampler.open(i, chosen[i], (1, 2, 3))
-        tokens = sampler.sample(rows[order], [(i, 40 + i) for i in order])
+        tokens = sampler.draw(rows[order], [(i, 40 + i) for i in order]).tokens
         return {token.request: token for token in tokens}
 
     together = run([0, 1, 2, 3, 4, 5])
@@ -45,7 +45,7 @@ def test_a_token_counts_as_seen_once_it_was_sampled() -> None:
     best = LOGITS.topk(4).indices.tolist()
     sampler.open(1, Sampling(repetition_penalty=1000.0), best[:1])
     sampler.open(2, Sampling(), best[:1])
-    steps = [sampler.sample(torch.stack([LOGITS, LOGITS]), [(1, p), (2, p)]) for p in range(3)]
+    steps = [sampler.draw(torch.stack([LOGITS, LOGITS]), [(1, p), (2, p)]).tokens for p in range(3)]
     assert [step[0].token for step in steps] == best[1:]
     assert [step[1].token for step in steps] == [best[0]] * 3
 
@@ -55,7 +55,7 @@ def test_logprobs_are_those_of_the_model() -> None:
     penalty = Sampling(temperature=2.0, top_k=3, seed=5, logprobs=True, top_logprobs=4, repetition_penalty=1.5)
     sampler.open(1, penalty, (3, 4))
     sampler.open(2, Sampling(temperature=2.0, top_k=3, seed=5, repetition_penalty=1.5), (3, 4))
-    token, bare = sampler.sample(torch.stack([LOGITS, LOGITS]), [(1, 8), (2, 8)])
+    token, bare = sampler.draw(torch.stack([LOGITS, LOGITS]), [(1, 8), (2, 8)]).tokens
     reference = torch.log_softmax(LOGITS.double(), -1)
     assert token.token == bare.token
     assert token.logprob == pytest.approx(reference[token.token].item())
@@ -71,7 +71,7 @@ def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
     logits = LOGITS.clone()
     logits[3] = bad
     with pytest.raises(InternalError):
-        sampler.sample(logits[None], [(1, 0)])
+        sampler.draw(logits[None], [(1, 0)])
 
 
 def test_parameters_are_checked() -> None:
@@ -90,5 +90,5 @@ def test_parameters_are_checked() -> None:
 def test_logits_on_a_device_give_the_same_tokens(sampling: Sampling) -> None:
     sampler = Sampler(VOCAB)
     sampler.open(1, sampling, ())
-    here, there = (sampler.sample(LOGITS[None].to(device), [(1, 7)]) for device in ("cpu", "cuda"))
+    here, there = (sampler.draw(LOGITS[None].to(device), [(1, 7)]).tokens for device in ("cpu", "cuda"))
     assert here == there

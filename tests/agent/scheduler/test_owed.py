@@ -44,6 +44,53 @@ def test_a_result_with_other_tokens_than_were_due_is_refused_by_its_step(what: s
     assert caught.value.reason == "WRONG_RESULT"
 
 
+@pytest.mark.parametrize("what", ["of nobody", "beside its token", "twice"])
+def test_what_is_pending_must_be_due(what: str) -> None:
+    rig = Rig()
+    step, result = begun(rig)
+    one = result.tokens[0].request
+    wrong = {
+        "of nobody": StepResult(result.tokens, pending=(77,)),
+        "beside its token": StepResult(result.tokens, pending=(one,)),
+        "twice": StepResult(result.tokens[1:], pending=(one, one)),
+    }
+    with pytest.raises(InternalError, match="was not asked for"):
+        rig.scheduler.on_result(step.number, wrong[what], 0.0)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: bool) -> None:
+    """Also where its request ended meanwhile, until the stages have heard of it."""
+    rig = Rig()
+    step, result = begun(rig)
+    late, other = result.tokens
+    rig.scheduler.on_result(step.number, StepResult((other,), pending=(late.request,)), 0.0)
+    following = rig.formed_step()
+    assert [span.request for span in following.plan.spans] == [other.request], "the late one is left out"
+    came = rig.stages[0].run(following).tokens
+    if ends:
+        rig.cancel("one")
+    with pytest.raises(InternalError, match="was not asked for"):
+        rig.scheduler.on_result(following.number, StepResult((*came, replace(late, position=9))), 0.0)
+
+
+def test_where_nothing_else_runs_a_step_has_to_be_asked_for() -> None:
+    rig = Rig()
+    rig.submit("one", [1, 2], 4)
+    step = rig.formed_step()
+    (late,) = rig.stages[0].run(step).tokens
+    rig.scheduler.on_result(step.number, StepResult(pending=(late.request,)), 0.0)
+    assert rig.next_step() is None and rig.scheduler.must_ask
+    rig.scheduler.ask()
+    asking = rig.formed_step()
+    assert not asking.plan.spans and not rig.scheduler.must_ask and rig.next_step() is None
+    rig.stages[0].run(asking)
+    rig.events += rig.scheduler.events(rig.scheduler.on_result(asking.number, StepResult((late,)), 0.0))
+    rig.run_all()
+    assert rig.tokens("one") == expected([1, 2], 4)
+    rig.check_empty()
+
+
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_token_of_a_request_that_ended_meanwhile_may_come_or_not(comes: bool) -> None:
     rig = Rig()

@@ -98,10 +98,13 @@ def seen() -> dict[str, int]:
 def test_every_request_gets_the_tokens_it_gets_alone(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seen: dict[str, int], seed: int
 ) -> None:
-    """Arrivals, cancels, stalled stages, ends of sequence, stop tokens, prefix hits and preemptions, by dice."""
+    """Arrivals, cancels, stalled stages, late tokens, ends of sequence, stop tokens, prefix hits and preemptions, by
+    dice."""
     dice = random.Random(seed)
     rig = random_rig(make_rig, dice)
     ring = make_ring(rig, dice)
+    lateness = dice.choice([0.0, 0.0, 0.2, 0.7])
+    rig.stages[-1].is_late = lambda: dice.random() < lateness
     requests = {f"r{number}": random_request(dice) for number in range(dice.randint(3, 14))}
     coming = list(requests)
     cancelled: set[str] = set()
