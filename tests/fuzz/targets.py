@@ -33,7 +33,7 @@ from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, Reaso
 from edgeshard.domain.deployment import parse_spec
 from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, EdgeShardError
-from edgeshard.domain.generation import Sampling, StageTiming
+from edgeshard.domain.generation import Guide, GuideKind, Sampling, StageTiming
 from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
 from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
 from edgeshard.identity.authority import key_digest, new_key, request_for
@@ -57,6 +57,7 @@ from edgeshard.storage.forms import (
     skim_small_file,
     special_tokens_of,
 )
+from edgeshard.storage.growth import loaded_growth
 from edgeshard.storage.inputs import parse_toml
 from edgeshard.wire.common import dtype_to_wire
 from edgeshard.wire.frames import FrameContract, FrameReader, _checksum, encode_step
@@ -168,12 +169,13 @@ def _raw_frames(pieces: list[bytes]) -> Iterator[stage_pb2.Frame]:
 
 def _frame_seeds() -> Iterator[bytes]:
     def forward(number: int, tokens: int) -> ForwardStep:
-        span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9))
+        guide = Guide(GuideKind.REGEX, "a+")
+        span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), 11)
         plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), swap_outs=(9,))
         hidden = Tensor(DType.BFLOAT16, (tokens, 8), bytes(tokens * 16)) if tokens else None
         return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 
-    back = ReturnedStep(0, StepResult((SampledToken(7, 8, 5, -0.5, ()),), (StageTiming(1, 0.0, 0.5),)))
+    back = ReturnedStep(0, StepResult((SampledToken(7, 8, 5, -0.5, ()),), (StageTiming(1, 0.0, 0.5),), pending=(9,)))
     for steps in ([forward(0, 3)], [forward(0, 0), forward(1, 32)], [back]):
         frames = [frame for step in steps for frame in encode_step("tales", 3, step)]
         yield _joined(*(part for frame in frames for part in (frame.header, frame.payload)))
@@ -347,7 +349,24 @@ def _tokenizer(data: bytes) -> str | None:
             tokenizer.decode(tokenizer.encode(text)[:64])
         except EdgeShardError:
             failed += 1
+        _check_growth(tokenizer, text)
     return f"failed {failed}" if failed else None
+
+
+def _check_growth(tokenizer: Tokenizer, text: str) -> None:
+    """Its normaliser makes no more of a text than the bound of its file says."""
+    library: Any = tokenizer._tokenizer
+    if library.normalizer is None:
+        return
+    try:
+        grown = len(library.normalizer.normalize_str(text).encode())
+    except BaseException as error:
+        # It panics at some steps. A panic's class is no Exception, and nobody can import it.
+        if type(error).__name__ != "PanicException" and not isinstance(error, Exception):
+            raise
+        return
+    if grown > loaded_growth(library) * len(text.encode()):
+        raise FindingError(f"a text of {len(text.encode())} bytes became one of {grown}")
 
 
 def _generation(data: bytes) -> None:
