@@ -38,6 +38,15 @@ class ModelFiles:
     max_context: int = 0
 
 
+def _exhausted() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "chat_template: rendering the prompt took too much time or memory and was stopped; shorten the messages, or "
+        "mend the model's chat_template.jinja and add it again",
+        field="chat_template",
+        reason="TEMPLATE_EXHAUSTED",
+    )
+
+
 class ChatProcess:
     """Asks the processes, each one question after the other; who asks, by `identity`, gets a fair share of each.
 
@@ -65,8 +74,8 @@ class ChatProcess:
             "tools": _bytes(conversation.tools),
             "variables": _bytes(conversation.variables),
         }
-        asked = {"generation_prompt": conversation.generation_prompt}
-        values, data = await self._ask(identity, model, "prompt", parts, **asked)
+        asks_answer = conversation.generation_prompt
+        values, data = await self._ask(identity, model, "prompt", parts, generation_prompt=asks_answer)
         format_values = values["format"]
         answer_format = AnswerFormat(
             **{
@@ -106,7 +115,7 @@ class ChatProcess:
         model: ModelFiles,
         do: str,
         parts: Mapping[str, bytes],
-        exhausted: Callable[[], EdgeShardError] | None = None,
+        exhausted: Callable[[], EdgeShardError] = _exhausted,
         **values: Any,
     ) -> tuple[dict[str, Any], bytes]:
         lane = self._short if sum(map(len, parts.values())) <= LONG_BYTES else self._long
@@ -117,18 +126,9 @@ class ChatProcess:
             "max_context": model.max_context,
             **values,
         }
-        return await lane.ask(identity, question, parts, exhausted or _exhausted)
+        return await lane.ask(identity, question, parts, exhausted)
 
 
 def _bytes(text: str) -> bytes:
     """In UTF-8; what is no text (half of a surrogate pair) is refused at the other end."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _exhausted() -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "chat_template: rendering the prompt took too much time or memory and was stopped; shorten the messages, or "
-        "mend the model's chat_template.jinja and add it again",
-        field="chat_template",
-        reason="TEMPLATE_EXHAUSTED",
-    )
