@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.chat.serving import LOAD_LIMIT_S, Answer, limited_memory, limited_time, packed, serve
+from edgeshard.domain.generation import check_prompt_size
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 
@@ -23,7 +24,9 @@ class Worker:
                 self._tokenizer = Tokenizer.load(Path(question["file"]), checked=True)
         text = parts["text"].decode("utf-8", "surrogatepass")
         with limited_memory(question["memory_bytes"]), limited_time(question["seconds"]):
-            return {}, packed(self._tokenizer.encode(text))
+            tokens = self._tokenizer.encode(text)
+            check_prompt_size(tokens)  # what no message holds would only take memory at the other end
+            return {}, packed(tokens)
 
 
 if __name__ == "__main__":

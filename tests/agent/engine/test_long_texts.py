@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
+from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.tokenizers import PANICS, write_tokenizer
 
@@ -119,6 +120,15 @@ async def test_a_text_that_takes_too_much_is_refused_by_its_name(memory_bytes: i
     assert "once upon" not in refused.value.message
     assert await long_texts.encode("once upon a time"), "the next one is served"
     await long_texts.close()
+
+
+async def test_more_tokens_than_a_message_holds_stay_where_they_are(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json", **PARTS["longer"])
+    long_texts = LongTexts(path, MOST_BYTES)
+    with pytest.raises(InvalidArgumentError) as refused:
+        await long_texts.encode("0" * (PROMPT_LIMIT_TOKENS // 2))
+    await long_texts.close()
+    assert refused.value.reason == "PROMPT_TOO_LONG"
 
 
 def test_a_text_has_a_quarter_of_the_box_within_limits() -> None:
