@@ -45,6 +45,7 @@ from edgeshard.rpc.tls import check_secure, join_address, split_address
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
+from edgeshard_agent.engine.long_texts import text_memory_bytes
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
 from edgeshard_agent.hosting.dumping import Dumps
@@ -149,7 +150,18 @@ async def serve(settings: AgentSettings) -> None:
     )
     links = LiveLinks(node_id, client.report, clock) if emulation is None else None
     around = HostServices(
-        node_id, worker, servicer, to_coordinator, tls, clock, client.changed, emulation, links, client.send_suspicion
+        node_id,
+        worker,
+        servicer,
+        to_coordinator,
+        tls,
+        clock,
+        client.changed,
+        emulation,
+        links,
+        client.send_suspicion,
+        # What is known of an accelerator's memory comes later, and texts are in the system's.
+        text_memory_bytes(facts.memory_budget_bytes or available_bytes()),
     )
     hosting = Hosting(around, client.send_results, client.started)
     process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)

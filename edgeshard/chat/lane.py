@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +16,8 @@ from edgeshard.domain.errors import (
     ERROR_BY_CODE,
     EdgeShardError,
     InternalError,
+    InvalidArgumentError,
     UnavailableError,
-    UnsupportedModelError,
 )
 
 ANSWER_LIMIT_S = 120.0
@@ -35,10 +35,12 @@ Answer = tuple[dict[str, Any], bytes]
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """What is asked: a line of JSON, and parts that stand behind it as they are."""
+    """What is asked: a line of JSON, and parts that stand behind it as they are. `exhausted` is the error where the
+    process ended at it."""
 
     values: dict[str, Any]
     parts: Mapping[str, bytes]
+    exhausted: Callable[[], EdgeShardError]
     answer: asyncio.Future[Answer] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def fail(self, error: EdgeShardError) -> None:
@@ -48,9 +50,12 @@ class _Question:
 
 class Lane:
     """One process, which starts with the first question; where it has ended, the next question starts another.
-    `niceness` is added to that of this process."""
 
-    def __init__(self, niceness: int = 0) -> None:
+    `module` is what runs there (`edgeshard.chat.serving`); `niceness` is added to that of this process.
+    """
+
+    def __init__(self, module: str, niceness: int = 0) -> None:
+        self._module = module
         self._niceness = niceness
         self._process: asyncio.subprocess.Process | None = None
         self._turns: Turns[_Question] = Turns(MOST_WAITING, MOST_WAITING_BYTES)
@@ -62,12 +67,18 @@ class Lane:
         """Of the process; None where there is none."""
         return None if self._process is None else self._process.pid
 
-    async def ask(self, identity: str, values: dict[str, Any], parts: Mapping[str, bytes]) -> Answer:
+    async def ask(
+        self,
+        identity: str,
+        values: dict[str, Any],
+        parts: Mapping[str, bytes],
+        exhausted: Callable[[], EdgeShardError],
+    ) -> Answer:
         """What the process answers. Raises ResourceExhaustedError where too much waits, UnavailableError after
-        `close`, UnsupportedModelError where the question took the process too much, and what the answer says."""
+        `close`, `exhausted` where the question took the process too much, and what the answer says."""
         if self._closed:
             raise _closing()
-        question = _Question(values, parts)
+        question = _Question(values, parts, exhausted)
         size = sum(map(len, parts.values()))
         for gone in self._turns.put(identity, size, question):
             gone.fail(overloaded())
@@ -113,7 +124,7 @@ class Lane:
     async def _answer_to(self, question: _Question) -> Answer:
         process = self._process
         if process is None or process.returncode is not None:
-            process = await _start(self._niceness)
+            process = await _start(self._module, self._niceness)
             if self._closed:
                 await _end(process)
                 raise _closing()
@@ -133,34 +144,36 @@ class Lane:
                 raise _closing() from None
             self._process = None
             await _end(process)
-            raise _ended() from None
+            raise question.exhausted() from None
 
 
 def _closing() -> UnavailableError:
     return UnavailableError("the daemon is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
 
 
-def _ended() -> UnsupportedModelError:
-    return UnsupportedModelError(
-        "chat_template: rendering the prompt took too much time or memory and was stopped; shorten the messages, or "
-        "mend the model's chat_template.jinja and add it again",
-        field="chat_template",
-        reason="TEMPLATE_EXHAUSTED",
+def text_too_costly() -> InvalidArgumentError:
+    """Of a text whose tokens the process did not live to say."""
+    return InvalidArgumentError(
+        "prompt: to make tokens of this text took the model's tokenizer too much time or memory, and it was stopped; "
+        "shorten it, or send token ids",
+        field="prompt",
+        reason="TEXT_TOO_COSTLY",
     )
 
 
-async def _start(niceness: int) -> asyncio.subprocess.Process:
+async def _start(module: str, niceness: int) -> asyncio.subprocess.Process:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     try:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "edgeshard.chat.worker", str(niceness),
+            sys.executable, "-P", "-m", module, str(niceness),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
+            stderr=asyncio.subprocess.DEVNULL,  # a panic of the library could quote a prompt
             # A template that broke out of its sandbox would find nothing here, and no core file holds a prompt.
             env={**environment, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "2"},
             start_new_session=True,  # a Ctrl-C at the daemon's terminal is for the daemon, which ends this process
         )  # fmt: skip
     except OSError as error:
-        raise InternalError(f"the process for chat templates cannot be started: {error.strerror}") from None
+        raise InternalError(f"the process for prompts cannot be started: {error.strerror}") from None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -25,7 +25,6 @@ from edgeshard.storage.forms import (
     special_tokens_of,
     templates_of,
 )
-from edgeshard.storage.growth import check_grown, loaded_growth
 
 _REASONING = (
     ("<think>", "</think>"),
@@ -50,7 +49,6 @@ class ChatModel:
         # How training cut and filled up its texts; a prompt is taken as it is.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._growth = loaded_growth(tokenizer)
         self._templates = templates
         self.defaults = defaults
 
@@ -131,10 +129,11 @@ class ChatModel:
     def tokenize(self, text: str, special: bool = True) -> tuple[int, ...]:
         """Token ids; `special` adds those that the tokenizer puts around a text. Raises InvalidArgumentError."""
         check_prompt_size(text)
-        check_grown(text_bytes(text), self._growth, "text")
         try:
             # The fast form keeps no offsets.
             encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]
+        except MemoryError:
+            raise
         except Exception as error:
             # Not its text: it could quote the prompt.
             raise InternalError(

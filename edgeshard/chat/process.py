@@ -8,15 +8,16 @@ short ones only. Each starts with its first question and ends with its daemon.
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeshard.chat.lane import Lane
+from edgeshard.chat.lane import Lane, text_too_costly
 from edgeshard.chat.messages import check_sizes
+from edgeshard.chat.serving import packed, unpacked
 from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
 from edgeshard.domain.generation import check_prompt_size
 from edgeshard.domain.ids import Digest
 
@@ -24,8 +25,7 @@ LONG_BYTES = 64 << 10
 """A question that is longer waits for its turn with such: one of these takes up to some hundredths of a second."""
 LONG_NICENESS = 5
 """The steps of boxes on this machine go before long texts."""
-_TOKEN_TYPE = "I"
-"""Of `array`, as the worker has it."""
+_WORKER = "edgeshard.chat.worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,24 @@ class ModelFiles:
     max_context: int = 0
 
 
+def _exhausted() -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "chat_template: rendering the prompt took too much time or memory and was stopped; shorten the messages, or "
+        "mend the model's chat_template.jinja and add it again",
+        field="chat_template",
+        reason="TEMPLATE_EXHAUSTED",
+    )
+
+
 class ChatProcess:
     """Asks the processes, each one question after the other; who asks, by `identity`, gets a fair share of each.
 
     Every method raises ResourceExhaustedError where too much waits, and UnsupportedModelError where a model's template
-    or tokenizer takes too much.
+    or tokenizer takes too much: `tokenize` InvalidArgumentError naming `prompt` instead.
     """
 
     def __init__(self) -> None:
-        self._short, self._long = Lane(), Lane(LONG_NICENESS)
+        self._short, self._long = Lane(_WORKER), Lane(_WORKER, LONG_NICENESS)
 
     @property
     def pid(self) -> int | None:
@@ -65,8 +74,8 @@ class ChatProcess:
             "tools": _bytes(conversation.tools),
             "variables": _bytes(conversation.variables),
         }
-        asked = {"generation_prompt": conversation.generation_prompt}
-        values, data = await self._ask(identity, model, "prompt", parts, **asked)
+        asks_answer = conversation.generation_prompt
+        values, data = await self._ask(identity, model, "prompt", parts, generation_prompt=asks_answer)
         format_values = values["format"]
         answer_format = AnswerFormat(
             **{
@@ -75,22 +84,23 @@ class ChatProcess:
                 "markers": tuple(Marker(**marker) for marker in format_values["markers"]),
             }
         )
-        return ChatPrompt(_tokens(data), answer_format, GenerationDefaults(**values["defaults"]))
+        return ChatPrompt(tuple(unpacked(data)), answer_format, GenerationDefaults(**values["defaults"]))
 
     async def tokenize(self, model: ModelFiles, text: str, special: bool = True, identity: str = "") -> tuple[int, ...]:
         """The ids of a text; `special` adds those that the tokenizer puts around it."""
         check_prompt_size(text)
-        _, data = await self._ask(identity, model, "tokenize", {"text": _bytes(text)}, special=special)
-        return _tokens(data)
+        parts = {"text": _bytes(text)}
+        _, data = await self._ask(identity, model, "tokenize", parts, text_too_costly, special=special)
+        return tuple(unpacked(data))
 
     async def detokenize(self, model: ModelFiles, tokens: Sequence[int], identity: str = "") -> str:
         """The text of ids, special tokens included. Raises InvalidArgumentError naming `tokens`."""
-        _, data = await self._ask(identity, model, "detokenize", {"tokens": _packed(tokens)})
+        _, data = await self._ask(identity, model, "detokenize", {"tokens": packed(tokens)})
         return data.decode()
 
     async def texts(self, model: ModelFiles, tokens: Sequence[int], identity: str = "") -> list[str]:
         """What each id reads within a text. Raises as `detokenize`."""
-        _, data = await self._ask(identity, model, "texts", {"tokens": _packed(tokens)})
+        _, data = await self._ask(identity, model, "texts", {"tokens": packed(tokens)})
         texts: list[str] = json.loads(data)
         return texts
 
@@ -100,7 +110,13 @@ class ChatProcess:
         await self._long.close()
 
     async def _ask(
-        self, identity: str, model: ModelFiles, do: str, parts: Mapping[str, bytes], **values: Any
+        self,
+        identity: str,
+        model: ModelFiles,
+        do: str,
+        parts: Mapping[str, bytes],
+        exhausted: Callable[[], EdgeShardError] = _exhausted,
+        **values: Any,
     ) -> tuple[dict[str, Any], bytes]:
         lane = self._short if sum(map(len, parts.values())) <= LONG_BYTES else self._long
         question = {
@@ -110,19 +126,9 @@ class ChatProcess:
             "max_context": model.max_context,
             **values,
         }
-        return await lane.ask(identity, question, parts)
+        return await lane.ask(identity, question, parts, exhausted)
 
 
 def _bytes(text: str) -> bytes:
     """In UTF-8; what is no text (half of a surrogate pair) is refused at the other end."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _packed(tokens: Sequence[int]) -> bytes:
-    return array(_TOKEN_TYPE, tokens).tobytes()
-
-
-def _tokens(data: bytes) -> tuple[int, ...]:
-    tokens = array(_TOKEN_TYPE)
-    tokens.frombytes(data)
-    return tuple(tokens)

@@ -14,16 +14,12 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
-
 MOST_GROWTH = 64.0
 """Of a text before tokens are looked for. By this bound those of the families that are served have 1 to 12."""
 MOST_DECODED_GROWTH = 64.0
 """Of the text of tokens, which other tokenizers leave as long as it is or double."""
 MOST_REPEATS = 8.0
 """Of a text's tokens among the special ones that are put around them."""
-MOST_GROWN_BYTES = 8 << 20
-"""Of one text, by its length and this bound: each byte costs the library 130 of memory."""
 
 _CHARSMAP = "precompiled_charsmap"
 _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
@@ -62,17 +58,6 @@ def decoded_growth(tokenizer: Mapping[str, Any]) -> float:
 def repeats(tokenizer: Mapping[str, Any]) -> float:
     """How often the tokens of a text may be among those that come of it, by the document's post-processor."""
     return prod(_repeats(step) for step in _leaves(tokenizer.get("post_processor")))
-
-
-def check_grown(size: int, growth: float, field: str) -> None:
-    """Raise InvalidArgumentError naming `field` for a text of `size` bytes that may become longer than is taken."""
-    if size * growth > MOST_GROWN_BYTES:
-        raise InvalidArgumentError(
-            f"{field}: a text of {size} bytes may become one of {size * growth:.3g} by the model's tokenizer, and at "
-            f"most {MOST_GROWN_BYTES} are taken; shorten it, or send token ids",
-            field=field,
-            reason="TEXT_GROWS",
-        )
 
 
 def loaded_growth(tokenizer: Any) -> float:

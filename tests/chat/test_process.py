@@ -25,6 +25,8 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import Digest
+from tests.attack import tokenizer_growth
+from tests.support.tokenizers import write_tokenizer
 
 pytestmark = [pytest.mark.timing, pytest.mark.asyncio(loop_scope="module")]
 
@@ -106,9 +108,9 @@ async def test_who_leaves_before_its_turn_is_not_asked_for(tmp_path: Path, monke
     started: list[object] = []
     start = lane._start
 
-    async def counted(niceness: int) -> asyncio.subprocess.Process:
+    async def counted(module: str, niceness: int) -> asyncio.subprocess.Process:
         started.append(None)
-        return await start(niceness)
+        return await start(module, niceness)
 
     monkeypatch.setattr(lane, "_start", counted)
     monkeypatch.setattr(lane, "MOST_WAITING", 5)
@@ -167,6 +169,16 @@ async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_
     await ask("key/other", LONG)
     assert order.count("key/flood") <= 2, "it waited for more than the text that ran"
     await asyncio.gather(*flood)
+
+
+async def test_a_text_of_which_the_tokenizer_makes_too_much_is_refused(chats: ChatProcess, tmp_path: Path) -> None:
+    """Six doublings of a megabyte want 8 GB of memory."""
+    path = write_tokenizer(tmp_path / "tokenizer.json", **tokenizer_growth.chains(6)["replaced"])
+    grows = ModelFiles(Digest("6" * 64), {"tokenizer.json": path})
+    with pytest.raises(InvalidArgumentError) as caught:
+        await chats.tokenize(grows, "0" * (1 << 20))
+    assert (caught.value.field, caught.value.reason) == ("prompt", "TEXT_TOO_COSTLY")
+    assert await chats.tokenize(grows, "1") == (1,), "the next one is served"
 
 
 async def test_what_certainly_exceeds_the_context_is_never_begun(chats: ChatProcess, tmp_path: Path) -> None:

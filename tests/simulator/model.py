@@ -103,6 +103,8 @@ class SimTokenizer:
     """A character for each of the first 64 tokens, half a character for the others but the end."""
 
     longest_token_bytes = 2
+    growth = 1.0
+    file = Path()
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) % 64 for character in text]

@@ -33,6 +33,7 @@ from edgeshard_agent.engine.journal import (
     RequestAdmitted,
     RequestRefused,
 )
+from edgeshard_agent.engine.long_texts import LEAST_BYTES, LongTexts
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
@@ -56,11 +57,13 @@ ASK_S, MOST_ASK_S = 0.001, 0.032
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What a request may ask for. `max_context` are the positions of its prompt and its new tokens."""
+    """What a request may ask for. `max_context` are the positions of its prompt and its new tokens, and
+    `text_memory_bytes` what a long prompt may take in a process of its own."""
 
     vocab_size: int
     max_new_tokens: int
     max_context: int
+    text_memory_bytes: int = LEAST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class Head:
     ) -> None:
         self._epoch = epoch
         self._tokenizer = tokenizer
-        self._prompts = Tokenising(tokenizer, limits.max_context)
+        long_texts = LongTexts(tokenizer.file, limits.text_memory_bytes) if tokenizer is not None else None
+        self._prompts = Tokenising(tokenizer, limits.max_context, long_texts)
         self._limits = limits
         self._now = now
         self._journal = Journal()
@@ -158,6 +162,7 @@ class Head:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._prompts.close()
         if self._guides is not None:
             self._guides.close()
 

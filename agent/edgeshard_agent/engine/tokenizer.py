@@ -9,32 +9,36 @@ from tokenizers import Tokenizer as _Tokenizer
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
 from edgeshard.domain.generation import text_bytes
 from edgeshard.storage.forms import TOKENIZER, check_small_file
-from edgeshard.storage.growth import check_grown, loaded_growth
+from edgeshard.storage.growth import loaded_growth
 
 
 class Tokenizer:
     """A model's tokenizer, without any code of the model's: tokenizer.json is data.
 
+    `file` is where it was read. `growth` bounds what it makes of a byte of text (`edgeshard.storage.growth`).
     `longest_token_bytes` are those of the vocabulary's longest entry as it is written there, in UTF-8: at least as many
     as the text that it stands for.
     """
 
-    def __init__(self, tokenizer: _Tokenizer) -> None:
+    def __init__(self, tokenizer: _Tokenizer, file: Path) -> None:
         self._tokenizer = tokenizer
+        self.file = file
         # How training cut and filled up its texts; a prompt is taken as it is.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._growth = loaded_growth(tokenizer)
+        self.growth = loaded_growth(tokenizer)
         self.longest_token_bytes = max(map(text_bytes, tokenizer.get_vocab(with_added_tokens=True)), default=0)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Raises DataLossError when the file is not a tokenizer."""
+    def load(cls, path: Path, *, checked: bool = False) -> Tokenizer:
+        """Raises DataLossError when the file is not a tokenizer. `checked`: another process has found its form good,
+        and this one may end."""
         try:
-            # The library trusts some of its numbers, and what it cannot allocate ends the process.
             data = path.read_bytes()
-            check_small_file(TOKENIZER, data)
-            return cls(_Tokenizer.from_buffer(data))
+            if not checked:
+                # The library trusts some of its numbers, and what it cannot allocate ends the process.
+                check_small_file(TOKENIZER, data)
+            return cls(_Tokenizer.from_buffer(data), path)
         except BaseException as error:
             if not _is_fault(error):
                 raise
@@ -43,10 +47,9 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens the model expects.
 
-        Raises InvalidArgumentError for a text that has none or may grow too long, InternalError where the library
-        fails.
+        Takes what the text grows to, times 130, of memory, and seconds for megabytes. Raises InvalidArgumentError for a
+        text that has none, InternalError where the library fails, MemoryError.
         """
-        check_grown(text_bytes(text), self._growth, "prompt")
         try:
             # `encode` would hold the interpreter's lock until it is done. The fast form keeps no offsets.
             ids: list[int] = self._tokenizer.encode_batch_fast([text])[0].ids
@@ -82,6 +85,9 @@ class Tokenizer:
 def _is_fault(error: BaseException) -> bool:
     """Whether it is the library's own: bare Exceptions, and panics of its Rust code.
 
-    A panic's class is no Exception and cannot be imported. Whatever else is none ends a process or a task.
+    A panic's class is no Exception and cannot be imported. Whatever else is none ends a process or a task; to be out of
+    memory is the process's fault.
     """
+    if isinstance(error, MemoryError):
+        return False
     return isinstance(error, Exception) or any(kind.__name__ == "PanicException" for kind in type(error).__mro__)

@@ -18,6 +18,7 @@ from edgeshard.domain.model import LayerRange
 from edgeshard.domain.profile import MeasuredLink
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
+from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.measuring.live_links import LiveLinks
@@ -116,6 +117,8 @@ class HostServices:
     """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""
     suspect: Callable[[LinkSuspected], None] = lambda suspected: None
     """Told when a link to a next stage carries nothing any more, and when it does again."""
+    text_memory_bytes: int = LEAST_BYTES
+    """What a long prompt may take in a head's process of its own."""
 
 
 Load = Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]

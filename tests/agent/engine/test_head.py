@@ -35,6 +35,8 @@ class SlowTokenizer:
     """Encodes when told to."""
 
     longest_token_bytes = 16
+    growth = 1.0
+    file = Path()
 
     def __init__(self) -> None:
         self.go = threading.Event()

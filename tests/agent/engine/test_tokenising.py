@@ -12,6 +12,7 @@ from edgeshard_agent.engine.tokenising import LONG_BYTES, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 import edgeshard
+from edgeshard.chat.lane import text_too_costly
 from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.generation import PROMPT_LIMIT_BYTES, Generation
 from edgeshard.domain.head import StartRequest
@@ -28,6 +29,7 @@ class GatedTokenizer:
     """Encodes a text when it is let through, and says which it is at."""
 
     longest_token_bytes = 1 << 20
+    growth = 1.0
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -177,8 +179,9 @@ def asked(prompt: str | tuple[int, ...], new_tokens: int = 4) -> StartRequest:
 class Uncalled:
     """A tokenizer that nobody may ask."""
 
-    def __init__(self, longest_token_bytes: int) -> None:
+    def __init__(self, longest_token_bytes: int, growth: float = 1.0) -> None:
         self.longest_token_bytes = longest_token_bytes
+        self.growth = growth
 
     def encode(self, text: str) -> list[int]:
         raise AssertionError("a text that cannot fit was tokenised")
@@ -195,6 +198,39 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(demo: To
     with pytest.raises(InvalidArgumentError) as refused:
         await prompts.prompt_tokens(asked("x", 512), lambda: False)
     assert (refused.value.field, refused.value.reason) == ("max_new_tokens", "CONTEXT_EXCEEDED")
+
+
+class Aside:
+    """In place of the process for long texts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.closed = False
+
+    async def encode(self, text: str) -> list[int]:
+        self.asked.append(text)
+        if text.startswith("costly"):
+            raise text_too_costly()
+        return [7]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_text_that_may_become_long_leaves_this_process() -> None:
+    aside = Aside()
+    prompts = Tokenising(Uncalled(1 << 20, growth=40.0), 512, aside)
+    text = "x" * (LONG_BYTES // 40 + 1)
+    assert await prompts.prompt_tokens(asked(text), lambda: False) == [7]
+    with pytest.raises(InvalidArgumentError) as refused:
+        await prompts.prompt_tokens(asked("costly" + text), lambda: False)
+    assert (refused.value.field, refused.value.reason) == ("prompt", "TEXT_TOO_COSTLY")
+    assert await prompts.prompt_tokens(asked(text), lambda: False) == [7], "the next one is served"
+    with pytest.raises(AssertionError):
+        await prompts.prompt_tokens(asked(text[1:]), lambda: False)
+    assert aside.asked == [text, "costly" + text, text]
+    await prompts.close()
+    assert aside.closed
 
 
 @pytest.mark.parametrize(
