@@ -54,9 +54,9 @@ class LiveSite:
     async def next_round(self, directory: Path) -> tuple[Target, JoinToken]:
         """What an attacker is given, `directory` too; and the honest joiner's token, of which it knows the id."""
         self.rounds += 1
-        identities, name = self.mill.identities, f"joiner-{self.rounds}"
+        identities = self.mill.identities
         async with self.mill.client() as admin:
-            token = await admin.create_token(Role.AGENT, name)
+            token = await admin.create_token(Role.AGENT, f"joiner-{self.rounds}")
         target = Target(
             address=self.address,
             enrolment=token.enrolment,
@@ -73,7 +73,6 @@ class LiveSite:
             leaver=f"leaver-{self.rounds}",
             leaving_client=identities.of(Role.CLIENT, f"leaver-{self.rounds}"),
             leaving_box=identities.of(Role.AGENT, f"leaver-{self.rounds}"),
-            joiner=name,
             token_id=token.token_id,
             state=self.mill.directory / "coordinator",
             scratch=directory,
