@@ -26,7 +26,7 @@ from bench.cgroups import command_inside, part_of_a_core
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import JoinToken
-from tests.attack.live.attacks import ATTACKS, BUSY, READY, Target
+from tests.attack.live.attacks import ATTACKS, BUSY, READY, Outcome, Target
 from tests.attack.live.honest import measured
 from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
 from tests.attack.live.verdict import Figures, missed
@@ -79,8 +79,8 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 @asynccontextmanager
 async def attacker(name: str, seconds: float, target: Target, group: Path | None) -> AsyncIterator[list[str]]:
-    """A process at it, in the group if there is one; behind it the list has its last line. Raises RuntimeError for one
-    that fails, or does not end in time."""
+    """A process at it, in the group if there is one; behind it the list has its outcome in JSON. Raises RuntimeError
+    where it does not begin, or not end in time."""
     command = [sys.executable, "-m", "tests.attack.live.attacks", name, str(seconds)]
     with (target.scratch / f"{name}.err").open("w+b") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -108,9 +108,12 @@ async def attacker(name: str, seconds: float, target: Target, group: Path | None
                 with suppress(ProcessLookupError):
                     process.kill()
             await process.wait()
-        errors.seek(0)
         if process.returncode != 0:
-            raise RuntimeError(f"{name} ended with {process.returncode}: {errors.read()[-2000:].decode()}")
+            errors.seek(0)
+            why = f"the attacker ended with {process.returncode}: {errors.read()[-2000:].decode()}"
+            if not said:
+                raise RuntimeError(why)
+            said[:] = [Outcome(wrong=[why]).dumped()]
 
 
 async def attacked(site: LiveSite, name: str, seconds: float, group: Path | None, scratch: Path) -> Row:

@@ -106,6 +106,9 @@ class Outcome:
     said: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
+    def dumped(self) -> str:
+        return json.dumps({"said": dict(self.said), "wrong": self.wrong})
+
 
 Attack = Callable[[Target, float], Awaitable[Outcome]]
 
@@ -345,7 +348,7 @@ def main(name: str, seconds: float) -> None:
     sys.stdout.write(f"{READY}\n")
     sys.stdout.flush()
     outcome = asyncio.run(_told({BUSY: _busy, **ATTACKS}[name], target, seconds))
-    sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+    sys.stdout.write(outcome.dumped() + "\n")
 
 
 async def _told(attack: Attack, target: Target, seconds: float) -> Outcome:
