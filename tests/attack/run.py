@@ -51,7 +51,7 @@ class Row:
     missed: Sequence[str]
 
     def line(self) -> str:
-        texts = [f"{'MISS' if self.missed else 'PASS'}  {self.attack:26}"]
+        texts = []
         for name, gaps in self.attacked.clients.items():
             before = self.baseline.clients[name]
             texts.append(
@@ -64,9 +64,8 @@ class Row:
         texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
         told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
-        return "\n".join(
-            ["; ".join(texts), f"      told: {told or 'nothing'}", *(f"      {why}" for why in self.missed)]
-        )
+        first = f"{'MISS' if self.missed else 'PASS'}  {self.attack:25} {'; '.join(texts)}"
+        return "\n      ".join([first, f"told: {told or 'nothing'}", *self.missed])
 
 
 def chosen(names: Sequence[str]) -> list[str]:

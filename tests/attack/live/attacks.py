@@ -149,12 +149,13 @@ async def _long_variables(target: Target, seconds: float) -> Outcome:
 
 
 async def _unfinished(target: Target, seconds: float) -> Outcome:
-    round_s = min(seconds, 10.0)
-    return Outcome(await again(seconds, partial(bodies.unfinished, target.gateway, target.key, seconds=round_s)))
+    once = partial(bodies.unfinished, target.gateway, target.key, seconds=min(0.4 * seconds, 10.0))
+    return Outcome(await again(seconds, once))
 
 
 async def _dripping(target: Target, seconds: float) -> Outcome:
-    return Outcome(await again(seconds, partial(bodies.dripping, target.gateway, target.key, seconds=seconds)))
+    once = partial(bodies.dripping, target.gateway, target.key, seconds=0.9 * seconds)
+    return Outcome(await again(seconds, once))
 
 
 async def _http_silent(target: Target, seconds: float) -> Outcome:
