@@ -64,7 +64,7 @@ class Row:
         texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
         told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
-        first = f"{'MISS' if self.missed else 'PASS'}  {self.attack:25} {'; '.join(texts)}"
+        first = f"{'MISS' if self.missed else 'PASS'}  {self.attack:28} {'; '.join(texts)}"
         return "\n      ".join([first, f"told: {told or 'nothing'}", *self.missed])
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -254,28 +255,36 @@ async def _resume_ended(target: Target, seconds: float) -> Outcome:
 
 
 async def _open_many(target: Target, seconds: float) -> Outcome:
-    wrong = set()
+    kinds, wrong = cycle(("Watch", "Listen")), set[str]()
 
     async def once() -> Counter[str]:
-        said: Counter[str] = Counter()
-        for kind in ("Watch", "Listen"):
-            met = await streams.open_many(target.address, target.client, kind, seconds=10.0)
-            if met[streams.OPEN] > MOST_STREAMS:
-                wrong.add(f"{met[streams.OPEN]} streams of {kind} are open, at most {MOST_STREAMS}")
-            said.update({f"{kind} {end}": n for end, n in met.items()})
-        return said
+        kind = next(kinds)
+        met = await streams.open_many(target.address, target.client, kind, seconds=10.0)
+        if met[streams.OPEN] > MOST_STREAMS:
+            wrong.add(f"{met[streams.OPEN]} streams of {kind} are open, at most {MOST_STREAMS}")
+        return Counter({f"{kind} {end}": n for end, n in met.items()})
 
     said = await again(seconds, once)
     return Outcome(said, sorted(wrong))
 
 
-def _connections(kind: connections.Kind, where: Callable[[Target], str]) -> Attack:
+def _churning(kind: connections.Kind, where: Callable[[Target], str]) -> Attack:
+    """A new connection for each that the site ends."""
+
     async def attack(target: Target, seconds: float) -> Outcome:
-        at_once = min(3000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
-        made = await connections.churn(where(target), seconds=seconds, at_once=at_once, kind=kind)
+        made = await connections.churn(where(target), seconds=seconds, at_once=_most_connections(), kind=kind)
         return Outcome(Counter({"made": made}))
 
     return attack
+
+
+async def _joiners(target: Target, seconds: float) -> Outcome:
+    held = await connections.hold(target.enrolment, count=_most_connections(), seconds=seconds)
+    return Outcome(Counter({"made": held.made, "open at the end": held.still_open}))
+
+
+def _most_connections() -> int:
+    return min(3000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
 
 
 async def _grow(target: Target, seconds: float) -> Outcome:
@@ -328,9 +337,10 @@ ATTACKS: dict[str, Attack] = {
     "terminal.say": _steer,
     "resumption.resume_ended": _resume_ended,
     "streams.open_many": _open_many,
-    "connections.silent": _connections("silent", lambda target: target.address),
-    "connections.half": _connections("half", lambda target: target.address),
-    "connections.joiners": _connections("silent", lambda target: target.enrolment),
+    "connections.silent": _churning("silent", lambda target: target.address),
+    "connections.half": _churning("half", lambda target: target.address),
+    "connections.joiners": _joiners,
+    "connections.churning_joiners": _churning("silent", lambda target: target.enrolment),
     "tokenizer_growth.chains": _grow,
     "linked_files.edit": _edit,
     "joining.hold_turns": _hold_turns,
