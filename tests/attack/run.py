@@ -37,6 +37,8 @@ ENDS_S = 30.0
 """Behind its time, for an attacker to say what it was told."""
 RECOVERS_S = 60.0
 QUICK_S = 0.5
+TELLING_S = 0.2
+"""A pause of the measuring process that the row tells of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Row:
         texts.append("no joiner" if joined_s is None else f"joined in {joined_s:.2f} s")
         texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
         texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
+        pause_s = self.attacked.own_pause_s
+        texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
         told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
         first = f"{'MISS' if self.missed else 'PASS'}  {self.attack:28} {'; '.join(texts)}"
         return "\n      ".join([first, f"told: {told or 'nothing'}", *self.missed])

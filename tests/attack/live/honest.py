@@ -75,7 +75,7 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
     """What they meet in so many seconds; somebody joins with the token, where there is one, a third of the way."""
     timers = {name: Timer() for name in ("sdk", "http", "kept connection", "new connection")}
     joined: list[float] = []
-    idle, peak, logged = site.coordinator_bytes(), [0], site.log_bytes()
+    idle, peak, late, logged = site.coordinator_bytes(), [0], [0.0], site.log_bytes()
     async with Client(site.address, site.client) as client, Client(site.address, site.operator) as operator:
         works = [
             _repeated(timers["sdk"], lambda: _by_sdk(client)),
@@ -83,6 +83,7 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
             _repeated(timers["kept connection"], lambda: _call(operator), EVERY_S),
             _repeated(timers["new connection"], lambda: _call_anew(site), EVERY_S),
             _watched(site, peak),
+            _late(late),
         ]
         if token is not None:
             works.append(_joins(token, seconds / 3, joined))
@@ -96,6 +97,7 @@ async def measured(site: LiveSite, seconds: float, token: JoinToken | None = Non
         joined[0] if joined else None,
         max(0, peak[0] - idle),
         60 / seconds * (site.log_bytes() - logged),
+        late[0],
     )
 
 
@@ -173,6 +175,13 @@ async def _watched(site: LiveSite, peak: list[int]) -> None:
     while True:
         peak[0] = max(peak[0], site.coordinator_bytes())
         await asyncio.sleep(SAMPLED_S)
+
+
+async def _late(longest: list[float]) -> None:
+    while True:
+        began = time.monotonic()
+        await asyncio.sleep(PAUSE_S)
+        longest[0] = max(longest[0], time.monotonic() - began - PAUSE_S)
 
 
 async def _joins(token: JoinToken, after_s: float, joined: list[float]) -> None:

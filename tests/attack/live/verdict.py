@@ -34,9 +34,10 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What others met for some time: clients by how they ask, an operator's longest call by its connection, in seconds.
+    """What others met for some time: clients by how they ask, an operator's longest call by connection, in seconds.
 
-    `joined_s` is how long a joiner took, None for one that did not join.
+    `joined_s` is how long a joiner took, None for one that did not join. `own_pause_s` is the longest for which the
+    process that measured stood still itself: it is in the other figures, too, and no fault of the site.
     """
 
     clients: Mapping[str, Gaps]
@@ -44,6 +45,7 @@ class Figures:
     joined_s: float | None
     grown_bytes: int
     log_bytes_per_minute: float
+    own_pause_s: float = 0.0
 
 
 def missed(attacked: Figures, baseline: Figures, wrong: Sequence[str] = ()) -> list[str]:
