@@ -170,7 +170,7 @@ async def _http_churning(target: Target, seconds: float) -> Outcome:
 
 
 async def _smuggling(target: Target, seconds: float) -> Outcome:
-    wrong = set()
+    wrong = set[str]()
 
     async def once() -> Counter[str]:
         said: Counter[str] = Counter()
@@ -224,7 +224,7 @@ async def _hold_turns(target: Target, seconds: float) -> Outcome:
 
 async def _steer(target: Target, seconds: float) -> Outcome:
     """Both ways to say it, in turns, over and over."""
-    wrong = set()
+    wrong = set[str]()
     async with open_channel(target.address, target.agent) as box, open_channel(target.address, target.client) as client:
 
         async def once() -> Counter[str]:
@@ -241,7 +241,7 @@ async def _steer(target: Target, seconds: float) -> Outcome:
 
 
 async def _resume_ended(target: Target, seconds: float) -> Outcome:
-    count, wrong = max(10, min(100, int(3 * seconds))), set()
+    count, wrong = max(10, min(100, int(3 * seconds))), set[str]()
 
     async def once() -> Counter[str]:
         found = await resumption.resume_ended(target.address, target.client, target.model, count=count, seconds=15.0)
