@@ -20,7 +20,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,10 @@ sim: $(STAMP) ## 10,000 seeds of the whole system in simulated time, with all th
 fuzz: $(STAMP) ## what reads strangers' bytes, with mutated inputs, 6 minutes for each reader (1 hour); ARGS="--target config"
 	@mkdir -p .benchmarks
 	@$(BIN)/python -m tests.fuzz.run --seconds 360 $(ARGS)
+
+attack: $(STAMP) ## each attack on a live site for 30 s, and what others meet meanwhile (30 minutes); ARGS="--attack joining"
+	@mkdir -p .benchmarks
+	@$(BIN)/python -m tests.attack.run -o .benchmarks/attack.json $(ARGS)
 
 chaos-quick: $(STAMP) ## some of those kills, chosen by a seed; ARGS="--seed 7"
 	@$(BIN)/python -m tests.chaos.run --cases quick $(ARGS)

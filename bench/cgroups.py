@@ -1,4 +1,4 @@
-"""Groups of memory, for processes that must get by with less of it than the machine has (cgroup v1)."""
+"""Control groups, for processes that must get by with less than the machine has: memory (cgroup v1), or a core."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup/memory")
+CORES = Path("/sys/fs/cgroup/cpu")
+"""Of cgroup v1; in v2 all groups are above it."""
+_PERIOD_US = 100_000
 
 
 @contextmanager
@@ -20,6 +23,35 @@ def capped(name: str, limit: int) -> Iterator[Path]:
         yield group
     finally:
         group.rmdir()
+
+
+@contextmanager
+def part_of_a_core(name: str, share: float) -> Iterator[Path | None]:
+    """A group whose processes have so much of a core together, gone afterwards, when they are; None where this user can
+    make none."""
+    group = (CORES if CORES.is_dir() else CORES.parent) / f"edgeshard-{os.getpid()}-{name}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        yield group if _limited(group, int(share * _PERIOD_US)) else None
+    finally:
+        group.rmdir()
+
+
+def _limited(group: Path, quota_us: int) -> bool:
+    """Whether the group has the controller of cores, by which it has so much of each period now."""
+    try:
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+    except OSError:
+        return False
+    return True
 
 
 def command_inside(group: Path, command: Sequence[str]) -> list[str]:

@@ -6,7 +6,9 @@ import asyncio
 import socket
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from edgeshard.rpc.tls import split_address
@@ -67,12 +69,17 @@ async def _opened(address: str, kind: Kind) -> socket.socket:
     loop = asyncio.get_running_loop()
     await loop.sock_connect(sock, split_address(address))
     if kind == "half":
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        try:
-            ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
-        except ssl.SSLWantReadError:
-            await loop.sock_sendall(sock, outgoing.read())
+        await loop.sock_sendall(sock, _hello())
     return sock
+
+
+@cache
+def _hello() -> bytes:
+    """What a client says first. It may be the same each time."""
+    outgoing = ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
 
 
 def _open(held: list[socket.socket]) -> int:

@@ -15,6 +15,7 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.status import from_rpc_error
 
 OPEN = "OPEN"
+_REFUSES_S = 1.0
 
 
 async def open_many(
@@ -48,12 +49,16 @@ async def _listen(channel: grpc.aio.Channel, number: int) -> Any:
 
 
 async def _answer(call: Any, seconds: float) -> str:
-    """A stream that stays sends its headers; one that is refused ends with them."""
+    """A stream that stays sends its headers; one that is refused ends with them or soon behind them."""
     try:
         async with asyncio.timeout(seconds):
-            await call.wait_for_connection()
             if isinstance(call, grpc.aio.UnaryStreamCall):
                 await call.read()
+            else:
+                await call.initial_metadata()
+                await asyncio.wait({asyncio.ensure_future(call.code())}, timeout=_REFUSES_S)
+                if call.done():
+                    await call.read()  # raises what it ended with
     except grpc.aio.AioRpcError as error:
         return from_rpc_error(error).reason
     except TimeoutError:

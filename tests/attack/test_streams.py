@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,10 @@ from edgeshard.domain.identity import Role
 from edgeshard.rpc import open_calls
 from edgeshard.rpc.server import Server
 from tests.attack import streams
+from tests.coordinator.conftest import open_site
 from tests.support.identities import Identities
+
+__all__ = ["open_site"]
 
 pytestmark = pytest.mark.timing
 
@@ -31,3 +35,11 @@ async def test_one_certificate_opens_only_so_many_streams(tmp_path: Path, monkey
                 pass
     finally:
         await server.stop(0)
+
+
+async def test_listeners_are_such_streams(open_site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_calls, "MOST_STREAMS", 8)
+    identities = Identities(tmp_path)
+    site = await open_site(identities=identities)
+    held = await streams.open_many(site.address, identities.of(Role.CLIENT, "eve"), "Listen", count=20)
+    assert held == {streams.OPEN: 8, "STREAMS": 12}

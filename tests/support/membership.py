@@ -31,6 +31,8 @@ class Mill:
     options: tuple[str, ...] = ()
     agents: dict[str, Daemon] = field(default_factory=dict)
     coordinator: Daemon = field(init=False)
+    ready_s: float = READY_S
+    """For a process to be ready."""
 
     def __post_init__(self) -> None:
         write_private(self.directory / "ca.key", self.identities.authority.key_pem)
@@ -41,7 +43,7 @@ class Mill:
 
     async def start(self) -> None:
         await self.coordinator.start()
-        await self.coordinator.wait_ready(READY_S)
+        await self.coordinator.wait_ready(self.ready_s)
 
     def client(self, role: Role = Role.OPERATOR, name: str = "admin") -> Client:
         return Client(self.coordinator.address, self.identities.of(role, name))
@@ -55,7 +57,7 @@ class Mill:
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", *tls_options(files), *options]
         agent = self.agents[name] = Daemon(name, "edgeshard_agent", arguments, self.directory)
         await agent.start()
-        await agent.wait_ready(READY_S)
+        await agent.wait_ready(self.ready_s)
         return agent
 
     async def stop(self) -> None:
@@ -73,8 +75,8 @@ async def joined(mill: Mill, role: Role, name: str) -> TlsFiles:
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, *options: str) -> AsyncIterator[Mill]:
-    mill = Mill(directory, Identities(directory, "mill"), options)
+async def opened(directory: Path, *options: str, ready_s: float = READY_S) -> AsyncIterator[Mill]:
+    mill = Mill(directory, Identities(directory, "mill"), options, ready_s=ready_s)
     try:
         await mill.start()
         yield mill

@@ -6,14 +6,14 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from bench.cgroups import part_of_a_core
 from edgeshard.cli.children import Daemon
 from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.commands import ProfileReport
@@ -46,34 +46,16 @@ OF_THE_BOX = {
 }
 
 
-@contextmanager
-def half_a_core() -> Iterator[str]:
-    """A control group with a quota, where this user may make one; '' elsewhere."""
-    group = Path("/sys/fs/cgroup/cpu" if Path("/sys/fs/cgroup/cpu").is_dir() else "/sys/fs/cgroup")
-    group /= f"edgeshard-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        quota = group / "cpu.cfs_quota_us"
-        (quota if quota.exists() else group / "cpu.max").write_text("50000" if quota.exists() else "50000 100000")
-    except OSError:
-        yield ""
-        return
-    try:
-        yield str(group)
-    finally:
-        group.rmdir()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """With certificates; box a is sound, and b is not. Nobody listens where b says that it does."""
     directory = tmp_path_factory.mktemp("ailing")
     cluster = LocalCluster(directory, ["a"], secure=True)
-    with half_a_core() as group, pytest.MonkeyPatch.context() as environment:
+    with part_of_a_core("doctor", 0.5) as group, pytest.MonkeyPatch.context() as environment:
         paths = os.pathsep.join(str(ROOT / part) for part in ("", "agent", "coordinator"))
         environment.setenv("PYTHONPATH", paths)
-        if group:
-            environment.setenv(GROUP, group)
+        if group is not None:
+            environment.setenv(GROUP, str(group))
         async with cluster, cluster.client() as client:
             box = Daemon(
                 "b",

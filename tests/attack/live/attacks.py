@@ -1,0 +1,375 @@
+"""The attacker: a process that runs one attack against a site for some time, and says what came of it.
+
+    python -m tests.attack.live.attacks NAME SECONDS < TARGET
+
+It reads a `Target` in JSON, says `ready` once it has imported what it needs, and an `Outcome` in JSON at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from edgeshard.client import Client
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.identity import Role
+from edgeshard.rpc.channel import open_channel
+from edgeshard.rpc.open_calls import MOST_STREAMS
+from edgeshard.rpc.tls import TlsFiles
+from edgeshard.storage.blobs import BlobDirectory
+from edgeshard.storage.forms import TOKENIZER
+from edgeshard.wire.store import manifest_from_json
+from tests.attack import (
+    audit,
+    bodies,
+    connections,
+    guides,
+    http_connections,
+    joining,
+    linked_files,
+    resumption,
+    revocation,
+    smuggling,
+    streams,
+    terminal,
+    tokenize,
+    tokenizer_growth,
+)
+from tests.support.chat_models import demo_model_with
+from tests.support.tokenizers import write_tokenizer
+
+BUSY = "busy"
+"""No attack but a loop, for the baseline."""
+READY = "ready"
+MOST_DESCRIPTORS = 8192
+LATE_S = 20.0
+"""Behind its time an attack is given up that a site holds up."""
+ENDS_S = 5.0
+"""A box hears with its next heartbeat who was revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an attacker has of a site: addresses, `key` and `client` of its own, and a box's certificate of its own for
+    attacks by boxes. `operator` is for what an operator does meanwhile, `leaver` for who is revoked. It knows the id
+    of the token by which an honest joiner, with whom it has nothing to do, joins; `scratch` is a directory for it."""
+
+    address: str
+    enrolment: str
+    gateway: str
+    box: str
+    box_address: str
+    model: str
+    site: str
+    authority: str
+    key: str = field(repr=False)
+    client: TlsFiles
+    agent: TlsFiles
+    operator: TlsFiles
+    leaver: str
+    leaving_client: TlsFiles
+    leaving_box: TlsFiles
+    token_id: str
+    state: Path
+    scratch: Path
+
+    def dumped(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def loaded(cls, text: str) -> Target:
+        values: dict[str, Any] = json.loads(text)
+        for each in fields(cls):
+            if each.type == "TlsFiles":
+                values[each.name] = TlsFiles(**{name: Path(path) for name, path in values[each.name].items()})
+            elif each.type == "Path":
+                values[each.name] = Path(values[each.name])
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the attacker was told, how often, and what of it breaks a promise."""
+
+    said: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def dumped(self) -> str:
+        return json.dumps({"said": dict(self.said), "wrong": self.wrong})
+
+
+Attack = Callable[[Target, float], Awaitable[Outcome]]
+
+
+async def again(seconds: float, once: Callable[[], Awaitable[Mapping[Any, int]]]) -> Counter[str]:
+    """Do it over and over until the time is over; what all of it said. Of what ends then nothing is known."""
+    said: Counter[str] = Counter()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    said.update({str(name): count for name, count in (await once()).items()})
+                except (OSError, grpc.aio.AioRpcError, EdgeShardError) as error:
+                    said[type(error).__name__] += 1
+                    await asyncio.sleep(0.1)
+    return said
+
+
+async def _busy(target: Target, seconds: float) -> Outcome:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+    return Outcome()
+
+
+async def _long_texts(target: Target, seconds: float) -> Outcome:
+    return Outcome(await again(seconds, partial(tokenize.long_texts, target.gateway, target.key, target.model)))
+
+
+async def _fitting_texts(target: Target, seconds: float) -> Outcome:
+    """As long as what the context takes."""
+    posts = partial(tokenize.long_texts, target.gateway, target.key, target.model, count=40, size=1500)
+    return Outcome(await again(seconds, posts))
+
+
+async def _long_variables(target: Target, seconds: float) -> Outcome:
+    return Outcome(await again(seconds, partial(tokenize.long_variables, target.gateway, target.key, target.model)))
+
+
+async def _unfinished(target: Target, seconds: float) -> Outcome:
+    once = partial(bodies.unfinished, target.gateway, target.key, seconds=min(0.4 * seconds, 10.0))
+    return Outcome(await again(seconds, once))
+
+
+async def _dripping(target: Target, seconds: float) -> Outcome:
+    once = partial(bodies.dripping, target.gateway, target.key, seconds=0.9 * seconds)
+    return Outcome(await again(seconds, once))
+
+
+async def _http_silent(target: Target, seconds: float) -> Outcome:
+    async with http_connections.silent(target.gateway) as held:
+        await asyncio.sleep(seconds)
+        return Outcome(Counter({"made": len(held), "open at the end": http_connections.still_open(held)}))
+
+
+async def _http_churning(target: Target, seconds: float) -> Outcome:
+    return Outcome(Counter({"made": await http_connections.churning(target.gateway, seconds=seconds)}))
+
+
+async def _smuggling(target: Target, seconds: float) -> Outcome:
+    wrong = set[str]()
+
+    async def once() -> Counter[str]:
+        said: Counter[str] = Counter()
+        for name, request in smuggling.REQUESTS.items():
+            statuses, closed = await smuggling.sent(target.gateway, request)
+            before = [200] if name == "a bare LF in the second request" else []
+            if statuses != [*before, 400] or not closed:
+                wrong.add(f"{name}: answered {statuses}, {'closed' if closed else 'left open'}")
+            said[str(statuses)] += 1
+        return said
+
+    said = await again(seconds, once)
+    return Outcome(said, sorted(wrong))
+
+
+async def _drown(target: Target, seconds: float) -> Outcome:
+    refused = await audit.drown(target.address, target.client, count=1_000_000, seconds=seconds)
+    async with Client(target.address, target.operator) as admin:
+        entries = await admin.audit(50)
+    told = any((entry.what, entry.result, entry.target) == ("Enrol", "ok", target.token_id) for entry in entries)
+    wrong = [] if told else ["the audit log hides that somebody joined"]
+    return Outcome(Counter({"refused": refused}), wrong)
+
+
+async def _linger(target: Target, seconds: float) -> Outcome:
+    outcome = Outcome()
+    async with Client(target.address, target.operator) as admin:
+        for role, address, files, box in (
+            (Role.CLIENT, target.address, target.leaving_client, ""),
+            (Role.AGENT, target.box_address, target.leaving_box, target.box),
+        ):
+            revoke = partial(admin.revoke, role, target.leaver)
+            ends = await revocation.linger(address, files, revoke, box=box, seconds=ENDS_S)
+            for call, end in ends.items():
+                outcome.said[end] += 1
+                if end != "PERMISSION_DENIED":
+                    outcome.wrong.append(f"{call} of a revoked {role}: {end} after {ENDS_S:g} s")
+    return outcome
+
+
+async def _guess(target: Target, seconds: float) -> Outcome:
+    authority = target.authority.encode()
+    met = await joining.guess(target.enrolment, authority, target.site, target.token_id, seconds=seconds)
+    return Outcome(met)
+
+
+async def _hold_turns(target: Target, seconds: float) -> Outcome:
+    await joining.hold_turns(target.enrolment, target.authority.encode(), target.site, seconds=seconds)
+    return Outcome()
+
+
+async def _steer(target: Target, seconds: float) -> Outcome:
+    """Both ways to say it, in turns, over and over."""
+    wrong = set[str]()
+    async with open_channel(target.address, target.agent) as box, open_channel(target.address, target.client) as client:
+
+        async def once() -> Counter[str]:
+            said: Counter[str] = Counter()
+            for text in terminal.STEERING:
+                met = await terminal.say_as_a_box(box, "mallory", text)
+                met["request_id"] = await terminal.say_as_a_client(client, text)
+                wrong.update(f"{field} takes {text!r}" for field, refused in met.items() if refused != field)
+                said["refused"] += sum(refused == field for field, refused in met.items())
+            return said
+
+        said = await again(seconds, once)
+    return Outcome(said, sorted(wrong))
+
+
+async def _resume_ended(target: Target, seconds: float) -> Outcome:
+    count, wrong = max(10, min(100, int(3 * seconds))), set[str]()
+
+    async def once() -> Counter[str]:
+        found = await resumption.resume_ended(target.address, target.client, target.model, count=count, seconds=15.0)
+        for name in ("others", "never"):
+            if found[name][resumption.STARTED]:
+                wrong.add(f"{found[name][resumption.STARTED]} of {count} resumed requests ran: {name}")
+        return Counter({f"{name} {end}": n for name, ends in found.items() for end, n in ends.items()})
+
+    said = await again(seconds, once)
+    return Outcome(said, sorted(wrong))
+
+
+async def _open_many(target: Target, seconds: float) -> Outcome:
+    kinds, wrong = cycle(("Watch", "Listen")), set[str]()
+
+    async def once() -> Counter[str]:
+        kind = next(kinds)
+        met = await streams.open_many(target.address, target.client, kind, seconds=10.0)
+        if met[streams.OPEN] > MOST_STREAMS:
+            wrong.add(f"{met[streams.OPEN]} streams of {kind} are open, at most {MOST_STREAMS}")
+        return Counter({f"{kind} {end}": n for end, n in met.items()})
+
+    said = await again(seconds, once)
+    return Outcome(said, sorted(wrong))
+
+
+def _churning(kind: connections.Kind, where: Callable[[Target], str]) -> Attack:
+    """A new connection for each that the site ends."""
+
+    async def attack(target: Target, seconds: float) -> Outcome:
+        made = await connections.churn(where(target), seconds=seconds, at_once=_most_connections(), kind=kind)
+        return Outcome(Counter({"made": made}))
+
+    return attack
+
+
+async def _joiners(target: Target, seconds: float) -> Outcome:
+    held = await connections.hold(target.enrolment, count=_most_connections(), seconds=seconds)
+    return Outcome(Counter({"made": held.made, "open at the end": held.still_open}))
+
+
+def _most_connections() -> int:
+    return min(3000, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100)
+
+
+async def _grow(target: Target, seconds: float) -> Outcome:
+    """Each is added by an operator who does not look."""
+    outcome = Outcome()
+    directory = demo_model_with(target.scratch / "grows")
+    async with Client(target.address, target.operator) as admin:
+        for name, parts in tokenizer_growth.chains().items():
+            write_tokenizer(directory / TOKENIZER, **parts)
+            try:
+                await admin.add_model(directory, "grows")
+                outcome.wrong.append(f"a tokenizer that doubles 40 times was added: {name}")
+                await admin.delete_model("grows")
+            except EdgeShardError as error:
+                outcome.said[error.reason] += 1
+    return outcome
+
+
+async def _edit(target: Target, seconds: float) -> Outcome:
+    """Of a model that an operator added, in place, after it was added."""
+    directory, name, outcome = demo_model_with(target.scratch / "linked"), "linked", Outcome()
+    models = target.state / "models"
+    async with Client(target.address, target.operator) as admin:
+        digest = await admin.add_model(directory, name)
+        outcome.said["edited"] += linked_files.edit(directory / "chat_template.jinja", b"a tool", b"a joke")
+        text = (models / "manifests" / f"{digest}.json").read_text(encoding="utf-8")
+        blobs = BlobDirectory(models / "blobs")
+        for file in manifest_from_json(text, digest).files:
+            if not blobs.is_intact(file.sha256, file.size):
+                outcome.wrong.append(f"{file.name} is not what was added")
+        await admin.delete_model(name)
+    return outcome
+
+
+async def _guides(target: Target, seconds: float) -> Outcome:
+    return Outcome(await guides.ambiguous(target.address, target.client, target.model, seconds=seconds))
+
+
+ATTACKS: dict[str, Attack] = {
+    "tokenize.long_texts": _long_texts,
+    "tokenize.fitting_texts": _fitting_texts,
+    "tokenize.long_variables": _long_variables,
+    "bodies.unfinished": _unfinished,
+    "bodies.dripping": _dripping,
+    "http_connections.silent": _http_silent,
+    "http_connections.churning": _http_churning,
+    "smuggling.sent": _smuggling,
+    "audit.drown": _drown,
+    "revocation.linger": _linger,
+    "terminal.say": _steer,
+    "resumption.resume_ended": _resume_ended,
+    "streams.open_many": _open_many,
+    "connections.silent": _churning("silent", lambda target: target.address),
+    "connections.half": _churning("half", lambda target: target.address),
+    "connections.joiners": _joiners,
+    "connections.churning_joiners": _churning("silent", lambda target: target.enrolment),
+    "tokenizer_growth.chains": _grow,
+    "linked_files.edit": _edit,
+    "joining.hold_turns": _hold_turns,
+    "joining.guess": _guess,
+    "guides.ambiguous": _guides,
+}
+"""By the functions of `tests/attack/` that they call. Whoever guesses keeps its own address out for a minute, so what
+enrols comes before."""
+
+
+def main(name: str, seconds: float) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if most == resource.RLIM_INFINITY else min(MOST_DESCRIPTORS, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    target = Target.loaded(sys.stdin.readline())
+    sys.stdout.write(f"{READY}\n")
+    sys.stdout.flush()
+    outcome = asyncio.run(_told({BUSY: _busy, **ATTACKS}[name], target, seconds))
+    sys.stdout.write(outcome.dumped() + "\n")
+
+
+async def _told(attack: Attack, target: Target, seconds: float) -> Outcome:
+    """An attack that a site ends, and no promise of whose was broken, is an outcome."""
+    try:
+        async with asyncio.timeout(seconds + LATE_S):
+            return await attack(target, seconds)
+    except (OSError, grpc.aio.AioRpcError, EdgeShardError) as error:
+        return Outcome(Counter({f"ended by {type(error).__name__}: {error}"[:200]: 1}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,200 @@
+"""Attack a live site, and see what others meet meanwhile: `make attack`.
+
+    python -m tests.attack.run [--seconds 30] [--attack NAME]... [--share 0.5] [-o FILE]
+
+A site over mutual TLS runs on loopback: a coordinator with a listener for joiners and an HTTP gateway, and three agents
+with the demo model. Each attack runs for some seconds, before it for the same time a loop that does nothing: both in a
+process of a control group with a share of a core. Honest clients over the SDK and over HTTP, an operator and somebody
+who joins are timed. A line for each attack says what it misses of the limits (tests/attack/live/verdict.py), or PASS;
+exit code 1 where one misses any. --attack takes those whose names begin so; -o writes all figures in JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.cgroups import command_inside, part_of_a_core
+from edgeshard.client import Client
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.identity import JoinToken
+from tests.attack.live.attacks import ATTACKS, BUSY, READY, Outcome, Target
+from tests.attack.live.honest import measured
+from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
+from tests.attack.live.verdict import Figures, missed
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTS_S = 60.0
+ENDS_S = 30.0
+"""Behind its time, for an attacker to say what it was told."""
+RECOVERS_S = 60.0
+QUICK_S = 0.5
+TELLING_S = 0.2
+"""A pause of the measuring process that the row tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attack: what others met under it and beside the loop, what the attacker was `told`, and what it misses."""
+
+    attack: str
+    seconds: float
+    attacked: Figures
+    baseline: Figures
+    told: Mapping[str, int]
+    missed: Sequence[str]
+
+    def line(self) -> str:
+        texts = []
+        for name, gaps in self.attacked.clients.items():
+            before = self.baseline.clients[name]
+            texts.append(
+                f"{name} {1000 * gaps.median_s:.1f} ms (baseline {1000 * before.median_s:.1f}), "
+                f"longest {gaps.worst_s:.2f} s ({before.worst_s:.2f})"
+            )
+        texts.append("operator " + " and ".join(f"{took_s:.2f} s" for took_s in self.attacked.calls.values()))
+        joined_s = self.attacked.joined_s
+        texts.append("no joiner" if joined_s is None else f"joined in {joined_s:.2f} s")
+        texts.append(f"+{self.attacked.grown_bytes / 1e6:.0f} MB")
+        texts.append(f"log {self.attacked.log_bytes_per_minute / 1e6:.2f} MB/min")
+        pause_s = self.attacked.own_pause_s
+        texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
+        told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
+        first = f"{'MISS' if self.missed else 'PASS'}  {self.attack:28} {'; '.join(texts)}"
+        return "\n      ".join([first, f"told: {told or 'nothing'}", *self.missed])
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The attacks whose names begin so, all without a name. Raises ValueError for a name with which none begins."""
+    for name in names:
+        if not any(attack.startswith(name) for attack in ATTACKS):
+            raise ValueError(f"no attack's name begins with {name!r}: they are {', '.join(ATTACKS)}")
+    return [attack for attack in ATTACKS if not names or attack.startswith(tuple(names))]
+
+
+@asynccontextmanager
+async def attacker(name: str, seconds: float, target: Target, group: Path | None) -> AsyncIterator[list[str]]:
+    """A process at it, in the group if there is one; behind it the list has its outcome in JSON. Raises RuntimeError
+    where it does not begin, or not end in time."""
+    command = [sys.executable, "-m", "tests.attack.live.attacks", name, str(seconds)]
+    with (target.scratch / f"{name}.err").open("w+b") as errors:
+        process = await asyncio.create_subprocess_exec(
+            *(command if group is None else command_inside(group, command)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            cwd=ROOT,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        said: list[str] = []
+        try:
+            process.stdin.write(target.dumped().encode() + b"\n")
+            async with asyncio.timeout(STARTS_S):
+                ready = await process.stdout.readline()
+            if ready.decode().strip() == READY:
+                yield said
+                async with asyncio.timeout(ENDS_S):
+                    said.append((await process.stdout.read()).decode())
+                    await process.wait()
+        except TimeoutError:
+            raise RuntimeError(f"{name} did not begin or end in time") from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+            await process.wait()
+        if process.returncode != 0:
+            errors.seek(0)
+            why = f"the attacker ended with {process.returncode}: {errors.read()[-2000:].decode()}"
+            if not said:
+                raise RuntimeError(why)
+            said[:] = [Outcome(wrong=[why]).dumped()]
+
+
+async def attacked(site: LiveSite, name: str, seconds: float, group: Path | None, scratch: Path) -> Row:
+    """One attack, after its baseline."""
+    directory = scratch / f"{name}-{site.rounds}"
+    directory.mkdir(parents=True)
+    target, token = await site.next_round(directory)
+    baseline, _ = await _beside(site, BUSY, seconds, target, group, None)
+    figures, said = await _beside(site, name, seconds, target, group, token)
+    outcome = json.loads(said)
+    wrong = [*outcome["wrong"], *(f"{process} ended" for process in site.dead())]
+    return Row(name, seconds, figures, baseline, outcome["said"], missed(figures, baseline, wrong))
+
+
+async def _beside(
+    site: LiveSite, name: str, seconds: float, target: Target, group: Path | None, token: JoinToken | None
+) -> tuple[Figures, str]:
+    async with attacker(name, seconds, target, group) as said:
+        figures = await measured(site, seconds, token)
+    return figures, said[-1]
+
+
+async def recovered(site: LiveSite) -> None:
+    """Wait until a client is answered as quickly as before, for a minute at most: the next attack begins then."""
+    until = time.monotonic() + RECOVERS_S
+    async with Client(site.address, site.client) as client:
+        while time.monotonic() < until:
+            began = time.monotonic()
+            with suppress(EdgeShardError):
+                await client.complete(DEPLOYMENT, "Once", max_new_tokens=5, timeout_s=10.0)
+                if time.monotonic() - began < QUICK_S:
+                    return
+            await asyncio.sleep(0.2)
+
+
+async def run(names: Sequence[str], seconds: float, share: float, scratch: Path) -> list[Row]:
+    """A row for each attack. A site that lost a process is replaced by a new one."""
+    rows: list[Row] = []
+    sites, left = 0, list(names)
+    with part_of_a_core("attacker", share) as group:
+        if group is None:
+            say(f"no control group can be made here: attacks and loop have whole cores instead of {share:g} of one")
+        while left:
+            sites += 1
+            async with live_site(scratch / f"site-{sites}") as site:
+                began = site.coordinator_bytes()
+                while left and not site.dead():
+                    await recovered(site)
+                    rows.append(await attacked(site, left.pop(0), seconds, group, scratch))
+                    say(rows[-1].line())
+                say(f"the coordinator had {began / 1e6:.0f} MB, and has {site.coordinator_bytes() / 1e6:.0f} MB")
+    return rows
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for each attack, and for its baseline")
+    parser.add_argument("--attack", action="append", default=[], metavar="NAME", help="may be repeated")
+    parser.add_argument("--share", type=float, default=0.5, help="of a core, for the attacker")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    try:
+        names = chosen(options.attack)
+    except ValueError as error:
+        parser.error(str(error))
+    with tempfile.TemporaryDirectory(prefix="attack-") as scratch:
+        rows = asyncio.run(run(names, options.seconds, options.share, Path(scratch)))
+    if options.output is not None:
+        options.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    misses = sum(bool(row.missed) for row in rows)
+    say(f"{len(rows)} attacks of {options.seconds:g} s, {misses} with a limit missed")
+    return int(misses > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
