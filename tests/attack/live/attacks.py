@@ -54,6 +54,8 @@ from tests.support.tokenizers import write_tokenizer
 BUSY = "busy"
 """No attack but a loop, for the baseline."""
 READY = "ready"
+FOR_A_FIREWALL = frozenset({"connections.churning_joiners"})
+"""Connections that come faster than they end fill a port, whatever is behind it."""
 MOST_DESCRIPTORS = 8192
 LATE_S = 20.0
 """Behind its time an attack is given up that a site holds up."""
