@@ -19,7 +19,7 @@ from edgeshard.planning.shapes import built_in_model
 from tests.support.forms import in_form
 
 SAME = 1e-9
-SEEDS = range(in_form(20, 60))
+SEEDS = range(in_form(10, 60))
 
 
 @cache
