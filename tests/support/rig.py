@@ -266,6 +266,7 @@ class Ring:
 
     def _take_back(self) -> None:
         step = self.returned.popleft()
-        taken = self.rig.scheduler.on_result(step.number, self.results.pop(step.number), 0.0)
+        self.rig.now_s += self.dice.random() * 0.2
+        taken = self.rig.scheduler.on_result(step.number, self.results.pop(step.number), self.rig.now_s)
         self.rig.events += self.rig.scheduler.events(taken)
         self.pump()

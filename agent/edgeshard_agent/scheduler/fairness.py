@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Protocol, TypeVar
 
 from edgeshard_agent.scheduler.sequence import Sequence
@@ -73,8 +73,10 @@ class FairQueue:
         queue = self._queues.setdefault((sequence.priority, sequence.client), [])
         insort(queue, sequence, key=lambda other: other.arrival)
 
-    def first(self) -> Sequence | None:
-        return self._served_tokens.first(queue[0] for queue in self._queues.values())
+    def first(self, behind: Container[str] = ()) -> Sequence | None:
+        """Whose turn it is; that of a client in `behind` only where no other one waits."""
+        firsts = [queue[0] for queue in self._queues.values()]
+        return self._served_tokens.first([one for one in firsts if one.client not in behind] or firsts)
 
     def remove(self, sequence: Sequence) -> bool:
         """Take a request out; False when it is not waiting."""

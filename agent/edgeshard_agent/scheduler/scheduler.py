@@ -32,6 +32,9 @@ from edgeshard_agent.scheduler.spread import Spread
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
+GIVES_WAY_S = 0.15
+"""After so long a request whose guide holds it up gives its place to another client's, and comes back later."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadStep:
@@ -166,6 +169,9 @@ class Scheduler:
         """Decoding requests whose newest token is back, the longest ready first."""
         self._late: dict[int, int] = {}
         """Positions of tokens that the last stage still has to choose, by the number of their requests."""
+        self._late_since: dict[int, float] = {}
+        self._now_s = 0.0
+        """When the last result came."""
         self._asks = False
         self._frees: list[int] = []
         self._swapped = SwappedOut(swapping or Swapping(), chunking.step_tokens)
@@ -397,6 +403,7 @@ class Scheduler:
         if step != self._returned or step >= self._next_step:
             raise InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
+        self._now_s = now_s
         owed = self._flight.end()
         check_owed(step, owed, result, self._known, self._late)
         self._note_late(owed, result)
@@ -413,7 +420,9 @@ class Scheduler:
         came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
         for number in (*came, *owed.frees):
             self._late.pop(number, None)
-        self._late.update((number, owed.tokens[number]) for number in result.pending)
+            self._late_since.pop(number, None)
+        for number in result.pending:
+            self._late[number], self._late_since[number] = owed.tokens[number], self._now_s
 
     @property
     def must_ask(self) -> bool:
@@ -498,27 +507,51 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests in, in their turn, while there are places and the pool can promise what each needs."""
-        allocator, size = self._allocator, self._allocator.block_tokens
-        while len(self._running) < self._places and (sequence := self._waiting.first()) is not None:
-            if sequence.number in self._swapped:
-                if not self._swap_in(sequence):
+        while (sequence := self._waiting.first(self._held_up())) is not None:
+            while not self._let_in(sequence):
+                if not self._give_way(sequence):
                     return
+
+    def _held_up(self) -> set[str]:
+        """Clients whose own guides hold up requests that run: more places would be of no use to them."""
+        return {self._running[number].client for number in self._late if number in self._running}
+
+    def _give_way(self, sequence: Sequence) -> bool:
+        """Take the place of another client's request that its guide holds up, for one that waits; False where none is
+        held up for as long as that."""
+        for number, since_s in self._late_since.items():
+            held = self._running.get(number)
+            if held is None or held.client == sequence.client or held.priority > sequence.priority:
                 continue
-            known = len(sequence.tokens)
-            keys: list[bytes] = []
-            if self._limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
-                extend_keys(sequence, size, known - 1)
-                keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
-            shared = allocator.admit(sequence.number, known + 1 if self._limits.overcommit else sequence.longest, keys)
-            if shared is None:
-                return
-            self._waiting.remove(sequence)
-            number = sequence.number
-            self._running[number] = self._known[number] = self._prefilling[number] = sequence
-            self._admitted.append(sequence.request_id)
-            if shared.blocks:
-                sequence.shared, sequence.scheduled = shared, shared.filled
-                self._counts.prefix_hit_tokens += shared.filled
+            if self._now_s - since_s >= GIVES_WAY_S:
+                self._late_since[number] = self._now_s  # if its KV is kept, it may come back with this number
+                self._preempt(held)
+                return True
+        return False
+
+    def _let_in(self, sequence: Sequence) -> bool:
+        """Let a waiting request in; False while there is no place for it, or no memory."""
+        allocator, size = self._allocator, self._allocator.block_tokens
+        if len(self._running) >= self._places:
+            return False
+        if sequence.number in self._swapped:
+            return self._swap_in(sequence)
+        known = len(sequence.tokens)
+        keys: list[bytes] = []
+        if self._limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
+            extend_keys(sequence, size, known - 1)
+            keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
+        shared = allocator.admit(sequence.number, known + 1 if self._limits.overcommit else sequence.longest, keys)
+        if shared is None:
+            return False
+        self._waiting.remove(sequence)
+        number = sequence.number
+        self._running[number] = self._known[number] = self._prefilling[number] = sequence
+        self._admitted.append(sequence.request_id)
+        if shared.blocks:
+            sequence.shared, sequence.scheduled = shared, shared.filled
+            self._counts.prefix_hit_tokens += shared.filled
+        return True
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Let a request in whose KV is kept aside; False while the pool has no room."""

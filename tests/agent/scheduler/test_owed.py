@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.scheduler import draft
+from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.scheduler import HeadStep
+from edgeshard_agent.scheduler.scheduler import GIVES_WAY_S, HeadStep, Limits
 
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.generation import Sampling
+from edgeshard.domain.mode import Mode
 from edgeshard.domain.step import SampledToken, StepResult
 from tests.support.rig import Rig, expected
 
@@ -72,6 +74,30 @@ def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: 
         rig.cancel("one")
     with pytest.raises(InternalError, match="was not asked for"):
         rig.scheduler.on_result(following.number, StepResult((*came, replace(late, position=9))), 0.0)
+
+
+@pytest.mark.parametrize("overcommit", [False, True])
+def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(overcommit: bool) -> None:
+    """Not to its own client's, who waits behind others, and not at once; its tokens are the same in the end."""
+    rig = Rig(blocks=24, batching=Batching(Mode.NO_BUBBLES, 1, 2, 1), limits=Limits(48, 100, overcommit=overcommit))
+    late = True
+    rig.stages[0].is_late = lambda: late
+    for name in ("a0", "a1", "a2", "a3"):
+        rig.submit(name, [1, 2, 3, ord(name[1])], 4, client="a")
+    rig.take(rig.next_step())
+    rig.take(rig.next_step())
+    rig.submit("b0", [4, 5], 4, client="b")
+    late = False
+    rig.stages[0].is_late = lambda: bool(rig.stages[0].late)
+    rig.scheduler.newly_admitted()
+    rig.now_s = 0.9 * GIVES_WAY_S
+    for _ in range(2):
+        rig.scheduler.ask()
+        rig.take(rig.next_step())
+        assert rig.scheduler.newly_admitted() == []
+        rig.now_s += 0.2 * GIVES_WAY_S
+    rig.formed_step()
+    assert rig.scheduler.newly_admitted() == ["b0"]
 
 
 def test_where_nothing_else_runs_a_step_has_to_be_asked_for() -> None:
