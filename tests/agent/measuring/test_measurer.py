@@ -162,6 +162,7 @@ async def test_errors_of_the_process_keep_their_name(tiny_config: dict[str, Any]
     assert (refusal.value.reason, refusal.value.field) == ("NO_MEMORY_TO_MEASURE", "config")
 
 
+@pytest.mark.timing
 async def test_peers_are_probed_in_turn_and_one_that_is_away_is_left_out(node: Node, address: str) -> None:
     gone = Server("127.0.0.1:0", None)
     nowhere = await gone.start()
