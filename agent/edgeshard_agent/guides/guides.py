@@ -27,7 +27,7 @@ import structlog
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide
-from edgeshard_agent.guides.messages import ANSWER, Advance, Close, Message, Open, Setup, to_line
+from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, to_line
 from edgeshard_agent.guides.turns import RequestBudget, Turn, Turns
 
 log = structlog.get_logger()
@@ -229,7 +229,8 @@ class Guides:
             is_mask, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
-            self._used_s = time.monotonic() - began_s
+            # Nobody is left to say what it took. On a busy box that is far from what has passed.
+            self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
             self._drop()
             raise GuideError(TOO_MUCH) from None
         if not is_mask:

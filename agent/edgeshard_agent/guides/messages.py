@@ -9,6 +9,8 @@ from typing import Any
 
 from edgeshard.domain.generation import Guide, GuideKind
 
+OPEN_S, ADVANCE_S = 2.0, 1.0
+"""Processor time that the process may take for such a request: beyond it, it ends."""
 ANSWER = struct.Struct("<?dI")
 """Before an answer: whether it is a mask, seconds of processor time that it took, and its bytes. Otherwise it is the
 text of a refusal."""

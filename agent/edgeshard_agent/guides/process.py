@@ -24,10 +24,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind
 from edgeshard.storage.forms import TOKENIZER, check_small_file
-from edgeshard_agent.guides.messages import ANSWER, Advance, Close, Message, Open, Setup, from_line
+from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, from_line
 
-SETUP_S, OPEN_S, ADVANCE_S = 120.0, 2.0, 1.0
-"""Processor time for each kind of request."""
+SETUP_S = 120.0
+"""Processor time."""
 MEMORY_BYTES = 1 << 30
 """Of addresses, beside what the tokens take."""
 STACK_BYTES = 256 << 20
