@@ -79,13 +79,15 @@ class HeldRequest:
 @dataclass(frozen=True, slots=True)
 class HeadHello:
     """The first message of a head's stream: whose it is, what the head has, the longest here first, and whether it
-    answers beacons."""
+    answers beacons. It knows of no request that ended more than `head_for_s` seconds ago, with another head; an older
+    version does not say it."""
 
     node_id: NodeId
     deployment: DeploymentName
     epoch: Epoch
     held: tuple[HeldRequest, ...] = ()
     beacons: bool = False
+    head_for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

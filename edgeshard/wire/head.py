@@ -115,6 +115,7 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
                 epoch=message.epoch,
                 held=[_held_to_wire(item) for item in message.held],
                 beacons=message.beacons,
+                head_for_s=message.head_for_s,
             )
             return pb.AttachRequest(hello=hello)
         case HeadAccepted():
@@ -161,7 +162,8 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             hello = message.hello
             held = tuple(_held_from_wire(item) for item in hello.held)
             deployment, epoch = DeploymentName(hello.deployment), Epoch(hello.epoch)
-            return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons)
+            head_for_s = hello.head_for_s if hello.HasField("head_for_s") else None
+            return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons, head_for_s)
         case "accepted":
             accepted = message.accepted
             return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))

@@ -93,6 +93,7 @@ class Head:
         self._prompts = Tokenising(tokenizer, limits.max_context, long_texts)
         self._limits = limits
         self._now = now
+        self._since = now()
         self._journal = Journal()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
@@ -171,6 +172,11 @@ class Head:
     def held(self) -> tuple[HeldRequest, ...]:
         """Requests that a coordinator which attaches may not know, or may have lost outputs of."""
         return self._journal.held(self._now())
+
+    @property
+    def head_for_s(self) -> float:
+        """How long it has been the deployment's head, in seconds: it knows of no end before that."""
+        return self._now() - self._since
 
     def stream_lost(self) -> None:
         """The coordinator is away. Requests go on, and what they say is kept for it."""

@@ -186,7 +186,9 @@ class HeadStream:
         self._wake.set()
 
     async def _serve(self, call: Attach, head: Head) -> None:
-        hello = HeadHello(self._node_id, self._deployment, self._epoch, head.held(), beacons=True)
+        hello = HeadHello(
+            self._node_id, self._deployment, self._epoch, head.held(), beacons=True, head_for_s=head.head_for_s
+        )
         await call.write(head_message_to_wire(hello))
         await call.initial_metadata()  # the coordinator sends it once it has taken the hello
         self.attached.set()

@@ -38,8 +38,7 @@ class Admission:
             standing = Standing.AWAITING if former.standing is Standing.AWAITING else Standing.BELIEVED
             is_charged, is_back = former.is_charged, former.is_back
         elif request.resumed:
-            standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
-            is_back = standing is Standing.BELIEVED
+            standing, is_charged, is_back = self._known(request)
         elif self._resumptions.is_held(request.request_id):
             raise _taken("runs since before the coordinator's restart")
         self._check(request, record, standing, former)
@@ -48,9 +47,16 @@ class Admission:
 
     def decide(self, request: RunningRequest, record: DeploymentRecord) -> None:
         """The same for one that waited for its head's word, which is there. Raises where it must end."""
-        standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
+        standing, is_charged, is_back = self._known(request)
         self._check(request, record, standing, request)
-        request.standing, request.is_charged, request.is_back = standing, is_charged, standing is Standing.BELIEVED
+        request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
+
+    def _known(self, request: RunningRequest) -> tuple[Standing, bool, bool]:
+        """As what it comes in that had a start before, whether its prompt was counted, and whether its client was
+        believed by that. It was not where a head runs it: the coordinator lost it, not its client."""
+        standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
+        runs = self._resumptions.is_held(request.request_id)
+        return standing, is_charged, standing is Standing.BELIEVED and not runs
 
     def _check(
         self, request: RunningRequest, record: DeploymentRecord, standing: Standing, itself: RunningRequest | None

@@ -131,7 +131,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
                 field="epoch",
             )
-        return self._front.attach(deployment, epoch, node_id, record.head.node_name, hello.held)
+        node_name = record.head.node_name
+        return self._front.attach(deployment, epoch, node_id, node_name, hello.held, hello.head_for_s)
 
     async def _read(
         self, attachment: Attachment, watched: WatchedHead | None, messages: AsyncIterator[pb.AttachRequest]

@@ -117,12 +117,14 @@ class RequestFront:
         node_id: NodeId,
         node_name: NodeName,
         held: Sequence[HeldRequest] = (),
+        head_for_s: float | None = None,
     ) -> Attachment:
         """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
         deployment, in their old order, and forgets those of the requests it has (`held`) that ended here.
 
         What it has of an earlier run of the coordinator waits there for the client, who knows more of it. Requests of
-        clients that came back before it go on, or end with a typed error.
+        clients that came back before it go on, or end with a typed error. `head_for_s` is how long it has been the
+        deployment's head, as far as it says so.
         """
         older = self._attachments.get(deployment)
         if older is not None:
@@ -137,7 +139,7 @@ class RequestFront:
                 attachment.outgoing.put_nowait(ForgetRequest(item.request_id))
         former = [item for item in held if item.instance != instance]
         known = {id for id, request in self._requests.items() if request.standing is not Standing.AWAITING}
-        self._resumptions.reported(deployment, epoch, node_id, former, known)
+        self._resumptions.reported(deployment, epoch, node_id, former, known, head_for_s)
         record = self._state().deployments.get(deployment)
         for request in self._of(deployment):
             if request.standing is Standing.AWAITING and record is not None:

@@ -4,10 +4,12 @@ Of this run of the coordinator, it knows itself: the request runs, or ended late
 head knows it, and says when it attaches what it has and what is over; until then a request waits. A client is believed
 once, for the request that it had, and with no more of it than was sent.
 
-What the head does not name was never let in, unless a head was lost together with the coordinator. None was where the
-disk has the deployment as ready, with the very epoch and box of the head that attaches: a deployment is ready only
-once its head has been given all requests, each loss of a head is another epoch, and an epoch is on disk before any box
-prepares it. In every other case a request may have been another head's, and comes in where every limit lets it.
+What the head does not name was never let in, unless another head was lost together with the coordinator, or not long
+before. None was lost with it where the disk has the deployment as ready, with the very epoch and box of the head that
+attaches: a deployment is ready only once its head has been given all requests that run, each loss of a head is another
+epoch, and an epoch is on disk before any box prepares it. Of requests that had ended the former run alone knew where
+their head was lost before it, so the head also has to have been there for as long as a client may be back. In every
+other case a request may have been another head's, and comes in where every limit lets it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ COME_BACK_S = 180.0
 RESERVED_S = 15.0
 """So long the place is kept of a request that a head has of a former run: a client that lives tries twice a second, and
 dials at least every 2 s."""
+FIRST_EPOCH = 1
+"""The one epoch that no other head can have served before."""
 MOST_ENDED = 20_000
 """Requests that are remembered so; the oldest is forgotten first."""
 
@@ -43,7 +47,7 @@ class Standing(Enum):
     BELIEVED = auto()
     """It was let in before: neither its identity's debt nor a full deployment refuses it."""
     REPLAYED = auto()
-    """A head was lost that may have had it: it is as a new one, but for a full deployment, and the head takes it."""
+    """Another head may have had it: it is as a new one, but for a full deployment, and the head takes it."""
     AWAITING = auto()
     """Its deployment's head has not said yet what it has of a former run."""
 
@@ -86,7 +90,7 @@ class ResumptionBook:
     """What heads have of a former run, and since when that is known; without a digest from an older head."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
-    """Of each deployment whose head attached in this run."""
+    """Of each deployment whose head attached in this run: whether another had requests that it cannot know."""
 
     def __post_init__(self) -> None:
         self.began_at = self.now()
@@ -110,9 +114,12 @@ class ResumptionBook:
         node_id: NodeId,
         held: Iterable[HeldRequest],
         known: Collection[RequestId],
+        head_for_s: float | None = None,
     ) -> None:
-        """A head attaches, with what it has of former runs. `known` are the requests here that wait for no word."""
-        self._lost_heads.setdefault(deployment, self._served.get(deployment) != (epoch, node_id))
+        """A head attaches, with what it has of former runs. `known` are the requests here that wait for no word, and
+        `head_for_s` how many seconds it has been the head, None where it does not say."""
+        is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
+        self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
         if self._is_late:
             return
         for item in held:

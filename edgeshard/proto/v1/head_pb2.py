@@ -25,47 +25,47 @@ _sym_db = _symbol_database.Default()
 from edgeshard.proto.v1 import common_pb2 as edgeshard_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64geshard/proto/v1/head.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xf5\x03\n\rAttachRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HeadHelloH\x00\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.HeadAcceptedH\x00\x12.\n\x05token\x18\x03 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HeadTokenH\x00\x12\x34\n\x08\x66inished\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.HeadFinishedH\x00\x12\x30\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadFailedH\x00\x12\x30\n\x06tokens\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadTokensH\x00\x12\x41\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32&.edgeshard.proto.v1.HeadPromptLogprobsH\x00\x12\x34\n\x08\x61\x64mitted\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.HeadAdmittedH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\t \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadBeaconH\x00\x42\t\n\x07message\"\x7f\n\tHeadHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12-\n\x04held\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.HeldRequest\x12\x0f\n\x07\x62\x65\x61\x63ons\x18\x05 \x01(\x08\"\x81\x01\n\x0bHeldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0e\n\x06scored\x18\x06 \x01(\r\x12\x0c\n\x04over\x18\x07 \x01(\x08\"H\n\x0cHeadAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\"t\n\x12HeadPromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobs\"\xaa\x02\n\tHeadToken\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\r\x12\x0f\n\x07logprob\x18\x05 \x01(\x02\x12-\n\x03top\x18\x06 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x30\n\x07timings\x18\x08 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x37\n\rfinish_reason\x18\t \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x12\n\nfinal_text\x18\n \x01(\t\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"{\n\nHeadTokens\x12-\n\x06tokens\x18\x01 \x03(\x0b\x32\x1d.edgeshard.proto.v1.HeadToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"1\n\x0cHeadAdmitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"q\n\x0cHeadFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x30\n\x06reason\x18\x03 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\"]\n\nHeadFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\"\xea\x01\n\x0e\x41ttachResponse\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.StartRequestH\x00\x12\x33\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CancelRequestH\x00\x12\x33\n\x06\x66orget\x18\x03 \x01(\x0b\x32!.edgeshard.proto.v1.ForgetRequestH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadBeaconH\x00\x42\t\n\x07message\"\x1d\n\nHeadBeacon\x12\x0f\n\x07\x66ollows\x18\x01 \x01(\x08\"\xc1\x01\n\x0cStartRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x16\n\x0e\x65mitted_tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06scored\x18\x07 \x01(\r\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"#\n\rForgetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x98\x03\n\nGeneration\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\x12\x14\n\x0cstop_strings\x18\x06 \x03(\t\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x11H\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\t \x01(\x08H\x03\x88\x01\x01\x12(\n\x05guide\x18\n \x01(\x0b\x32\x19.edgeshard.proto.v1.Guide\x12\x1c\n\x0f\x63lip_new_tokens\x18\x0f \x01(\x08H\x04\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsB\x12\n\x10_clip_new_tokens*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x62\n\x0bHeadService\x12S\n\x06\x41ttach\x12!.edgeshard.proto.v1.AttachRequest\x1a\".edgeshard.proto.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64geshard/proto/v1/head.proto\x12\x12\x65\x64geshard.proto.v1\x1a\x1f\x65\x64geshard/proto/v1/common.proto\"\xf5\x03\n\rAttachRequest\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HeadHelloH\x00\x12\x34\n\x08\x61\x63\x63\x65pted\x18\x02 \x01(\x0b\x32 .edgeshard.proto.v1.HeadAcceptedH\x00\x12.\n\x05token\x18\x03 \x01(\x0b\x32\x1d.edgeshard.proto.v1.HeadTokenH\x00\x12\x34\n\x08\x66inished\x18\x04 \x01(\x0b\x32 .edgeshard.proto.v1.HeadFinishedH\x00\x12\x30\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadFailedH\x00\x12\x30\n\x06tokens\x18\x06 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadTokensH\x00\x12\x41\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32&.edgeshard.proto.v1.HeadPromptLogprobsH\x00\x12\x34\n\x08\x61\x64mitted\x18\x08 \x01(\x0b\x32 .edgeshard.proto.v1.HeadAdmittedH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\t \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadBeaconH\x00\x42\t\n\x07message\"\xa7\x01\n\tHeadHello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x12\n\ndeployment\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12-\n\x04held\x18\x04 \x03(\x0b\x32\x1f.edgeshard.proto.v1.HeldRequest\x12\x0f\n\x07\x62\x65\x61\x63ons\x18\x05 \x01(\x08\x12\x17\n\nhead_for_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_head_for_s\"\x81\x01\n\x0bHeldRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12\x0e\n\x06scored\x18\x06 \x01(\r\x12\x0c\n\x04over\x18\x07 \x01(\x08\"H\n\x0cHeadAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x03 \x03(\r\"t\n\x12HeadPromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12;\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\".edgeshard.proto.v1.PromptLogprobs\"\xaa\x02\n\tHeadToken\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\x12\r\n\x05token\x18\x04 \x01(\r\x12\x0f\n\x07logprob\x18\x05 \x01(\x02\x12-\n\x03top\x18\x06 \x03(\x0b\x32 .edgeshard.proto.v1.TokenLogprob\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x30\n\x07timings\x18\x08 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x37\n\rfinish_reason\x18\t \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x12\n\nfinal_text\x18\n \x01(\t\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"{\n\nHeadTokens\x12-\n\x06tokens\x18\x01 \x03(\x0b\x32\x1d.edgeshard.proto.v1.HeadToken\x12\x30\n\x07timings\x18\x02 \x03(\x0b\x32\x1f.edgeshard.proto.v1.StageTiming\x12\x0c\n\x04\x61t_s\x18\x0f \x01(\x01\"1\n\x0cHeadAdmitted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"q\n\x0cHeadFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x30\n\x06reason\x18\x03 \x01(\x0e\x32 .edgeshard.proto.v1.FinishReason\x12\x0c\n\x04text\x18\x04 \x01(\t\"]\n\nHeadFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.edgeshard.proto.v1.Failure\"\xea\x01\n\x0e\x41ttachResponse\x12\x31\n\x05start\x18\x01 \x01(\x0b\x32 .edgeshard.proto.v1.StartRequestH\x00\x12\x33\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32!.edgeshard.proto.v1.CancelRequestH\x00\x12\x33\n\x06\x66orget\x18\x03 \x01(\x0b\x32!.edgeshard.proto.v1.ForgetRequestH\x00\x12\x30\n\x06\x62\x65\x61\x63on\x18\x04 \x01(\x0b\x32\x1e.edgeshard.proto.v1.HeadBeaconH\x00\x42\t\n\x07message\"\x1d\n\nHeadBeacon\x12\x0f\n\x07\x66ollows\x18\x01 \x01(\x08\"\xc1\x01\n\x0cStartRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x32\n\ngeneration\x18\x02 \x01(\x0b\x32\x1e.edgeshard.proto.v1.Generation\x12\x16\n\x0e\x65mitted_tokens\x18\x03 \x03(\r\x12\x0e\n\x06\x63lient\x18\x04 \x01(\t\x12\x0f\n\x07resumed\x18\x05 \x01(\x08\x12\x10\n\x08instance\x18\x06 \x01(\t\x12\x0e\n\x06scored\x18\x07 \x01(\r\x12\x0e\n\x06\x64igest\x18\x08 \x01(\x0c\"#\n\rForgetRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x98\x03\n\nGeneration\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x03(\r\x12.\n\x08sampling\x18\x03 \x01(\x0b\x32\x1c.edgeshard.proto.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bstop_tokens\x18\x05 \x03(\r\x12\x14\n\x0cstop_strings\x18\x06 \x03(\t\x12\x17\n\nignore_eos\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x11H\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\t \x01(\x08H\x03\x88\x01\x01\x12(\n\x05guide\x18\n \x01(\x0b\x32\x19.edgeshard.proto.v1.Guide\x12\x1c\n\x0f\x63lip_new_tokens\x18\x0f \x01(\x08H\x04\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\r\n\x0b_ignore_eosB\x0b\n\t_priorityB\x12\n\x10_prompt_logprobsB\x12\n\x10_clip_new_tokens*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\x62\n\x0bHeadService\x12S\n\x06\x41ttach\x12!.edgeshard.proto.v1.AttachRequest\x1a\".edgeshard.proto.v1.AttachResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgeshard.proto.v1.head_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2679
-  _globals['_FINISHREASON']._serialized_end=2803
+  _globals['_FINISHREASON']._serialized_start=2720
+  _globals['_FINISHREASON']._serialized_end=2844
   _globals['_ATTACHREQUEST']._serialized_start=87
   _globals['_ATTACHREQUEST']._serialized_end=588
-  _globals['_HEADHELLO']._serialized_start=590
-  _globals['_HEADHELLO']._serialized_end=717
-  _globals['_HELDREQUEST']._serialized_start=720
-  _globals['_HELDREQUEST']._serialized_end=849
-  _globals['_HEADACCEPTED']._serialized_start=851
-  _globals['_HEADACCEPTED']._serialized_end=923
-  _globals['_HEADPROMPTLOGPROBS']._serialized_start=925
-  _globals['_HEADPROMPTLOGPROBS']._serialized_end=1041
-  _globals['_HEADTOKEN']._serialized_start=1044
-  _globals['_HEADTOKEN']._serialized_end=1342
-  _globals['_HEADTOKENS']._serialized_start=1344
-  _globals['_HEADTOKENS']._serialized_end=1467
-  _globals['_HEADADMITTED']._serialized_start=1469
-  _globals['_HEADADMITTED']._serialized_end=1518
-  _globals['_HEADFINISHED']._serialized_start=1520
-  _globals['_HEADFINISHED']._serialized_end=1633
-  _globals['_HEADFAILED']._serialized_start=1635
-  _globals['_HEADFAILED']._serialized_end=1728
-  _globals['_ATTACHRESPONSE']._serialized_start=1731
-  _globals['_ATTACHRESPONSE']._serialized_end=1965
-  _globals['_HEADBEACON']._serialized_start=1967
-  _globals['_HEADBEACON']._serialized_end=1996
-  _globals['_STARTREQUEST']._serialized_start=1999
-  _globals['_STARTREQUEST']._serialized_end=2192
-  _globals['_FORGETREQUEST']._serialized_start=2194
-  _globals['_FORGETREQUEST']._serialized_end=2229
-  _globals['_CANCELREQUEST']._serialized_start=2231
-  _globals['_CANCELREQUEST']._serialized_end=2266
-  _globals['_GENERATION']._serialized_start=2269
-  _globals['_GENERATION']._serialized_end=2677
-  _globals['_HEADSERVICE']._serialized_start=2805
-  _globals['_HEADSERVICE']._serialized_end=2903
+  _globals['_HEADHELLO']._serialized_start=591
+  _globals['_HEADHELLO']._serialized_end=758
+  _globals['_HELDREQUEST']._serialized_start=761
+  _globals['_HELDREQUEST']._serialized_end=890
+  _globals['_HEADACCEPTED']._serialized_start=892
+  _globals['_HEADACCEPTED']._serialized_end=964
+  _globals['_HEADPROMPTLOGPROBS']._serialized_start=966
+  _globals['_HEADPROMPTLOGPROBS']._serialized_end=1082
+  _globals['_HEADTOKEN']._serialized_start=1085
+  _globals['_HEADTOKEN']._serialized_end=1383
+  _globals['_HEADTOKENS']._serialized_start=1385
+  _globals['_HEADTOKENS']._serialized_end=1508
+  _globals['_HEADADMITTED']._serialized_start=1510
+  _globals['_HEADADMITTED']._serialized_end=1559
+  _globals['_HEADFINISHED']._serialized_start=1561
+  _globals['_HEADFINISHED']._serialized_end=1674
+  _globals['_HEADFAILED']._serialized_start=1676
+  _globals['_HEADFAILED']._serialized_end=1769
+  _globals['_ATTACHRESPONSE']._serialized_start=1772
+  _globals['_ATTACHRESPONSE']._serialized_end=2006
+  _globals['_HEADBEACON']._serialized_start=2008
+  _globals['_HEADBEACON']._serialized_end=2037
+  _globals['_STARTREQUEST']._serialized_start=2040
+  _globals['_STARTREQUEST']._serialized_end=2233
+  _globals['_FORGETREQUEST']._serialized_start=2235
+  _globals['_FORGETREQUEST']._serialized_end=2270
+  _globals['_CANCELREQUEST']._serialized_start=2272
+  _globals['_CANCELREQUEST']._serialized_end=2307
+  _globals['_GENERATION']._serialized_start=2310
+  _globals['_GENERATION']._serialized_end=2718
+  _globals['_HEADSERVICE']._serialized_start=2846
+  _globals['_HEADSERVICE']._serialized_end=2944
 # @@protoc_insertion_point(module_scope)

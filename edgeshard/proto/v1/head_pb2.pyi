@@ -42,18 +42,20 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[HeadHello, _Mapping]] = ..., accepted: _Optional[_Union[HeadAccepted, _Mapping]] = ..., token: _Optional[_Union[HeadToken, _Mapping]] = ..., finished: _Optional[_Union[HeadFinished, _Mapping]] = ..., failed: _Optional[_Union[HeadFailed, _Mapping]] = ..., tokens: _Optional[_Union[HeadTokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[HeadPromptLogprobs, _Mapping]] = ..., admitted: _Optional[_Union[HeadAdmitted, _Mapping]] = ..., beacon: _Optional[_Union[HeadBeacon, _Mapping]] = ...) -> None: ...
 
 class HeadHello(_message.Message):
-    __slots__ = ("node_id", "deployment", "epoch", "held", "beacons")
+    __slots__ = ("node_id", "deployment", "epoch", "held", "beacons", "head_for_s")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     BEACONS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FOR_S_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     deployment: str
     epoch: int
     held: _containers.RepeatedCompositeFieldContainer[HeldRequest]
     beacons: bool
-    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., beacons: _Optional[bool] = ...) -> None: ...
+    head_for_s: float
+    def __init__(self, node_id: _Optional[str] = ..., deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldRequest, _Mapping]]] = ..., beacons: _Optional[bool] = ..., head_for_s: _Optional[float] = ...) -> None: ...
 
 class HeldRequest(_message.Message):
     __slots__ = ("request_id", "instance", "client", "digest", "tokens", "scored", "over")

@@ -139,6 +139,14 @@ async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the
     assert [step.tokens for step in rig.steps] == [(1, 2)]
 
 
+async def test_it_says_how_long_it_has_been_the_head_over_all_its_epochs() -> None:
+    rig = Rig()
+    rig.now = 5.0
+    rig.next_epoch()
+    rig.now = 7.0
+    assert rig.head.head_for_s == 7.0
+
+
 async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     rig = Rig()
     rig.tokenizer.go.set()

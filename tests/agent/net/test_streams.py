@@ -52,6 +52,8 @@ BOX = NodeName("a")
 class Quiet:
     """A head that has nothing to do."""
 
+    head_for_s = 7.5
+
     def held(self) -> tuple[HeldRequest, ...]:
         return ()
 
@@ -153,6 +155,7 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
         stream.emit(TokenOut(RequestId("r1"), Token(2, 3, "x")))
         kinds = [(await front.messages.get()) for _ in range(4)]
     assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
+    assert kinds[0].hello.head_for_s == Quiet.head_for_s
     assert [token.request_id for token in kinds[1].tokens.tokens] == ["r0", "r1", "r2"]
     await stream.stop()
 

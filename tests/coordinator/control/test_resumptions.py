@@ -79,9 +79,10 @@ class Site:
         epoch: int = 3,
         node: tuple[NodeId, NodeName] = A,
         name: DeploymentName = NAME,
+        head_for_s: float | None = None,
     ) -> Attachment:
         self.records = {**self.records, name: replace(self.records[name], epoch=Epoch(epoch))}
-        self.heads[name] = self.front.attach(name, Epoch(epoch), *node, tuple(held))
+        self.heads[name] = self.front.attach(name, Epoch(epoch), *node, tuple(held), head_for_s)
         return self.heads[name]
 
     def start(self, id: str, client: str = "client/app", generation: Generation = ONCE, **more: Any) -> RunningRequest:
@@ -351,6 +352,47 @@ def test_requests_go_on_where_the_head_was_lost_with_the_coordinator(lost: str) 
     assert late.attachment is head
     site.back("and-after", client="client/later")
     assert site.refused("too-late", client="client/latest").reason == "OVERLOADED"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_went_on_with_what_its_head_runs_was_not_believed_by_that(waits: bool) -> None:
+    """The coordinator lost it, not its client, which finds room in a full deployment when its stream breaks later."""
+    site = Site(restarted=True)
+    mine = site.back("mine", 7) if waits else None
+    site.attach([held("mine", tokens=1)])
+    mine = mine or site.back("mine", 7)
+
+    def call_breaks() -> None:
+        site.front.detach(site.heads[NAME])
+        site.front.abandon(mine)  # a request without a head ends with its call
+        site.attach()
+
+    call_breaks()
+    for number in range(LIMIT):
+        site.start(f"new{number}", f"client/new{number}")
+    mine = site.back("mine", 7)
+    call_breaks()
+    assert site.refused("mine", 7).reason == "OVERLOADED", "its client is believed once"
+
+
+@pytest.mark.parametrize("for_s", [0.0, COME_BACK_S - 1])
+def test_what_ended_at_a_head_that_was_lost_before_the_coordinator_goes_on(for_s: float) -> None:
+    """Nobody else knew of its end, which its client may not have had. It comes in as a new one does."""
+    site = Site(restarted=True, client_app=Quota(requests=1))
+    before = site.back("mine", 7)
+    head = site.attach([held("other", "client/other")], head_for_s=for_s)
+    assert end_of(before) is None and before.attachment is head
+    assert site.refused("mine-too").field == "requests"
+    assert site.refused("other", client="client/thief").reason == "NOT_RESUMABLE", "what the head has is its client's"
+
+
+@pytest.mark.parametrize(("epoch", "for_s"), [(3, COME_BACK_S), (1, 0.0), (3, None)])
+def test_a_head_that_no_other_was_before_in_time_knows_all_requests(epoch: int, for_s: float | None) -> None:
+    """It is the first, or no client is still to come that another had; an older version does not say since when."""
+    site = Site(restarted=True)
+    site.front.restore([replace(RECORD, epoch=Epoch(epoch), was_ready=True)])
+    site.attach(epoch=epoch, head_for_s=for_s)
+    assert site.refused("never").reason == "NOT_RESUMABLE"
 
 
 def test_a_head_of_an_older_version_says_only_what_it_has() -> None:
