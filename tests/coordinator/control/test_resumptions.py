@@ -358,9 +358,9 @@ def test_requests_go_on_where_the_head_was_lost_with_the_coordinator(lost: str) 
 def test_who_went_on_with_what_its_head_runs_was_not_believed_by_that(waits: bool) -> None:
     """The coordinator lost it, not its client, which finds room in a full deployment when its stream breaks later."""
     site = Site(restarted=True)
-    mine = site.back("mine", 7) if waits else None
+    earlier = site.back("mine", 7) if waits else None
     site.attach([held("mine", tokens=1)])
-    mine = mine or site.back("mine", 7)
+    mine = earlier or site.back("mine", 7)
 
     def call_breaks() -> None:
         site.front.detach(site.heads[NAME])
