@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeshard_agent.scheduler.fairness import ServedTokens
+from edgeshard.domain.fair_shares import ServedTokens
 
 GRACE_S, TOKEN_S = 2.0, 0.02
 """Processor time of one request: at the beginning, and more with each token of its answer."""
