@@ -314,7 +314,7 @@ class Head:
             self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
         for request_id in self._scheduler.newly_admitted():
             self._say(RequestAdmitted(request_id))
-        if self._asking is None and self._scheduler.must_ask:
+        if self._asking is None and self._is_open and self._failure is None and self._scheduler.must_ask:
             self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
 
     def _ask(self) -> None:

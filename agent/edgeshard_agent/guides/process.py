@@ -11,16 +11,15 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from edgeshard.chat.serving import limited_time
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide, GuideKind
 from edgeshard.storage.forms import TOKENIZER, check_small_file
@@ -59,15 +58,15 @@ class Matchers:
         """The mask that a message asks for, a bit for each token; None where it asks for none. Raises RefusedError."""
         match message:
             case Setup():
-                with _limit(SETUP_S):
+                with limited_time(SETUP_S):
                     self._set_up(message)
                 _limit_memory()
                 return None
             case Open():
-                with _limit(OPEN_S):
+                with limited_time(OPEN_S):
                     return self._open(message)
             case Advance():
-                with _limit(ADVANCE_S):
+                with limited_time(ADVANCE_S):
                     matcher = self._matchers[message.request]
                     matcher.consume_token(message.token)
                     return _mask(matcher)
@@ -129,16 +128,6 @@ def _grammar(guide: Guide) -> str:
             return LLMatcher.grammar_from_regex(guide.text)
         case GuideKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(guide.text)
-
-
-@contextlib.contextmanager
-def _limit(cpu_s: float) -> Iterator[None]:
-    """End this process when what is inside takes more processor time."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit_memory() -> None:

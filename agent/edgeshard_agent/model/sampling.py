@@ -100,8 +100,8 @@ class Sampler:
         Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
         """
-        if not self._guided:
-            return Drawn(() if logits is None else self._choose(logits, wanted))
+        if logits is not None and not self._late and not any(request in self._guided for request, _ in wanted):
+            return Drawn(self._choose(logits, wanted))
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
@@ -111,9 +111,9 @@ class Sampler:
         failures = tuple(self._take_banned(rows, places))
         if not rows:
             return Drawn((), failures, pending)
-        # As it came where no row has left or come: a copy takes as long as a choice.
-        is_whole = logits is not None and len(rows) == len(logits) and places == list(wanted)
-        tokens = self._choose(logits if is_whole and logits is not None else torch.stack(rows), places)
+        # As they came where no row has left or come: a copy takes as long as a choice.
+        chosen_from = logits if logits is not None and places == list(wanted) else torch.stack(rows)
+        tokens = self._choose(chosen_from, places)
         for token in tokens:
             guided = self._guided.get(token.request)
             if guided is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.mode import Mode
@@ -18,7 +17,6 @@ from edgeshard.domain.step import STEP_TOKENS, Span, StepResult, Targets
 from edgeshard.domain.step_cost import Piece
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
-EMPTY: Mapping[int, int] = MappingProxyType({})
 MAX_MICRO_BATCH = STEP_TOKENS // 2
 """Decodes leave half of a step to prompts."""
 
@@ -139,9 +137,7 @@ class Flight:
         return self._owed.popleft()
 
 
-def check_owed(
-    step: int, owed: Owed, result: StepResult, running: Container[int], late: Mapping[int, int] = EMPTY
-) -> None:
+def check_owed(step: int, owed: Owed, result: StepResult, running: Container[int], late: Mapping[int, int]) -> None:
     """Raise InternalError unless a result has what its step was formed for.
 
     Nothing may be missing but of a request that runs no more, or begins again: it would be waited for forever. Where a

@@ -140,6 +140,14 @@ class _Counts:
     swaps: int = 0
 
 
+@dataclass(slots=True)
+class _Late:
+    """A token that is late, and since when."""
+
+    position: int
+    since_s: float
+
+
 class Scheduler:
     """Steps over one paged KV pool. `eos_tokens` end a request unless it ignores them."""
 
@@ -168,9 +176,8 @@ class Scheduler:
         """Those that run, or whose KV is kept aside, by the number that the stages know."""
         self._ready: dict[int, Sequence] = {}
         """Decoding requests whose newest token is back, the longest ready first."""
-        self._late: dict[int, int] = {}
-        """Positions of tokens that the last stage still has to choose, by the number of their requests."""
-        self._late_since: dict[int, float] = {}
+        self._late: dict[int, _Late] = {}
+        """Tokens that the last stage still has to choose, by the number of their requests."""
         self._now_s = 0.0
         """When the last result came."""
         self._asks = False
@@ -406,7 +413,7 @@ class Scheduler:
         self._returned += 1
         self._now_s = now_s
         owed = self._flight.end()
-        check_owed(step, owed, result, self._known, self._late)
+        check_owed(step, owed, result, self._known, {number: late.position for number, late in self._late.items()})
         self._note_late(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
         self._spread.returned(result.timings, now_s)
@@ -421,9 +428,7 @@ class Scheduler:
         came = [token.request for token in result.tokens] + [failed.request for failed in result.guide_failures]
         for number in (*came, *owed.frees):
             self._late.pop(number, None)
-            self._late_since.pop(number, None)
-        for number in result.pending:
-            self._late[number], self._late_since[number] = owed.tokens[number], self._now_s
+        self._late.update((number, _Late(owed.tokens[number], self._now_s)) for number in result.pending)
 
     @property
     def must_ask(self) -> bool:
@@ -520,12 +525,12 @@ class Scheduler:
     def _give_way(self, sequence: Sequence) -> bool:
         """Take the place of another client's request that its guide holds up, for one that waits; False where none is
         held up for as long as that."""
-        for number, since_s in self._late_since.items():
+        for number, late in self._late.items():
             held = self._running.get(number)
             if held is None or held.client == sequence.client or held.priority > sequence.priority:
                 continue
-            if self._now_s - since_s >= GIVES_WAY_S:
-                self._late_since[number] = self._now_s  # if its KV is kept, it may come back with this number
+            if self._now_s - late.since_s >= GIVES_WAY_S:
+                late.since_s = self._now_s  # if its KV is kept, it may come back with this number
                 self._preempt(held)
                 return True
         return False

@@ -147,6 +147,22 @@ async def test_it_says_how_long_it_has_been_the_head_over_all_its_epochs() -> No
     assert rig.head.head_for_s == 7.0
 
 
+async def test_a_late_token_is_asked_for_where_nothing_runs_and_not_while_the_head_is_paused() -> None:
+    rig = Rig()
+    rig.tokenizer.go.set()
+    await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
+    rig.head.on_return(ReturnedStep(0, StepResult(pending=(0,))))
+    assert len(rig.steps) == 1
+    await asyncio.sleep(0.1)
+    asking = rig.steps[-1]
+    assert len(rig.steps) == 2 and not asking.plan.spans, "one at a time"
+    rig.head.pause()
+    rig.head.on_return(ReturnedStep(1, StepResult()))
+    await asyncio.sleep(0.1)
+    assert len(rig.steps) == 2 and rig.head._asking is None
+    await rig.head.close()
+
+
 async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     rig = Rig()
     rig.tokenizer.go.set()

@@ -80,15 +80,15 @@ def test_a_pending_token_comes_with_a_later_step_at_its_own_position_once(ends: 
 def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(overcommit: bool) -> None:
     """Not to its own client's, who waits behind others, and not at once; its tokens are the same in the end."""
     rig = Rig(blocks=24, batching=Batching(Mode.NO_BUBBLES, 1, 2, 1), limits=Limits(48, 100, overcommit=overcommit))
-    late = True
-    rig.stages[0].is_late = lambda: late
-    for name in ("a0", "a1", "a2", "a3"):
-        rig.submit(name, [1, 2, 3, ord(name[1])], 4, client="a")
+    stage = rig.stages[0]
+    stage.is_late = lambda: True
+    prompts = {name: [1, 2, 3, ord(name[1])] for name in ("a0", "a1", "a2", "a3")}
+    for name, prompt in prompts.items():
+        rig.submit(name, prompt, 4, client="a")
     rig.take(rig.next_step())
     rig.take(rig.next_step())
     rig.submit("b0", [4, 5], 4, client="b")
-    late = False
-    rig.stages[0].is_late = lambda: bool(rig.stages[0].late)
+    stage.is_late = lambda: bool(stage.late)
     rig.scheduler.newly_admitted()
     rig.now_s = 0.9 * GIVES_WAY_S
     for _ in range(2):
@@ -96,8 +96,14 @@ def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(ov
         rig.take(rig.next_step())
         assert rig.scheduler.newly_admitted() == []
         rig.now_s += 0.2 * GIVES_WAY_S
-    rig.formed_step()
+    step = rig.formed_step()
     assert rig.scheduler.newly_admitted() == ["b0"]
+    stage.is_late = lambda: False
+    rig.take(step)
+    rig.run_all()
+    for name, prompt in {**prompts, "b0": [4, 5]}.items():
+        assert rig.tokens(name) == expected(prompt, 4)
+    rig.check_empty()
 
 
 def test_where_nothing_else_runs_a_step_has_to_be_asked_for() -> None:
