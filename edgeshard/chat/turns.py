@@ -8,6 +8,7 @@ one that has had least. So whoever asks little waits for one answer of another's
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -60,9 +61,17 @@ class Turns(Generic[ItemT]):
         line.size += size
         return gone
 
-    def take(self) -> tuple[str, ItemT] | None:
-        """The next item and whose it is; `charge` ends its turn."""
-        lines = [(line.served, place, who) for place, (who, line) in enumerate(self._lines.items()) if line.waiting]
+    def waiting(self) -> list[str]:
+        """The identities that have something waiting."""
+        return [who for who, line in self._lines.items() if line.waiting]
+
+    def take(self, may: Callable[[str], bool] = lambda identity: True) -> tuple[str, ItemT] | None:
+        """The next item of an identity that `may` have its turn, and whose it is; `charge` ends its turn."""
+        lines = [
+            (line.served, place, who)
+            for place, (who, line) in enumerate(self._lines.items())
+            if line.waiting and may(who)
+        ]
         if not lines:
             return None
         _, _, identity = min(lines)

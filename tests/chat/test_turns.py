@@ -44,6 +44,15 @@ def test_shares_are_equal_in_cost_and_not_in_number() -> None:
         assert max(had.values()) - min(had.values()) <= max(costs.values())
 
 
+def test_one_that_may_not_have_its_turn_is_passed_over() -> None:
+    asked = turns()
+    for who in ("a", "b"):
+        asked.put(who, 1, who)
+    assert asked.take(lambda who: who != "a") == ("b", "b")
+    assert asked.take(lambda who: who != "a") is None and asked.waiting() == ["a"]
+    assert asked.take() == ("a", "a") and asked.waiting() == []
+
+
 def test_whoever_has_the_most_gives_way() -> None:
     asked = turns(most=4)
     for item in ("flood 0", "flood 1", "flood 2"):

@@ -20,9 +20,9 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from edgeshard.domain.fair_shares import ServedTokens
 from edgeshard.domain.generation import Generation, check_prompt_size, text_bytes
 from edgeshard.domain.head import StartRequest
+from edgeshard_agent.scheduler.fairness import ServedTokens
 
 AT_ONCE = 2
 LONG_BYTES = 256 << 10

@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from edgeshard.chat.turns import Turns
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.generation import Guide
+from edgeshard_agent.guides.budgets import RequestBudget, Shares
 from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, to_line
-from edgeshard_agent.guides.turns import RequestBudget, Turn, Turns
 
 log = structlog.get_logger()
 
@@ -53,11 +54,12 @@ class _EndedError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Making(Turn):
+class _Making:
     """A mask, or a check, that waits for its turn or is made."""
 
-    make: Callable[[], Banned | None] = field(kw_only=True)
-    made: Future[Any] = field(default_factory=Future, kw_only=True)
+    party: str
+    make: Callable[[], Banned | None]
+    made: Future[Any] = field(default_factory=Future)
 
 
 class Guided:
@@ -108,12 +110,13 @@ class Guided:
 class Guides:
     """All guides of one stage or head, with a thread and a process that begin with the first of them.
 
-    What a guide takes of the processor is its request's and its party's affair (`turns`).
+    What a guide takes of the processor is its request's and its party's affair (`budgets`); parties take turns.
     """
 
     def __init__(self, setup: Setup = Setup()) -> None:  # noqa: B008 - frozen
         self._setup = setup
-        self._turns = Turns()
+        self._turns: Turns[_Making] = Turns(sys.maxsize, sys.maxsize)
+        self._shares = Shares()
         self._ended: deque[int] = deque()
         """Requests whose matchers nobody wants any more."""
         self._changed = threading.Condition()
@@ -132,7 +135,7 @@ class Guides:
 
     def check(self, guide: Guide, party: str = "") -> Future[None]:
         """Done when the library has taken the guide; it raises InvalidArgumentError naming `guide` otherwise."""
-        return self._put(_Making(party, make=partial(self._check, guide))).made
+        return self._put(_Making(party, partial(self._check, guide))).made
 
     def close(self) -> None:
         """End it, from any thread; a mask that is being made is not waited for."""
@@ -146,11 +149,11 @@ class Guides:
         return token in self._setup.eos_tokens
 
     def begin(self, guided: Guided) -> _Making:
-        return self._put(_Making(guided.party, make=partial(self._banned, guided)))
+        return self._put(_Making(guided.party, partial(self._banned, guided)))
 
     def end(self, guided: Guided, making: _Making) -> None:
         with self._changed:
-            self._turns.drop(making)
+            self._turns.remove(making.party, making)
             self._ended.append(guided.number)
             self._changed.notify()
 
@@ -159,7 +162,7 @@ class Guides:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="guides", daemon=True)
                 self._thread.start()
-            self._turns.put(making)
+            self._turns.put(making.party, 0, making)
             self._changed.notify()
         return making
 
@@ -175,7 +178,9 @@ class Guides:
                     making.made.set_exception(error)
             with self._changed:
                 now_s = time.monotonic()
-                self._turns.ended(making, min(self._used_s, now_s - began_s), now_s)
+                used_s = min(self._used_s, now_s - began_s)
+                self._turns.charge(making.party, used_s)
+                self._shares.charge(making.party, used_s, now_s)
         self._drop()
 
     def _next(self) -> _Making | None:
@@ -185,13 +190,14 @@ class Guides:
                 if self._closed:
                     return None
                 ended, self._ended = self._ended, deque()
-                turn = None if ended else self._turns.next(time.monotonic())
-                if not ended and turn is None:
-                    self._changed.wait(self._turns.wait_s(time.monotonic()))
+                if not ended:
+                    now_s = time.monotonic()
+                    if taken := self._turns.take(lambda party: not self._shares.wait_s(party, now_s)):  # noqa: B023
+                        return taken[1]
+                    waits = [self._shares.wait_s(party, now_s) for party in self._turns.waiting()]
+                    self._changed.wait(min(waits, default=None))
             for number in ended:
                 self._forget(number)
-            if isinstance(turn, _Making):
-                return turn
 
     def _check(self, guide: Guide) -> None:
         if guide in self._accepted:

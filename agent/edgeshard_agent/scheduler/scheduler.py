@@ -17,7 +17,6 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from edgeshard.domain.fair_shares import ServedTokens
 from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.step import KvGrant, SampledToken, StepPlan, StepResult
@@ -25,7 +24,7 @@ from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owe
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
-from edgeshard_agent.scheduler.fairness import FairQueue
+from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence

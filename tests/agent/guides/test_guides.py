@@ -16,9 +16,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from edgeshard_agent.guides.budgets import GRACE_S
 from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
 from edgeshard_agent.guides.messages import Setup
-from edgeshard_agent.guides.turns import GRACE_S
 from edgeshard_agent.model.sampling import Drawn, Sampler
 from tokenizers import Tokenizer
 
