@@ -162,6 +162,9 @@ def _tail(nodes: Floats, values: Floats) -> float:
 
 OUTLIER_DEVIATIONS = 4.0
 """A sample that is this many typical deviations off the line is an outlier."""
+LEAST_DEVIATION = 0.02
+"""Of a time, relative to it. Samples may agree better by chance, and a slope that explains less of the largest payload's
+time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
@@ -182,13 +185,13 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:
     intercept = float(np.median(medians - slope * distinct))
     # Relative to the time itself: a long transfer varies by more than a short one.
     deviation = np.abs(seconds - intercept - slope * sizes) / seconds
-    kept = deviation <= OUTLIER_DEVIATIONS * max(float(np.median(deviation)), 0.02)
+    kept = deviation <= OUTLIER_DEVIATIONS * max(float(np.median(deviation)), LEAST_DEVIATION)
     if len(np.unique(sizes[kept])) < 2:
         kept = np.ones_like(kept)
     design = np.column_stack([np.ones(int(kept.sum())), sizes[kept]]) / seconds[kept][:, None]
     scale = np.linalg.norm(design, axis=0)
     intercept, slope = np.linalg.lstsq(design / scale, np.ones(int(kept.sum())), rcond=None)[0] / scale
-    if slope <= 0:
+    if slope * distinct[-1] <= LEAST_DEVIATION * medians[-1]:
         slope = float(medians[-1] / distinct[-1])
     latency = float(intercept if intercept > 0 else np.min(seconds[sizes == distinct[0]]))
     residual = np.abs(seconds[kept] - latency - slope * sizes[kept]) / seconds[kept]

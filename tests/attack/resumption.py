@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from typing import Any
+from uuid import uuid4
 
 import grpc
 
@@ -33,13 +34,28 @@ async def resume_ended(
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
         ids = [f"attack-{number}" for number in range(count)]
         for id in ids:
-            async for _ in stub.Generate(_request(model, id, SMALL, resume=False), timeout=seconds):
-                pass
+            await _ended(stub, _request(model, id, SMALL, resume=False), seconds)
         found = {}
         for name, generation, prefix in (("others", LARGE, ""), ("never", SMALL, "never-"), ("same", SMALL, "")):
             wanted = [_request(model, prefix + id, generation, resume=True) for id in ids]
             found[name] = await _together([stub.Generate(each, timeout=seconds) for each in wanted])
         return found
+
+
+async def let_end(
+    address: str, files: TlsFiles | None, model: str, *, count: int = 100, seconds: float = 15.0
+) -> int:
+    """`count` requests of one token, one after the other, as `resume_ended` begins; how many there were."""
+    async with open_channel(address, files) as channel:
+        stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)
+        for _ in range(count):
+            await _ended(stub, _request(model, f"attack-{uuid4().hex}", SMALL, resume=False), seconds)
+    return count
+
+
+async def _ended(stub: Any, request: inference_pb2.GenerateRequest, seconds: float) -> None:
+    async for _ in stub.Generate(request, timeout=seconds):
+        pass
 
 
 def _request(model: str, id: str, generation: Generation, *, resume: bool) -> inference_pb2.GenerateRequest:

@@ -6,7 +6,9 @@ A site over mutual TLS runs on loopback: a coordinator with a listener for joine
 with the demo model. Each attack runs for some seconds, before it for the same time a loop that does nothing: both in a
 process of a control group with a share of a core. Honest clients over the SDK and over HTTP, an operator and somebody
 who joins are timed. A line for each attack says what it misses of the limits (tests/attack/live/verdict.py), or PASS;
-exit code 1 where one misses any. WALL is a miss that only a firewall prevents (docs/operating.md), and does not count.
+exit code 1 where one misses any. Two do not count: WALL is a miss that only a firewall prevents (docs/operating.md), and
+FAIR is what requests cost the others that a client may have. `resumption.resume_ended` is held against those, not
+against the loop.
 --attack takes those whose names begin so; -o writes all figures in JSON.
 """
 
@@ -27,7 +29,7 @@ from bench.cgroups import command_inside, part_of_a_core
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.identity import JoinToken
-from tests.attack.live.attacks import ATTACKS, BUSY, FOR_A_FIREWALL, READY, Outcome, Target
+from tests.attack.live.attacks import ATTACKS, BUSY, NEW_REQUESTS, NOT_COUNTED, READY, RESUME_ENDED, Outcome, Target
 from tests.attack.live.honest import measured
 from tests.attack.live.site import DEPLOYMENT, LiveSite, live_site
 from tests.attack.live.verdict import Figures, missed
@@ -56,7 +58,7 @@ class Row:
     @property
     def counts(self) -> bool:
         """Whether the site is to withstand it by itself."""
-        return self.attack not in FOR_A_FIREWALL
+        return self.attack not in NOT_COUNTED
 
     def line(self) -> str:
         texts = []
@@ -74,7 +76,7 @@ class Row:
         pause_s = self.attacked.own_pause_s
         texts += [f"of that {pause_s:.2f} s this process stood still"] if pause_s > TELLING_S else []
         told = ", ".join(f"{count} x {what}" for what, count in self.told.items())
-        verdict = "PASS" if not self.missed else "MISS" if self.counts else "WALL"
+        verdict = "PASS" if not self.missed else NOT_COUNTED.get(self.attack, "MISS")
         first = f"{verdict}  {self.attack:28} {'; '.join(texts)}"
         return "\n      ".join([first, f"told: {told or 'nothing'}", *self.missed])
 
@@ -131,7 +133,8 @@ async def attacked(site: LiveSite, name: str, seconds: float, group: Path | None
     directory = scratch / f"{name}-{site.rounds}"
     directory.mkdir(parents=True)
     target, token = await site.next_round(directory)
-    baseline, _ = await _beside(site, BUSY, seconds, target, group, None)
+    beside = NEW_REQUESTS if name == RESUME_ENDED else BUSY
+    baseline, _ = await _beside(site, beside, seconds, target, group, None)
     figures, said = await _beside(site, name, seconds, target, group, token)
     outcome = json.loads(said)
     wrong = [*outcome["wrong"], *(f"{process} ended" for process in site.dead())]

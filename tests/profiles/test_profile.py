@@ -283,6 +283,13 @@ def test_a_link_without_a_slope_has_at_least_what_was_seen() -> None:
     assert link.bandwidth_bps >= 8 * 100_000 / 1e-3 * 0.99
 
 
+def test_a_slope_that_noise_could_make_is_none() -> None:
+    """Loopback on a busy machine: every probe waited for its turn, and 4 MiB came hardly later than nothing."""
+    times = {0: 4.000e-3, 1 << 20: 4.001e-3, 4 << 20: 4.002e-3}
+    link = fit_link([LinkSample(size, seconds) for size, seconds in times.items()])
+    assert link.bandwidth_bps == pytest.approx(8 * (4 << 20) / 4.002e-3)
+
+
 def test_no_link_is_said_to_be_free() -> None:
     """Probes of a busy machine, held up at random: a line through them meets zero bytes below zero seconds."""
     taken_ms = {0: (7.4, 21.0), 4096: (8.1, 14.0), 65536: (0.12, 0.3), 1 << 20: (2.1, 8.9)}

@@ -54,8 +54,13 @@ from tests.support.tokenizers import write_tokenizer
 BUSY = "busy"
 """No attack but a loop, for the baseline."""
 READY = "ready"
-FOR_A_FIREWALL = frozenset({"connections.churning_joiners"})
-"""Connections that come faster than they end fill a port, whatever is behind it."""
+RESUME_ENDED = "resumption.resume_ended"
+NEW_REQUESTS = "resumption.new_requests"
+"""No attack either: as many requests as RESUME_ENDED may have, and no resumption. It is beside this one
+that those may slow nobody."""
+NOT_COUNTED = {"connections.churning_joiners": "WALL", NEW_REQUESTS: "FAIR"}
+"""Misses that say nothing against a site, by attack. WALL: connections that come faster than they end fill a port,
+whatever is behind it. FAIR: a client's own share of the site."""
 MOST_DESCRIPTORS = 8192
 LATE_S = 20.0
 """Behind its time an attack is given up that a site holds up."""
@@ -256,6 +261,13 @@ async def _resume_ended(target: Target, seconds: float) -> Outcome:
     return Outcome(said, sorted(wrong))
 
 
+async def _new_requests(target: Target, seconds: float) -> Outcome:
+    async def once() -> Counter[str]:
+        return Counter(ran=await resumption.let_end(target.address, target.client, target.model, count=10))
+
+    return Outcome(await again(seconds, once))
+
+
 async def _open_many(target: Target, seconds: float) -> Outcome:
     kinds, wrong = cycle(("Watch", "Listen")), set[str]()
 
@@ -337,7 +349,8 @@ ATTACKS: dict[str, Attack] = {
     "audit.drown": _drown,
     "revocation.linger": _linger,
     "terminal.say": _steer,
-    "resumption.resume_ended": _resume_ended,
+    NEW_REQUESTS: _new_requests,
+    RESUME_ENDED: _resume_ended,
     "streams.open_many": _open_many,
     "connections.silent": _churning("silent", lambda target: target.address),
     "connections.half": _churning("half", lambda target: target.address),
