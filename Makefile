@@ -20,7 +20,7 @@ JOBS ?= 2
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && exit; done; echo python3)
 
-.PHONY: help setup clients demo serve test test-all retest check format phases proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
+.PHONY: help setup clients demo serve test test-all retest check format drawings proto proto-baseline bench bench-plan figures soak chaos chaos-quick chaos-long sim fuzz attack lock sbom licences
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +63,7 @@ check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, gen
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against $(BASELINE)
 	$(BIN)/python tools/generate_proto.py --check
-	$(BIN)/python tools/draw_phases.py --check
+	$(BIN)/python tools/draw_architecture.py --check
 	$(BIN)/python -m tools.lock --check
 	$(BIN)/python -m tools.inventory check
 	$(BIN)/lint-imports
@@ -73,8 +73,8 @@ format: $(STAMP) ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-phases: $(STAMP) ## draw the phases of a deployment into ARCHITECTURE.md
-	$(BIN)/python tools/draw_phases.py
+drawings: $(STAMP) ## draw into ARCHITECTURE.md the phases of a deployment, and who may import whom
+	$(BIN)/python tools/draw_architecture.py
 
 proto: $(STAMP) ## generate edgeshard/proto from proto/
 	$(BIN)/python tools/generate_proto.py

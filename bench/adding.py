@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import models
+from edgeshard.local.cluster import LocalCluster
 from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 
 

@@ -18,9 +18,9 @@ from bench.sizes import sized
 from edgeshard.architectures import ExpectedTensor, expected_tensors, parse_config
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
 
 BIG_CONFIG: dict[str, Any] = {
     **CONFIG,

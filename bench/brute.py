@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.instance import Cut, Floats, Instance
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 
 TOLERANCE = 1 + 1e-9
 Ints = npt.NDArray[np.int64]

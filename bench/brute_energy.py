@@ -16,9 +16,9 @@ import numpy as np
 
 from bench.brute_plans import Counted
 from bench.instances import random_problem as random_site
-from edgeshard.planning import rate_search, request_search
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.search import rate_search, request_search
+from edgeshard.planning.search.plan import plan
 
 SAME = 1e-6
 

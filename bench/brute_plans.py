@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from edgeshard.planning.costs import Costs
-from edgeshard.planning.devices import ClusterNode
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.prompt_time import PromptTimes
+from edgeshard.planning.costs.costs import Costs
+from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.inputs.devices import ClusterNode
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.solvers.instance import Cut
 
 IN_FLIGHT = 64
 PART, PER_PART, TOKEN = 1 << 20, 128, 16

@@ -23,10 +23,10 @@ from pathlib import Path
 from bench.big_llama import DEEP_CONFIG, write_checkpoint
 from bench.cgroups import capped, most_bytes
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
 
 
 def most_resident(pid: int) -> int:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ortools.sat.python import cp_model
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.planning.instance import Floats, Instance
+from edgeshard.planning.solvers.instance import Floats, Instance
 
 
 class _Held(NamedTuple):

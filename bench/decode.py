@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeshard_agent.model import attention, blocks
+from edgeshard_agent.model import blocks
+from edgeshard_agent.model.attention import attention
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
@@ -35,10 +36,10 @@ from edgeshard_agent.ops import native_available
 
 from bench.random_llama import CONFIG, TIED_CONFIG, RandomWeights
 from bench.sizes import sized
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 STREAMS = (1, 8, 16)
 PROMPT_TOKENS = sized(128, 16)

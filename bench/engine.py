@@ -35,8 +35,8 @@ from bench.engine_streams import Sample, sample_of
 from bench.pages import with_trees
 from bench.pinning import started
 from bench.random_llama import RandomWeights
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
+from edgeshard.local.cluster import LocalCluster
 
 _TOKENS_AFTER_LONG_PROMPT = 16
 

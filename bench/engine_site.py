@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, RandomWeights
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.trace import StageTrace
+from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b")
 MODEL = "llama-316m"

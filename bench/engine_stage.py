@@ -11,10 +11,10 @@ import torch
 from edgeshard_agent.model.stage import StageInputs, StageModel
 
 from bench.random_llama import CONFIG, RandomWeights
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 BLOCK_TOKENS = 16
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.requests.generation import StageTiming
 
 
 @dataclass(frozen=True, slots=True)

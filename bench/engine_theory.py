@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.made_rings import linear_hop, steady_stage
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import Pipeline, Traffic
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Pipeline, Traffic
 
 _TOKENS = 64
 

@@ -75,8 +75,8 @@ async def work() -> None:
     from bench.engine_site import MODEL, NODES, Setup, Site, prompt_of, write_model
     from bench.pinning import started
     from bench.random_llama import RandomWeights
-    from edgeshard.cli.local import LocalCluster
     from edgeshard.client import Client
+    from edgeshard.local.cluster import LocalCluster
 
     decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
     prompts = (LONG_WHOLE, LONG_SPLIT)

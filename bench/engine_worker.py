@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 

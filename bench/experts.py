@@ -29,9 +29,9 @@ import torch
 from edgeshard_agent.experts.cache import ExpertCache, ForecastCache, LeastRecentlyUsed
 from edgeshard_agent.experts.table import Choices, ExpertTable
 from edgeshard_agent.model.blocks import BlockOptions, GatedMlp, MixtureMlp
-from edgeshard_agent.model.expert_store import ExpertStore
 from edgeshard_agent.model.projection import Integers
-from edgeshard_agent.model.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.expert_store import ExpertStore
+from edgeshard_agent.model.weights.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.ops import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
@@ -40,9 +40,9 @@ from edgeshard_agent.store.packed_units import PackedUnits
 from bench.sizes import sized
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
-from edgeshard.domain.dtypes import IntegerFormat
-from edgeshard.domain.residency import in_disk_blocks
-from edgeshard.planning.svg import bar_chart
+from edgeshard.domain.models.dtypes import IntegerFormat
+from edgeshard.domain.models.residency import in_disk_blocks
+from edgeshard.planning.report.svg import bar_chart
 from edgeshard.storage.forms import EXPERT_TABLE
 from tools.expert_learning import replay
 from tools.expert_runs import Mixture, token_ids

@@ -23,17 +23,17 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.model import attended_pairs
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, parse_cluster
-from edgeshard.planning.measured import MeasuredTimes
-from edgeshard.planning.pace import stage_costs
-from edgeshard.planning.plan import plan, predict
-from edgeshard.planning.problem import ComputeTimes, Objective, PlanProblem, StepShape
-from edgeshard.planning.prompt_time import PromptTimes
-from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.pace import stage_costs
+from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.inputs.devices import Cluster, parse_cluster
+from edgeshard.planning.inputs.measured import MeasuredTimes
+from edgeshard.planning.inputs.problem import ComputeTimes, Objective, PlanProblem, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.planning.search.plan import plan, predict
 from edgeshard.planning.solvers import solve_throughput
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Grid
 

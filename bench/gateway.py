@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.sizes import sized
-from edgeshard.domain.chat import ChatPrompt, Conversation
-from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.domain.control.site import ServedModel, StoredModel
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.site import ServedModel, StoredModel
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.gateway.access.callers import Caller
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.callers import Caller
-from edgeshard.gateway.listen import HttpListen
-from edgeshard.gateway.server import GatewayServer
+from edgeshard.gateway.connections.listen import HttpListen
+from edgeshard.gateway.connections.server import GatewayServer
 from edgeshard.gateway.words import Words
 
 SERVED = ServedModel(DeploymentName("m"), ModelName("m"), 1 << 20, 1 << 20)

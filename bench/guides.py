@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.sizes import sized
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client, Guide, GuideKind
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.generation import FinishReason
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.requests.generation import FinishReason
+from edgeshard.local.cluster import LocalCluster
 from tests.chaos.site import DEMO_MODEL
 
 NAME = "tales"

@@ -29,11 +29,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeshard.cli.demo import even_layers, model_directory
-from edgeshard.cli.local import LocalCluster
+from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b")
 WHOLE, SPLIT = "whole", "split"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edgeshard.planning.slicing import SliceTimes
+from edgeshard.planning.costs.slicing import SliceTimes
 
 StageSeconds = Callable[[int, int], float]
 """(first unit, units) -> seconds of one slice on a device."""

@@ -25,8 +25,8 @@ from edgeshard_agent.measuring.huge_pages import read_huge_pages
 from bench.engine_stage import DecodingStage
 from bench.random_llama import TIED_CONFIG
 from bench.sizes import sized
-from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import Quantisation
+from edgeshard.domain.models.model import LayerRange
 
 PR_SET_THP_DISABLE = 41
 CONTEXT, STEPS, TURN_S = sized((128, 24, 1.0), (16, 2, 0.0))

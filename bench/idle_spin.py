@@ -31,10 +31,10 @@ from bench.pages import with_trees
 from bench.pinning import started
 from bench.random_llama import RandomWeights
 from bench.sizes import sized
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
 
 DEFAULT, OFF = "default", "off"
 CASES: tuple[tuple[str, int, tuple[int, ...] | None], ...] = (

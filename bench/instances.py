@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_nodes
-from edgeshard.planning.instance import Floats, Instance
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, model_from_config
-from edgeshard.planning.workspace import workspace_bytes
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.planning.inputs.devices import Cluster, Link, parse_cluster, with_nodes
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, model_from_config
+from edgeshard.planning.inputs.workspace import workspace_bytes
+from edgeshard.planning.solvers.instance import Floats, Instance
 
 LAYERS = 80
 RANDOM_SEEDS = range(200)

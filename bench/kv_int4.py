@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 
 from bench.random_llama import TIED_CONFIG, RandomWeights
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 BLOCK_TOKENS = 16
 clock: Callable[[], float] = time.perf_counter

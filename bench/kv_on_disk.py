@@ -34,21 +34,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import edgeshard_agent.model.kv
+import edgeshard_agent.model.attention.kv
 import numpy as np
 import torch
 from edgeshard_agent.measuring.disk import measure_disk
-from edgeshard_agent.model.attention import StepAttention
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 
 from bench.cgroups import capped
 from bench.random_llama import CONFIG, RandomWeights
 from bench.sizes import sized
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 CASES = (("memory", False), ("memory", True), ("mapped", False), ("mapped", True), ("ahead", True), ("kept", True))[
     :: sized(1, 5)
@@ -157,7 +157,7 @@ def case(options: argparse.Namespace) -> None:
     if options.case != "memory":
         memory = FileMemory(options.directory, size)
         tensor = memory.tensor
-        edgeshard_agent.model.kv.zeroed = lambda shape, dtype, device: tensor.view(dtype).view(shape)  # type: ignore
+        edgeshard_agent.model.attention.kv.zeroed = lambda shape, dtype, device: tensor.view(dtype).view(shape)  # type: ignore
     stage.pool = filled(stage, options.positions, options.steps + 1, memory)
     assert stage.pool.bytes_capacity == size
     ahead = None

@@ -24,13 +24,13 @@ from typing import Any
 
 from bench.pages import figures_comment, with_trees
 from bench.sizes import sized
-from edgeshard.cli.lab_site import Comparison, LabFigures, lab_cluster, make_stand_in, measure, predicted_of
 from edgeshard.client import Client
+from edgeshard.domain.deployments.placement import ExplicitStage
 from edgeshard.domain.ids import NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import ExplicitStage
-from edgeshard.planning.lab import Lab, LabRun, parse_lab
-from edgeshard.planning.plan import plan
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.local.lab_site import Comparison, LabFigures, lab_cluster, make_stand_in, measure, predicted_of
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.simulation.lab import Lab, LabRun, parse_lab
 
 LINKS_MBIT = sized(((10, 0.005), (50, 0.002), (200, 0.0005)), ((200, 0.0005),))
 LIMITS = {"time_per_token_s": 0.10, "throughput_tps": 0.10, "ttft_s": 0.15}

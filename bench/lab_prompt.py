@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab import stages_of
-from edgeshard.cli.lab_site import lab_cluster, make_stand_in, measure
 from edgeshard.client import Client
-from edgeshard.planning.lab import Lab, LabRun, parse_lab
+from edgeshard.local.lab_site import lab_cluster, make_stand_in, measure
+from edgeshard.planning.simulation.lab import Lab, LabRun, parse_lab
 
 NODES = 3
 LIMIT = 0.50

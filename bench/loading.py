@@ -21,17 +21,17 @@ import time
 from pathlib import Path
 
 import torch
-from edgeshard_agent.model.filling import Packing
-from edgeshard_agent.model.loader import SafetensorsDirectory
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share
 from edgeshard_agent.store.unit_sources import UnitSources
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.residency import in_disk_blocks
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.residency import in_disk_blocks
 
 
 def load(directory: Path, layers: LayerRange, *, packed: bool = True) -> tuple[float, float, UnitSources]:

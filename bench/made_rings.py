@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgeshard.planning.fields import check_number, invalid
-from edgeshard.planning.timing import HopTimes, StageTimes
+from edgeshard.planning.inputs.fields import check_number, invalid
+from edgeshard.planning.simulation.timing import HopTimes, StageTimes
 
 
 def steady_stage(prefill_s: float, decode_s: float, overhead_s: float = 0.0) -> StageTimes:

@@ -33,22 +33,28 @@ import psutil
 import structlog
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_coordinator import daemon
-from edgeshard_coordinator.control import loop
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import ActionIssued, Event, HeartbeatsReceived, NodeConnected, NodeDisconnected
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.control.runtime import loop
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.values.events import (
+    ActionIssued,
+    Event,
+    HeartbeatsReceived,
+    NodeConnected,
+    NodeDisconnected,
+)
+from edgeshard_coordinator.core.values.state import State
 
 from bench.pages import with_trees
 from bench.sizes import sized
 from edgeshard import WIRE_VERSION
-from edgeshard.cli.demo import even_layers, model_directory
+from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
-from edgeshard.domain.commands import ActivateHead, CommandResult, ControlMessage, PrepareStage, Registration
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.control.commands import ActivateHead, CommandResult, ControlMessage, PrepareStage, Registration
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.head import HeadHello
 from edgeshard.domain.ids import DeploymentName, NodeId, NodeName, OperationId
+from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.requests.head import HeadHello
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, open_channel
 from edgeshard.rpc.environment import settle_grpc

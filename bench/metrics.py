@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from edgeshard_agent.engine.recording import StepCounts
-from edgeshard_coordinator.control.request_meter import RequestMeter
+from edgeshard_coordinator.control.requests.request_meter import RequestMeter
 
 from bench.sizes import sized
 from edgeshard.domain.ids import DeploymentName

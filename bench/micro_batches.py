@@ -35,12 +35,12 @@ from bench.engine import site_with
 from bench.engine_site import MODEL, Setup
 from bench.engine_streams import Arrival, Stream, sample_of
 from bench.random_llama import RandomWeights
-from edgeshard.cli.lab_site import lab_cluster, make_stand_in
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
-from edgeshard.domain.trace import StageTrace
-from edgeshard.planning.lab import parse_lab
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.trace import StageTrace
+from edgeshard.local.lab_site import lab_cluster, make_stand_in
+from edgeshard.planning.simulation.lab import parse_lab
 
 CHOICES = {"m1": 1, "m2": 2, "m3": 3, "auto": 0}
 STREAMS = (1, 2, 4, 8, 12, 16)

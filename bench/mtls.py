@@ -23,9 +23,9 @@ import psutil
 
 from bench.sizes import sized
 from edgeshard import Client
-from edgeshard.cli.demo import even_layers
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.cli.commands.site.demo import even_layers
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
 from tests.chaos.site import DEMO_MODEL
 
 NODES = sized(("a", "b", "c"), ("a",))

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
-from edgeshard.cli.local import LocalCluster
+from edgeshard.local.cluster import LocalCluster
 
 
 @contextmanager

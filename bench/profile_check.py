@@ -20,18 +20,18 @@ import torch
 from edgeshard_agent.measuring.compute import Profiler
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, fill
 from edgeshard_agent.model.adapters import build_modules
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.sizes import sized
 from edgeshard.architectures import parse_config
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.profile import LayerKind
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.profile import LayerKind
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
 

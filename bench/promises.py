@@ -30,14 +30,14 @@ from bench.engine_site import LAYERS, NODES, prompt_of, write_model
 from bench.pinning import started
 from bench.random_llama import RandomWeights
 from bench.sizes import sized
-from edgeshard.cli.lab_site import VOCABULARY, lab_cluster, make_stand_in
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.deployment import Deployment, parse_spec
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Token
-from edgeshard.domain.placement import Prediction
-from edgeshard.planning.lab import parse_lab
+from edgeshard.domain.deployments.deployment import Deployment, parse_spec
+from edgeshard.domain.deployments.placement import Prediction
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
+from edgeshard.local.lab_site import VOCABULARY, lab_cluster, make_stand_in
+from edgeshard.planning.simulation.lab import parse_lab
 
 MODEL = "llama-316m"
 PROMPTS = sized((64, 1024, 3000), (32, 64))

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 
-from edgeshard.domain.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "edgeshard" / "demo_model"

@@ -9,7 +9,7 @@ import torch
 
 from bench.sizes import sized
 from edgeshard.architectures import expected_tensors
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

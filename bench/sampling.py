@@ -23,7 +23,7 @@ import torch
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.ops import RequestSampler, draws, native, sample_rows
 
-from edgeshard.domain.generation import Sampling
+from edgeshard.domain.requests.generation import Sampling
 
 ROWS = 16
 VOCABULARIES = (16_000, 151_936)

@@ -81,7 +81,7 @@ def stage_rate(cores: int, shape: Shape) -> float:
     import torch
 
     from bench.engine_stage import DecodingStage
-    from edgeshard.domain.model import LayerRange
+    from edgeshard.domain.models.model import LayerRange
 
     torch.set_num_threads(cores)
     layers = LayerRange(0, int(CONFIG["num_hidden_layers"]))

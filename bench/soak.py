@@ -32,14 +32,14 @@ import psutil
 
 from bench.flatness import MIB, ProcessSample, Sample, growth, problems
 from bench.sizes import sized
-from edgeshard.cli.children import Daemon
-from edgeshard.cli.demo import even_layers, model_directory
-from edgeshard.cli.local import LocalCluster
+from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import Node
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
-from edgeshard.domain.generation import GenerateOptions, Token
+from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.requests.generation import GenerateOptions, Token
+from edgeshard.local.children import Daemon
+from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b", "c")
 DEPLOYMENT = "soak"

@@ -20,10 +20,10 @@ from bench.engine_site import write_model
 from bench.random_llama import RandomWeights
 from bench.sizes import sized
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import StagePhase
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
 from tests.chaos.site import DEMO_MODEL
 
 TALES, BIG = "tales", "big"

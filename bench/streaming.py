@@ -27,17 +27,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeshard_agent.model.filling import Packing
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
 from bench.sizes import sized
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 PROMPT = 8
 _SLACK_BYTES = 64_000_000

@@ -19,9 +19,9 @@ from bench.brute_plans import best_value
 from bench.instances import grown, random_problem
 from bench.random_search import RandomSearch
 from bench.sizes import sized
-from edgeshard.planning import rate_search, request_search
-from edgeshard.planning.plan import PlanResult, plan
-from edgeshard.planning.problem import Objective
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search import rate_search, request_search
+from edgeshard.planning.search.plan import PlanResult, plan
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -22,15 +22,15 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from bench.instances import arbitrary, classed
 from bench.made_rings import linear_hop, steady_stage
 from bench.sizes import sized
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.instance import Instance, Solution
-from edgeshard.planning.plan import PlanResult, plan
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import built_in_model
-from edgeshard.planning.simulator import simulate
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.search.plan import PlanResult, plan
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Pipeline, Traffic
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.timing import Pipeline, Traffic
+from edgeshard.planning.solvers.instance import Instance, Solution
 
 # Some problems are solved a hundred times over.
 pytestmark = pytest.mark.timeout(600)

@@ -88,7 +88,7 @@ async def work() -> None:
 async def measure(site: Any, setup: Any, streams: int) -> dict[str, float]:
     """Milliseconds of processor time a token by process, the gaps between steps, and tokens per second."""
     from bench.engine_site import prompt_of
-    from edgeshard.domain.generation import Token
+    from edgeshard.domain.requests.generation import Token
 
     await site.warm_up(setup)
     daemons = {**site._cluster.agents, "coordinator": site._cluster.coordinator}

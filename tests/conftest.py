@@ -11,8 +11,8 @@ from typing import Any
 import hypothesis
 import pytest
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LayerKind,
     LayerProfile,
@@ -21,7 +21,7 @@ from edgeshard.domain.profile import (
     StepOverhead,
     config_hash,
 )
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support import forms
 from tests.support.nursery import forking_daemons
 

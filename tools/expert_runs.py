@@ -16,13 +16,13 @@ import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.experts.table import Choices
 from edgeshard_agent.model.blocks import Block, MixtureMlp
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 CONTEXT, HALF, BLOCK = 512, 256, 16
 

@@ -28,8 +28,8 @@ import torch
 from edgeshard_agent.model.blocks import GatedMlp
 
 from edgeshard.architectures import EXPERT_WIDTHS, held_bytes
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
-from edgeshard.domain.model import LayerRange, TensorInfo
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, TensorInfo
 from edgeshard.storage.forms import EXPERT_TABLE
 from tools.expert_learning import learn
 from tools.expert_runs import Mixture, token_ids

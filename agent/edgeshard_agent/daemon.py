@@ -19,7 +19,7 @@ import structlog
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.client.renewing import renew_over
-from edgeshard.domain.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
+from edgeshard.domain.control.commands import ControlMessage, Deny, DropPacked, ListPacked, Registration, TakeDump
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name

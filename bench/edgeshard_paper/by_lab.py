@@ -17,10 +17,10 @@ from pathlib import Path
 from bench.edgeshard_paper.experiments import TESTBED, Outcome, Row
 from bench.edgeshard_paper.paper_numbers import PERFORMANCE, REQUESTS, STRATEGIES, Quoted
 from bench.lab import measure_median
-from edgeshard.cli.lab_site import LabFigures, lab_cluster, make_stand_in, predicted_of
 from edgeshard.client import Client
-from edgeshard.domain.placement import parse_layers
-from edgeshard.planning.lab import LabRun, parse_lab
+from edgeshard.domain.deployments.placement import parse_layers
+from edgeshard.local.lab_site import LabFigures, lab_cluster, make_stand_in, predicted_of
+from edgeshard.planning.simulation.lab import LabRun, parse_lab
 
 MODEL = "llama2-7b"
 ROUNDS = 3

@@ -9,21 +9,21 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench.edgeshard_paper.paper_numbers import LINK_BPS, NEW_TOKENS, PROMPT_TOKENS, REQUESTS, SLOW_LINK_BPS
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.baselines import STRATEGIES, strategies
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_bandwidth
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import PlanResult, plan
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.rings import ring, traffic
-from edgeshard.planning.scoring import stages
-from edgeshard.planning.search import loads
-from edgeshard.planning.shapes import built_in_model
-from edgeshard.planning.simulator import Simulation, simulate
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.devices import Cluster, Link, parse_cluster, with_bandwidth
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.report.baselines import STRATEGIES, strategies
+from edgeshard.planning.search.plan import PlanResult, plan
+from edgeshard.planning.search.search import loads
+from edgeshard.planning.simulation.rings import ring, traffic
+from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stages
 
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "paper-testbed.toml"
 SWEPT = ("edge-solo", "cloud-edge-even", "cloud-edge-opt", "edgeshard")

@@ -14,16 +14,16 @@ from bench.edgeshard_paper import prose
 from bench.edgeshard_paper.experiments import paper_cluster, placement_of, problem
 from bench.edgeshard_paper.paper_numbers import MODELS, PREFILL_OVER_DECODE, PROMPT_TOKENS, REQUESTS, TITLES
 from bench.pages import markdown_table, number
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Cut, Instance, with_tokens
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.rings import ring, traffic
-from edgeshard.planning.simulator import simulate
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.report.svg import bar_chart
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.simulation.rings import ring, traffic
+from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
-from edgeshard.planning.svg import bar_chart
+from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
 
 PREFILL, DECODE, MEAN, BOTH, HOPS = "prefill", "decode", "mean", "both", "prefill with its hops"
 LONG_TOKENS = 10 * PROMPT_TOKENS

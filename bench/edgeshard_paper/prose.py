@@ -12,7 +12,8 @@ requests at once. `python -m bench.edgeshard_paper` writes this page and its pic
 they would change. HPipe's test bed is [a page of its own](hpipe.md).
 
 **Where the numbers come from.** Boxes are rooflines: the longer of reading the bytes (memory bandwidth) and of
-computing (operations a second), both from data sheets (`edgeshard/planning/catalogue.py`). Nothing is fitted to the
+computing (operations a second), both from data sheets
+(`edgeshard/planning/inputs/catalogue.py`). Nothing is fitted to the
 paper. Placements come from the planner, figures from the discrete-event simulator, with the context growing token
 by token. "ms/token" is the time between two tokens of one request alone, under the latency plan; "tokens/s" is all
 tokens over the whole run, prompts included, under the throughput plan. b x m is the load chosen: sequences in a

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeshard.planning.instance import Floats
+from edgeshard.planning.solvers.instance import Floats
 
 _NOTHING = 1e-10
 """Of a scaled table: what counts as zero."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.flexgen_paper.linear import minimise
 from bench.flexgen_paper.machine import TierMachine, TierModel, TierWorkload
-from edgeshard.planning.instance import Floats
+from edgeshard.planning.solvers.instance import Floats
 
 FRACTIONS = (
     "weights_gpu",

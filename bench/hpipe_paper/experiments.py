@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from bench.hpipe_paper.schedules import ALL, Schedule, balanced_batches, hpipe
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, problem
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.planning.batch_time import batch_times
-from edgeshard.planning.costs import Costs, Load, MemoryUse
-from edgeshard.planning.devices import Cluster
-from edgeshard.planning.energy import energy_j
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.problem import Objective
-from edgeshard.planning.rings import traffic
-from edgeshard.planning.scoring import stages
-from edgeshard.planning.simulator import Simulation, simulate
-from edgeshard.planning.timing import Visit
+from edgeshard.planning.costs.batch_time import batch_times
+from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
+from edgeshard.planning.costs.energy import energy_j
+from edgeshard.planning.inputs.devices import Cluster
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.simulation.rings import traffic
+from edgeshard.planning.simulation.simulator import Simulation, simulate
+from edgeshard.planning.simulation.timing import Visit
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stages
 
 BETWEEN_MBPS = (100, 200, 500, 1000, 2000, 5000, 10000)
 DRAWN_PROMPTS = 3

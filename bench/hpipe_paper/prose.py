@@ -18,7 +18,8 @@ is recalled and not checked.
 
 **Where the numbers come from.** Boxes are rooflines of their data sheets, as on [the page of EdgeShard's
 paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
-(`edgeshard/planning/catalogue.py` has both). Times of blocks, links and slices, memory and energy are the planner's;
+(`edgeshard/planning/inputs/catalogue.py` has both). Times of blocks, links and slices, memory and energy are the
+planner's;
 what follows what is simulated. Nothing is fitted.
 
 **What is assumed.**

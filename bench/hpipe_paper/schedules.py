@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 from bench.hpipe import balanced_partition
 from bench.hpipe_paper.testbed import MACHINES
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.baselines import cut_of, even
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import Objective
-from edgeshard.planning.prompt_time import PromptTimes
-from edgeshard.planning.rings import hidden_width, ring, traffic
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import Pipeline, StageTimes
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.report.baselines import cut_of, even
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.simulation.rings import hidden_width, ring, traffic
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Pipeline, StageTimes
+from edgeshard.planning.solvers.instance import Cut
 
 MOST_SLICES = 16
 """Of equal length: shorter ones than HPipe's are not tried."""

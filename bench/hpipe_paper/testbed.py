@@ -9,10 +9,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning.devices import Cluster, parse_cluster, with_bandwidth
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import ModelSpec, model_from_config
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.inputs.devices import Cluster, parse_cluster, with_bandwidth
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "hpipe-testbed.toml"
 MACHINES = ("rtx", "p100")

@@ -17,8 +17,8 @@ import structlog
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
-from edgeshard.gateway.cors import Origins, parse_origins
-from edgeshard.gateway.listen import HttpListen
+from edgeshard.gateway.access.cors import Origins, parse_origins
+from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.identity.authority import Authority, now
 from edgeshard.metrics.listener import MetricsListener
 from edgeshard.process.about import Process
@@ -40,14 +40,14 @@ from edgeshard.rpc.server import EnrolmentServer, Server
 from edgeshard.rpc.tls import TlsFiles, check_private, read_pem
 from edgeshard.rpc.tls_files import tls_files
 from edgeshard.storage.inputs import read_toml
-from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.doors import KeyDoors
-from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.quotas import Quotas, parse_quotas
-from edgeshard_coordinator.core.seals import SealKey
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.control.services.doors import KeyDoors
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
+from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.membership.addresses import Addresses
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
@@ -59,7 +59,7 @@ from edgeshard_coordinator.settings import CoordinatorSettings
 from edgeshard_coordinator.store import ModelStore, ModelStoreServicer
 
 if TYPE_CHECKING:
-    from edgeshard.gateway.server import GatewayServer
+    from edgeshard.gateway.connections.server import GatewayServer
 
 log = structlog.get_logger()
 
@@ -263,8 +263,8 @@ async def _open_gateway(
     def made() -> GatewayServer:
         # Half a second that a coordinator without a gateway need not wait, and no box waits for with one.
         from edgeshard.gateway.app import make_app
-        from edgeshard.gateway.server import GatewayServer
-        from edgeshard_coordinator.control.gateway import SiteBackend
+        from edgeshard.gateway.connections.server import GatewayServer
+        from edgeshard_coordinator.control.services.gateway import SiteBackend
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
         app = make_app(backend, doors, coordinator.metrics, local_only=listen.is_local, origins=origins)

@@ -12,7 +12,7 @@ from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split
 from edgeshard.architectures.record import Architecture, Fused
 from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
-from edgeshard.domain.dtypes import ExpertWidths, Quantisation
+from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
 
 STORED_AS = "edgeshard_stored_as"
 """The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""

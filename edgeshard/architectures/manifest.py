@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
-from edgeshard.domain.dtypes import STORED_GROUP, DType
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
+from edgeshard.domain.models.dtypes import STORED_GROUP, DType
+from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
 
 
 def stage_tensors(manifest: ModelManifest, layers: LayerRange) -> tuple[TensorInfo, ...]:

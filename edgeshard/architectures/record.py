@@ -12,7 +12,7 @@ from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
-from edgeshard.domain.model import Part
+from edgeshard.domain.models.model import Part
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a checkpoint with their shapes as stored."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.record import Architecture, Shapes
 from edgeshard.architectures.registry import find
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.model import LayerRange, Part, Unit, units_of_stage
+from edgeshard.domain.models.model import LayerRange, Part, Unit, units_of_stage
 
 HEAD_WEIGHT = "lm_head.weight"
 _BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")

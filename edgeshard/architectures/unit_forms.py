@@ -10,10 +10,10 @@ from typing import Any
 
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, place_of_expert, tensors_of_units
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.packed import NOTHING_HELD, Held
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import NOTHING_HELD, Held
 
 LAYOUT = 1
 """Version of packed files and of the kernels' layout in them; a file of another one is made again."""

@@ -10,8 +10,8 @@ from edgeshard.architectures.config import read_config
 from edgeshard.architectures.record import Fused
 from edgeshard.architectures.tensors import expected_tensors
 from edgeshard.architectures.weights import shares_embedding
-from edgeshard.domain.dtypes import Quantisation
-from edgeshard.domain.model import LayerRange, Part
+from edgeshard.domain.models.dtypes import Quantisation
+from edgeshard.domain.models.model import LayerRange, Part
 
 EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"

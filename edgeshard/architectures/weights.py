@@ -10,9 +10,9 @@ from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.registry import architecture_named
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, name_in_block
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.model import LayerRange, TensorInfo
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, TensorInfo
 
 
 def check_quantisation(architecture: str) -> None:

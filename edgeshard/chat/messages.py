@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import PROMPT_LIMIT_BYTES, text_bytes
+from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 
 VARIABLES_LIMIT_BYTES = 64 << 10

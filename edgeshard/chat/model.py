@@ -10,9 +10,16 @@ from tokenizers import Tokenizer
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
+from edgeshard.domain.requests.chat import (
+    AnswerFormat,
+    ChatPrompt,
+    Conversation,
+    GenerationDefaults,
+    Marker,
+    ToolFormat,
+)
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
     GENERATION,

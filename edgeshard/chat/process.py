@@ -16,10 +16,17 @@ from typing import Any
 from edgeshard.chat.lane import Lane, text_too_costly
 from edgeshard.chat.messages import check_sizes
 from edgeshard.chat.serving import packed, unpacked
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
-from edgeshard.domain.generation import check_prompt_size
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.requests.chat import (
+    AnswerFormat,
+    ChatPrompt,
+    Conversation,
+    GenerationDefaults,
+    Marker,
+    ToolFormat,
+)
+from edgeshard.domain.requests.generation import check_prompt_size
 
 LONG_BYTES = 64 << 10
 """A question that is longer waits for its turn with such: one of these takes up to some hundredths of a second."""

@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.generation import PROMPT_LIMIT_BYTES, text_bytes
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 
 SOURCE_LIMIT_BYTES = 256 << 10
 """Of a template, in UTF-8; the longest published ones have 40 KB."""

@@ -20,8 +20,8 @@ from edgeshard.chat.serving import (
     serve,
     unpacked,
 )
-from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import InternalError
+from edgeshard.domain.requests.chat import Conversation
 
 RENDER_LIMIT_S = 0.5
 """Of processor time for one prompt; the longest real ones take some hundredths of it."""

@@ -8,10 +8,7 @@ from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.client.sync import SyncClient
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
-from edgeshard.domain.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
-from edgeshard.domain.packed import PackedUnit
-from edgeshard.domain.site import (
+from edgeshard.domain.control.site import (
     NodeDetails,
     NodeProgress,
     ServedModel,
@@ -22,6 +19,9 @@ from edgeshard.domain.site import (
     UnknownFigures,
     UnknownProfile,
 )
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.generation import Finished, GenerateOptions, Guide, GuideKind, Started, Token
 from edgeshard.rpc.tls import TlsFiles
 
 __all__ = [

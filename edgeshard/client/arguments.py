@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Biases
+from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.generation import Biases
 
 _LARGEST_TOKEN = 2**32 - 1
 _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}

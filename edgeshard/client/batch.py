@@ -12,7 +12,7 @@ from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.completion import Completion
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.generation import GenerateOptions
+from edgeshard.domain.requests.generation import GenerateOptions
 
 PATIENCE_S = 300.0
 """How long a request of a batch is offered again while the site has no room for it."""

@@ -10,7 +10,10 @@ from typing import Any, Protocol, Unpack, cast
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.client.completion import shortened
 from edgeshard.client.options import generation_of
-from edgeshard.domain.chat import (
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import DeadlineError, InternalError, UnavailableError
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.chat import (
     ChatEvent,
     ChatFinished,
     ChatPrompt,
@@ -21,10 +24,7 @@ from edgeshard.domain.chat import (
     ToolCall,
     chat_reason,
 )
-from edgeshard.domain.clock import Clock
-from edgeshard.domain.errors import DeadlineError, InternalError, UnavailableError
-from edgeshard.domain.generation import Finished, GenerateOptions, GenerationEvent, Started, Token
-from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.generation import Finished, GenerateOptions, GenerationEvent, Started, Token
 
 DEFAULT_NEW_TOKENS = 1024
 """Of an answer whose caller names no limit, where the deployment and the context have room for it."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.generation import (
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
     GenerationEvent,
@@ -14,8 +16,6 @@ from edgeshard.domain.generation import (
     Token,
     TokenLogprob,
 )
-from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.placement import Placement
 
 _SHORT = 60
 

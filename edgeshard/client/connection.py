@@ -14,7 +14,7 @@ from edgeshard.client.listening import Inbox, ListenerStream
 from edgeshard.client.renewing import renew_over
 from edgeshard.client.settings import Access
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
-from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, Started
+from edgeshard.domain.requests.generation import Finished, GenerateRequest, GenerationEvent, Started
 from edgeshard.proto.v1 import admin_pb2_grpc, identity_pb2_grpc, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.renewal import Renew, keep_renewed

@@ -8,11 +8,11 @@ from contextlib import aclosing
 
 from edgeshard.client.calls import Calls, operation_id
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.replan import NO_OPERATION, Replan, ReplanCall
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.wire.deployment import (
     deployment_from_wire,
@@ -139,7 +139,7 @@ class DeploymentCalls(Calls):
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
         """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
 
-        `edgeshard.domain.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
+        `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
         InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
         AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
         """

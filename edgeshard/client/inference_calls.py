@@ -13,10 +13,10 @@ from edgeshard.client.chat import ChatBuilder, ChatCompletion, chat_events
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.options import generation_of
 from edgeshard.client.resuming import resumed
-from edgeshard.domain.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
+from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
-from edgeshard.domain.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
-from edgeshard.domain.site import ServedModel
+from edgeshard.domain.requests.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
+from edgeshard.domain.requests.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
 from edgeshard.proto.v1 import inference_pb2
 from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.site import served_model_from_wire

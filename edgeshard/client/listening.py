@@ -13,8 +13,8 @@ from collections import deque
 import grpc
 
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.generation import Finished, Listener, Token
-from edgeshard.domain.listening import UNREAD_TOKENS, ListenerHello, ListenerMessage, TokensRead
+from edgeshard.domain.requests.generation import Finished, Listener, Token
+from edgeshard.domain.requests.listening import UNREAD_TOKENS, ListenerHello, ListenerMessage, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.listening import heard_from_wire, listener_message_to_wire
 

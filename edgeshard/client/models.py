@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 
+from edgeshard.domain.control.site import BlobHeader, MissingBlob, ModelRegistration
 from edgeshard.domain.errors import (
     AbortedError,
     DataLossError,
@@ -22,8 +23,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import Digest, check_name
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.site import BlobHeader, MissingBlob, ModelRegistration
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
 from edgeshard.importing.sources import Source, opened, parse_source

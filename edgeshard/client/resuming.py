@@ -14,7 +14,14 @@ from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.generation import Finished, GenerateRequest, GenerationEvent, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerateRequest,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Token,
+)
 
 PATIENCE_S = 60.0
 """How long a client tries to come back, unless its own deadline is earlier."""

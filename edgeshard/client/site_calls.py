@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.device import Node
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
+from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.identity import ApiKey, JoinToken, Role, TokenRequest
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.packed import DropCall, PackedUnit
-from edgeshard.domain.site import MeasureRequest, NodeDetails, NodeProgress, Site, StoredModel
-from edgeshard.domain.site_event import SiteEvent
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.packed import DropCall, PackedUnit
+from edgeshard.domain.nodes.device import Node
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address

@@ -18,19 +18,19 @@ from edgeshard.client.client import Client
 from edgeshard.client.completion import Completion
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.chat import ChatEvent
-from edgeshard.domain.deployment import Deployment, DeploymentSpec
-from edgeshard.domain.device import Node
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import GenerateOptions, GenerationEvent
+from edgeshard.domain.control.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
+from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import Replan
 from edgeshard.domain.identity import ApiKey, JoinToken, Role
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.packed import PackedUnit
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.replan import Replan
-from edgeshard.domain.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
-from edgeshard.domain.site_event import SiteEvent
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.requests.chat import ChatEvent
+from edgeshard.domain.requests.generation import GenerateOptions, GenerationEvent
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 ValueT = TypeVar("ValueT")
 
 TAG = "type"
-_PRIVATE_MODULES = frozenset({"edgeshard.domain.generation"})
+_PRIVATE_MODULES = frozenset({"edgeshard.domain.requests.generation"})
 """What a user asked for and was answered. No state of a daemon has any of it."""
 _COUNTS = (int, float, bool)
 _SCALARS = (bool, int, float, str)

@@ -6,8 +6,8 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from edgeshard.domain.commands import CommandKey
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.control.commands import CommandKey
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
 
 _NAMED = frozenset(

@@ -12,22 +12,22 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from edgeshard import __version__
+from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InternalError
-from edgeshard.domain.site import ServedModel
 from edgeshard.gateway import document as forms
+from edgeshard.gateway.access.callers import Doors, caller_of
+from edgeshard.gateway.access.cors import NOBODY, Origins
+from edgeshard.gateway.access.entrance import Entrance
+from edgeshard.gateway.answers.runs import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.callers import Doors, caller_of
-from edgeshard.gateway.chat import ChatRequest, Chats
-from edgeshard.gateway.completions import CompletionRequest, Completions
-from edgeshard.gateway.cors import NOBODY, Origins
 from edgeshard.gateway.document import answers_of, body_of
-from edgeshard.gateway.entrance import Entrance
 from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.ollama import ChatBody, GenerateBody, Ollama, ShowBody
-from edgeshard.gateway.responses import Responses, ResponsesRequest
-from edgeshard.gateway.runs import EVENT_STREAM, LINES
-from edgeshard.gateway.texts import DetokenizeRequest, Texts, TokenizeRequest
+from edgeshard.gateway.routes.chat import ChatRequest, Chats
+from edgeshard.gateway.routes.completions import CompletionRequest, Completions
+from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, Ollama, ShowBody
+from edgeshard.gateway.routes.responses import Responses, ResponsesRequest
+from edgeshard.gateway.routes.texts import DetokenizeRequest, Texts, TokenizeRequest
 from edgeshard.metrics.exposition import Metrics
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-from edgeshard.domain.chat import ChatPrompt, Conversation
-from edgeshard.domain.generation import Generation, GenerationEvent
-from edgeshard.domain.site import ServedModel, StoredModel
+from edgeshard.domain.control.site import ServedModel, StoredModel
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.words import Words
 
 

@@ -9,12 +9,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from edgeshard.gateway.chat import ChatRequest
-from edgeshard.gateway.completions import CompletionRequest
 from edgeshard.gateway.errors import ErrorBody
-from edgeshard.gateway.ollama import ChatBody, GenerateBody, ShowBody
-from edgeshard.gateway.responses import ResponsesRequest
-from edgeshard.gateway.texts import DetokenizeRequest, TokenizeRequest
+from edgeshard.gateway.routes.chat import ChatRequest
+from edgeshard.gateway.routes.completions import CompletionRequest
+from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, ShowBody
+from edgeshard.gateway.routes.responses import ResponsesRequest
+from edgeshard.gateway.routes.texts import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 

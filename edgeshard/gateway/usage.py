@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeshard.domain.generation import Finished, Started
+from edgeshard.domain.requests.generation import Finished, Started
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from edgeshard.domain.generation import GenerationEvent, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import GenerationEvent, PromptLogprobs, Started, Token
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeshard.domain.dtypes import STORED_GROUP, IntegerFormat
+from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.storage.checkpoint import StoredTensor
 from edgeshard.storage.files import naming_full_disk
 

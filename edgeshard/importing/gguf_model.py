@@ -15,8 +15,8 @@ import numpy as np
 
 from edgeshard.architectures import STORED_AS
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing.blocks import AT_ONCE, Floats, TensorWriter, Width
 from edgeshard.importing.gguf_config import checkpoint_name, config_of, form_of
 from edgeshard.importing.gguf_file import GgufFile, GgufTensor, read_gguf

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures import STORED_AS, parse_config
-from edgeshard.domain.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
+from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.importing import gguf_config, hub
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_file import read_gguf

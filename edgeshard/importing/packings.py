@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeshard.domain.dtypes import STORED_GROUP
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.models.dtypes import STORED_GROUP
 from edgeshard.importing.blocks import Floats, Integers
 
 Parts = Mapping[str, NDArray[Any]]

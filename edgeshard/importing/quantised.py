@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, parse_config
-from edgeshard.domain.dtypes import IntegerFormat
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised, kept_scales

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgeshard.architectures import HEAD_WEIGHT, architecture_named, canonical_name, integers_of, parse_config
-from edgeshard.domain.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
+from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.storage.checkpoint import StoredTensor
 
 

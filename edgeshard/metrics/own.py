@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import Metric
 
-from edgeshard.domain.condition import Condition
+from edgeshard.domain.nodes.condition import Condition
 from edgeshard.metrics.families import gauge
 
 

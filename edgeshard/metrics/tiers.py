@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client.core import Metric
 
-from edgeshard.domain.device import StageExperts, StageStreaming, StageSwap
+from edgeshard.domain.nodes.device import StageExperts, StageStreaming, StageSwap
 from edgeshard.metrics.families import counter, gauge
 
 Part = TypeVar("Part")

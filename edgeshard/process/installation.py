@@ -1,4 +1,5 @@
-"""What `edgectl install` and `edgectl uninstall` do to a machine: steps as values. Pure; `edgeshard.cli.install` acts.
+"""What `edgectl install` and `edgectl uninstall` do to a machine: steps as values. Pure; the command acts
+(`edgeshard.cli.commands.site.install`).
 
 An installation keeps a record of what it made, in a file beside the daemon's configuration. A file that is not as the
 record says was changed by hand, and is neither written nor removed.

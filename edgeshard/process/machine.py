@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgeshard.domain.condition import Condition, Support
+from edgeshard.domain.nodes.condition import Condition, Support
 from edgeshard.rpc.tls import TlsFiles
 
 ROOT = Path("/")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
 from edgeshard.profiles.fit import ProfileFit
 
 UNDISTURBED = 0.95

@@ -16,8 +16,8 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.model import attended_pairs
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile, LinkSample, Sample
 from edgeshard.profiles.least_squares import Floats, non_negative
 
 REWEIGHTED = 3
@@ -163,8 +163,8 @@ def _tail(nodes: Floats, values: Floats) -> float:
 OUTLIER_DEVIATIONS = 4.0
 """A sample that is this many typical deviations off the line is an outlier."""
 LEAST_DEVIATION = 0.02
-"""Of a time, relative to it. Samples may agree better by chance, and a slope that explains less of the largest payload's
-time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
+"""Of a time, relative to it. Samples may agree better by chance, and a slope that explains less of the largest
+payload's time than this is noise: on a busy machine one gave loopback 12 Tb/s."""
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkProfile:

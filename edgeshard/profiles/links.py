@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from edgeshard.domain.profile import LinkProfile, LinkSample
+from edgeshard.domain.nodes.profile import LinkProfile, LinkSample
 from edgeshard.profiles.fit import fit_link
 
 SIZES = (0, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeshard.domain.dtypes import weights_text
-from edgeshard.domain.profile import ComputeProfile, LayerKind
+from edgeshard.domain.models.dtypes import weights_text
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
 from edgeshard.profiles.doubts import doubts
 from edgeshard.profiles.fit import LayerFit, fit_profile
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.link import LinkBeacon
+from edgeshard.domain.requests.link import LinkBeacon
 
 BEACON_S = 0.25
 SUSPECT_S = 2.0

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import Digest, check_digest
-from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.files import naming_full_disk, sync
 from edgeshard.storage.linked import BlobLocation, LinkedFiles
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.architectures import check_manifest, parse_config, unit_of
-from edgeshard.domain.dtypes import DType, IntegerFormat
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -27,7 +26,8 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
-from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.models.dtypes import DType, IntegerFormat
+from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.model_directory import ModelDirectory, open_regular

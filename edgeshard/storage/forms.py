@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from edgeshard.domain.chat import GenerationDefaults
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.chat import GenerationDefaults
 from edgeshard.storage import growth
 
 TOKENIZER, GENERATION = "tokenizer.json", "generation_config.json"

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from edgeshard.domain.control.site import LocalFile, LocalModel
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import FileInfo, ModelManifest
-from edgeshard.domain.site import LocalFile, LocalModel
+from edgeshard.domain.models.model import FileInfo, ModelManifest
 from edgeshard.storage.blobs import blob_size, manifest_items
 from edgeshard.storage.checkpoint import Checkpoint, item_locations
 from edgeshard.storage.model_directory import open_regular

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeshard.domain.chat import (
+from edgeshard.domain.requests.chat import (
     AnswerFormat,
     ChatPrompt,
     Conversation,

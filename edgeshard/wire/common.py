@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.condition import Condition, Support
-from edgeshard.domain.device import (
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.domain.nodes.device import (
     DeviceFacts,
     FillingWork,
     HugePages,
@@ -16,10 +20,6 @@ from edgeshard.domain.device import (
     StageStreaming,
     StageSwap,
 )
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
 from edgeshard.proto.v1 import common_pb2 as pb
 
 _DTYPES = {

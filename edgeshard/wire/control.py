@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, assert_never
 
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     ActivateHead,
     AgentMessage,
     CommandProgress,
@@ -30,10 +30,8 @@ from edgeshard.domain.commands import (
     Term,
     TraceSteps,
 )
-from edgeshard.domain.condition import Condition
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.control.heartbeats import MOST_PACKED, check_stage_count
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.heartbeats import MOST_PACKED, check_stage_count
 from edgeshard.domain.ids import (
     DeploymentName,
     Epoch,
@@ -45,8 +43,10 @@ from edgeshard.domain.ids import (
     check_name,
     check_plain,
 )
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.trace import check_seconds
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.requests.link import LinkSuspected
+from edgeshard.domain.requests.trace import check_seconds
 from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.wire.common import (

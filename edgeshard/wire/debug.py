@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.commands import DumpPart
+from edgeshard.domain.control.commands import DumpPart
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeName, OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2

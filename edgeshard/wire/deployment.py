@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
+from edgeshard.domain.deployments.loss import Loss, Pause
+from edgeshard.domain.deployments.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.replan import Replan, ReplanCall, ReplanReason
+from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.deployments.traffic import Lengths, Outlook, Traffic
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.loss import Loss, Pause
-from edgeshard.domain.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
-from edgeshard.domain.replan import Replan, ReplanCall, ReplanReason
-from edgeshard.domain.step_cost import StageCost
-from edgeshard.domain.traffic import Lengths, Outlook, Traffic
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.wire.common import (

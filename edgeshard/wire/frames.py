@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.domain.generation import Guide, StageTiming
-from edgeshard.domain.step import (
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import Guide, StageTiming
+from edgeshard.domain.requests.step import (
     ForwardStep,
     GuideFailure,
     KvGrant,

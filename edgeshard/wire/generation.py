@@ -8,7 +8,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import (
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.generation import (
     Biases,
     Finished,
     FinishReason,
@@ -26,7 +27,6 @@ from edgeshard.domain.generation import (
     TokenLogprob,
     option_fields,
 )
-from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import StageTiming, Token
-from edgeshard.domain.head import (
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.requests.generation import StageTiming, Token
+from edgeshard.domain.requests.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
@@ -24,7 +25,6 @@ from edgeshard.domain.head import (
     HeldRequest,
     StartRequest,
 )
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.generation import (
     generation_from_wire,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
-from edgeshard.domain.profile import LinkSample
+from edgeshard.domain.nodes.profile import LinkSample
+from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.wire.frames import Frame
 

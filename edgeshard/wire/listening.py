@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import repeat
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Finished, Token
-from edgeshard.domain.listening import GenerationEnd, Heard, ListenerHello, ListenerMessage, TokensRead
+from edgeshard.domain.requests.generation import Finished, Token
+from edgeshard.domain.requests.listening import GenerationEnd, Heard, ListenerHello, ListenerMessage, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.wire.generation import (
     finished_from_wire,

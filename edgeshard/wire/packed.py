@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.ids import OperationId, check_id
-from edgeshard.domain.packed import DropCall, PackedUnit
+from edgeshard.domain.models.packed import DropCall, PackedUnit
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
 

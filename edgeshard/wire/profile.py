@@ -9,7 +9,7 @@ import math
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import (
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
     EnergyProfile,

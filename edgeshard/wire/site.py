@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.errors import InternalError
-from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId, check_id
-from edgeshard.domain.packed import PackedOn
-from edgeshard.domain.site import (
+from edgeshard.domain.control.site import (
     MeasureRequest,
     NodeDetails,
     NodeProgress,
@@ -21,6 +17,10 @@ from edgeshard.domain.site import (
     UnknownFigures,
     UnknownProfile,
 )
+from edgeshard.domain.errors import InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId, check_id
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.packed import PackedOn
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2
 from edgeshard.wire.common import (

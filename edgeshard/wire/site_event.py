@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgeshard.domain.control.site_event import SiteEvent, Subject
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.site_event import SiteEvent, Subject
 from edgeshard.proto.v1 import admin_pb2 as pb
 
 

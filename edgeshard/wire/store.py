@@ -10,11 +10,7 @@ import re
 from google.protobuf import json_format
 
 from edgeshard.architectures import check_manifest, parse_config
-from edgeshard.domain.dtypes import IntegerFormat
-from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
-from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
-from edgeshard.domain.site import (
+from edgeshard.domain.control.site import (
     BlobHeader,
     BlobRange,
     LocalAdding,
@@ -23,6 +19,10 @@ from edgeshard.domain.site import (
     MissingBlob,
     ModelRegistration,
 )
+from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
+from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
+from edgeshard.domain.models.dtypes import IntegerFormat
+from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size

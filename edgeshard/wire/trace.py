@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
+from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import trace_pb2 as pb
 from edgeshard.wire.common import layers_from_wire, layers_to_wire
 

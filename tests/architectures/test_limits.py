@@ -19,7 +19,7 @@ from edgeshard.architectures.limits import (
     MAX_VOCABULARY,
 )
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.inputs.shapes import model_from_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -9,13 +9,13 @@ import pytest_asyncio
 
 from bench.gateway import SERVED, Clockwork
 from edgeshard.chat.process import ChatProcess, ModelFiles
-from edgeshard.domain.chat import ChatPrompt, Conversation
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.gateway.access.callers import Caller
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.callers import Caller
-from edgeshard.gateway.listen import HttpListen
-from edgeshard.gateway.server import GatewayServer
+from edgeshard.gateway.connections.listen import HttpListen
+from edgeshard.gateway.connections.server import GatewayServer
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.http import Http
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from edgeshard.client import Client
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Guide, GuideKind
+from edgeshard.domain.requests.generation import Guide, GuideKind
 from edgeshard.rpc.tls import TlsFiles
 
 GRAMMAR = "start: a\na: a a a | a a | /[a-zA-Z ,.]/"

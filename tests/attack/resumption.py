@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import grpc
 
-from edgeshard.domain.generation import Generation
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.generation import Generation
 from edgeshard.proto.v1 import inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
@@ -42,9 +42,7 @@ async def resume_ended(
         return found
 
 
-async def let_end(
-    address: str, files: TlsFiles | None, model: str, *, count: int = 100, seconds: float = 15.0
-) -> int:
+async def let_end(address: str, files: TlsFiles | None, model: str, *, count: int = 100, seconds: float = 15.0) -> int:
     """`count` requests of one token, one after the other, as `resume_ended` begins; how many there were."""
     async with open_channel(address, files) as channel:
         stub: Any = inference_pb2_grpc.InferenceServiceStub(channel)

@@ -10,8 +10,8 @@ import pytest
 
 from bench.gateway import Clockwork
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.listen import HttpListen
-from edgeshard.gateway.server import GatewayServer
+from edgeshard.gateway.connections.listen import HttpListen
+from edgeshard.gateway.connections.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.attack import bodies, http_connections, smuggling
@@ -53,7 +53,7 @@ async def test_a_refused_body_says_when_to_come_again(http: Http) -> None:
 
 
 async def test_a_body_that_drips_is_given_up(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgeshard.gateway import bodies as reading
+    from edgeshard.gateway.access import bodies as reading
 
     monkeypatch.setattr(reading, "GRACE_S", 0.5)
     statuses = await bodies.dripping(http.url, "mallory", count=3, seconds=10.0)

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from edgeshard_agent.model.cached_source import CachedTensorSource
+from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_coordinator.store import ModelStore

@@ -42,10 +42,10 @@ def test_what_was_added_before_is_not_loaded(tmp_path: Path, name: str) -> None:
 PROMPTS = """
 import asyncio, json, resource, sys
 from pathlib import Path
-from edgeshard.domain.generation import Generation
-from edgeshard.domain.head import StartRequest
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.head import StartRequest
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.storage import forms
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
 from edgeshard_agent.engine.journal import RequestAdmitted, RequestRefused

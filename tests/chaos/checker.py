@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
 
 
 @dataclass(frozen=True, slots=True)

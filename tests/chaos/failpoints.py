@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.step import Span
+from edgeshard.domain.requests.step import Span
 
 
 class Place(StrEnum):

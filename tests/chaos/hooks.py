@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.step import Span
+from edgeshard.domain.requests.step import Span
 from tests.chaos.failpoints import Moment, Place, Trap
 
 WRITES = {
@@ -140,7 +140,7 @@ def cut_prompts(step_tokens: int) -> None:
 
 def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each sort of write
     """The places of a coordinator: each of its writes, in the thread that writes."""
-    from edgeshard_coordinator.control.persistence import StateStore
+    from edgeshard_coordinator.control.persistence.persistence import StateStore
     from edgeshard_coordinator.store import models
 
     from edgeshard.storage.blobs import BlobDirectory

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from edgeshard.domain.generation import GenerateOptions
+from edgeshard.domain.requests.generation import GenerateOptions
 from tests.chaos.failpoints import OF_LOADS, OF_SAVES, Action, Place
 
 STAGES = 3

@@ -20,7 +20,7 @@ from typing import Self
 import psutil
 
 from edgeshard import Client
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from tests.chaos import failpoints
 from tests.chaos.census import census_file

@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import Span, StepPlan
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import Span, StepPlan
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint, Place
 from tests.chaos.matrix import Ask

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 
 from edgeshard import Client
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub

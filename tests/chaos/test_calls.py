@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, NotFoundError, UnavailableError
-from edgeshard.domain.generation import Finished, FinishReason, Token
+from edgeshard.domain.requests.generation import Finished, FinishReason, Token
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.rpc.channel import open_channel

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.placement import Placement
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
 from tests.chaos.checker import check, reference_of
 
 PROMPT = (7, 8, 9)

@@ -13,9 +13,9 @@ import pytest
 from edgeshard_agent.ops import native_available
 
 from edgeshard import Client
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import GenerateOptions, Token
+from edgeshard.domain.requests.generation import GenerateOptions, Token
 from tests.chaos.checker import check, reference_of
 from tests.chaos.matrix import STAGES, VOCABULARY, Ask
 from tests.chaos.run import say

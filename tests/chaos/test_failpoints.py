@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.domain.step import Span
+from edgeshard.domain.requests.step import Span
 from tests.chaos import failpoints
 from tests.chaos.failpoints import Action, Failpoint, Moment, Place, Trap
 from tests.chaos.hooks import replace_method

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.domain.step import Span
+from edgeshard.domain.requests.step import Span
 from tests.chaos import matrix, pauses, run
 from tests.chaos.failpoints import Action, Failpoint, Moment, Place
 from tests.chaos.matrix import CHUNK, NEW_TOKENS, PROMPT, STAGES, Case, Dtype, Fault

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.ops import native_available
 
-from edgeshard.domain.device import StagePhase
 from edgeshard.domain.ids import NodeName
+from edgeshard.domain.nodes.device import StagePhase
 from tests.chaos.checker import check, reference_of
 from tests.chaos.matrix import Ask
 from tests.chaos.site import DEPLOYMENT, ChaosSite

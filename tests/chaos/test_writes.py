@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.ops import native_available
-from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.transitions import TRANSITIONS
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS
 
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from tests.chaos import writes
 from tests.chaos.failpoints import OF_SAVES
 from tests.chaos.hooks import FILES, WRITES

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from edgeshard import Client
-from edgeshard.domain.device import StagePhase
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Finished, GenerationEvent, Token
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.requests.generation import Finished, GenerationEvent, Token
 from tests.chaos import matrix
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import Action, Failpoint

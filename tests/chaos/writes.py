@@ -23,10 +23,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgeshard_coordinator.core.transitions import Trigger
+from edgeshard_coordinator.core.deployments.transitions import Trigger
 
 from edgeshard import Client
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError
 from tests.chaos.checker import Reference, check, reference_of
 from tests.chaos.failpoints import OF_SAVES, Action, Failpoint, Place
@@ -52,7 +52,7 @@ from tests.chaos.trial import Stream
 class Write:
     """`what` the coordinator writes, as `hooks.hook_coordinator` names it, and the story that brings it about.
 
-    `edge` is the way between phases that is written so, as `core.transitions` has it.
+    `edge` is the way between phases that is written so, as `core.deployments.transitions` has it.
     """
 
     what: str

@@ -11,8 +11,8 @@ import pytest
 
 from edgeshard.chat.model import ChatModel
 from edgeshard.chat.parsing import AnswerParser
-from edgeshard.domain.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolCall, ToolFormat
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolCall, ToolFormat
 
 DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
 TOKENIZER = (DEMO / "tokenizer.json").read_bytes()

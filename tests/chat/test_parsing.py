@@ -11,7 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeshard.chat.parsing import AnswerParser
-from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, Marker, ReasoningDelta, ToolCall, ToolFormat
+from edgeshard.domain.requests.chat import (
+    AnswerDelta,
+    AnswerFormat,
+    ContentDelta,
+    Marker,
+    ReasoningDelta,
+    ToolCall,
+    ToolFormat,
+)
 
 TOOLS = [
     {"type": "function", "function": {"name": "find", "parameters": {"properties": {"what": {"type": "string"}}}}},

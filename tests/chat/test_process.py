@@ -16,7 +16,6 @@ import pytest_asyncio
 
 from edgeshard.chat import lane
 from edgeshard.chat.process import ChatProcess, ModelFiles
-from edgeshard.domain.chat import Conversation
 from edgeshard.domain.errors import (
     EdgeShardError,
     InvalidArgumentError,
@@ -25,6 +24,7 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import Digest
+from edgeshard.domain.requests.chat import Conversation
 from tests.attack import tokenizer_growth
 from tests.support.tokenizers import write_tokenizer
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli.bench_load import Lengths, Load, Loading, Wanted, arrivals, drawn, put_on
-from edgeshard.cli.bench_report import Goal, Served, report
+from edgeshard.cli.commands.requests.bench_load import Lengths, Load, Loading, Wanted, arrivals, drawn, put_on
+from edgeshard.cli.render.bench_report import Goal, Served, report
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.process.clock import SystemClock
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from edgeshard.cli.chat import Talk
-from edgeshard.domain.chat import ReasoningDelta
+from edgeshard.cli.commands.requests.chat import Talk
 from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.requests.chat import ReasoningDelta
 from edgeshard.proto.v1 import inference_pb2
 
 pytestmark = pytest.mark.timing

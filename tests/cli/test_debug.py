@@ -54,7 +54,7 @@ def test_a_file_is_replaced_only_when_asked(edgectl: Any, known: Any, tmp_path: 
 def test_a_file_that_came_meanwhile_stays(edgectl: Any, known: Any, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "site.json"
     path.write_text("mine")
-    monkeypatch.setattr("edgeshard.cli.debug._check_output", lambda path, force: None)
+    monkeypatch.setattr("edgeshard.cli.commands.observing.debug._check_output", lambda path, force: None)
     result = edgectl("debug", "dump", "-o", str(path))
     assert result.exit_code == 2 and path.read_text() == "mine" and list(tmp_path.iterdir()) == [path]
 

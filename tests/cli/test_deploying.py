@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgeshard.cli import loading
-from edgeshard.cli.deploy import option_of
-from edgeshard.cli.loading import DeployReporter, Pace, loading_text
-from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import FillingWork, StageFilling, StagePhase
-from edgeshard.domain.dtypes import DType, IntegerFormat, KvFormat
+from edgeshard.cli.commands.deployments.deploy import option_of
+from edgeshard.cli.render import loading
+from edgeshard.cli.render.loading import DeployReporter, Pace, loading_text
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
-from edgeshard.domain.placement import parse_layers
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, KvFormat
+from edgeshard.domain.nodes.device import FillingWork, StageFilling, StagePhase
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
 from edgeshard.wire.deployment import spec_to_wire
 from tests.support.scripted_site import deployment as scripted_deployment

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli.doctor import _why_closed, beyond
-from edgeshard.cli.doctor_checks import (
+from edgeshard.cli.commands.observing.doctor import _why_closed, beyond
+from edgeshard.cli.commands.observing.doctor_checks import (
     ADVICE,
     COORDINATOR,
     HERE,
@@ -19,12 +19,12 @@ from edgeshard.cli.doctor_checks import (
     TriedPort,
     diagnose,
 )
-from edgeshard.domain.condition import Condition, Support
-from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import HugePages
+from edgeshard.domain.control.site import Site, StoredLink
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
-from edgeshard.domain.site import Site, StoredLink
+from edgeshard.domain.nodes.condition import Condition, Support
+from edgeshard.domain.nodes.device import HugePages
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 NOW_S = 1_800_000_000.0
 SOUND = Condition(

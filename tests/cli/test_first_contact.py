@@ -13,13 +13,13 @@ import edgeshard_agent
 import pytest
 from typer.testing import CliRunner
 
-from edgeshard.cli import join
-from edgeshard.cli.demo import Narrator, has_kernels
-from edgeshard.cli.join import write_client_settings
+from edgeshard.cli.commands.site import join
+from edgeshard.cli.commands.site.demo import Narrator, has_kernels
 from edgeshard.cli.main import app
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.identity import Principal, Role
+from edgeshard.local.user_files import write_client_settings
 from edgeshard.proto.v1 import admin_pb2
 from tests.support.identities import Identities
 
@@ -101,14 +101,14 @@ def test_all_that_is_not_installed_is_said_before_anything_starts(
     command: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgeshard.process.extras.find_spec", lambda name: None)
-    monkeypatch.setattr("edgeshard.cli.children.Daemon.start", None)
+    monkeypatch.setattr("edgeshard.local.children.Daemon.start", None)
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, says in result.stderr) == (1, True), result.stderr
 
 
 def test_a_token_is_not_used_up_where_the_agent_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgeshard.process.extras.find_spec", lambda name: None if name == "torch" else name)
-    monkeypatch.setattr("edgeshard.cli.join._enrol_once", None)
+    monkeypatch.setattr("edgeshard.cli.commands.site.join._enrol_once", None)
     token: Any = SimpleNamespace(principal=Principal("mill", Role.AGENT, "b"))
     with pytest.raises(FailedPreconditionError, match="edgectl join needs the agent extra"):
         join._join_here(token, None, None, {})
@@ -143,7 +143,7 @@ def test_ctrl_c_in_deploy_says_what_goes_on_and_how_to_end_it(site: Any) -> None
 
 def test_the_demo_has_no_colours_where_none_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("edgeshard.cli.demo.typer.echo", lambda text, err: said.append(text))
+    monkeypatch.setattr("edgeshard.cli.commands.site.demo.typer.echo", lambda text, err: said.append(text))
     for wanted, coloured in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", wanted)
         Narrator(0.0).say("hello")

@@ -19,9 +19,9 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.cli.main import Lazy, app
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
 from tests.support.golden import json_text, masked_text
 
 pytestmark = pytest.mark.timing

@@ -16,14 +16,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edgeshard.cli.logs import command_of
+from edgeshard.cli.commands.requests.run import _chat
+from edgeshard.cli.commands.site.logs import command_of
 from edgeshard.cli.main import app
-from edgeshard.cli.output import Column
-from edgeshard.cli.run import _chat
-from edgeshard.cli.watch import Changes, Rows
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.cli.render.output import Column
+from edgeshard.cli.render.watch import Changes, Rows
+from edgeshard.domain.control.site_event import SiteEvent, Subject
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
-from edgeshard.domain.site_event import SiteEvent, Subject
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
 pytestmark = pytest.mark.timing

@@ -12,7 +12,7 @@ from edgeshard_agent.settings import AgentSettings
 from edgeshard_coordinator.settings import CoordinatorSettings
 from typer.testing import CliRunner
 
-from edgeshard.cli import install
+from edgeshard.cli.commands.site import install
 from edgeshard.cli.main import app
 from edgeshard.process.config import load_settings
 

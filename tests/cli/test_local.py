@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli import demo
-from edgeshard.cli.children import Daemon, keep_running
+from edgeshard.cli.commands.site import demo
+from edgeshard.domain.deployments.placement import check_cover
 from edgeshard.domain.errors import (
     DeadlineError,
     EdgeShardError,
@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
-from edgeshard.domain.placement import check_cover
+from edgeshard.local.children import Daemon, keep_running
 from edgeshard.process import restarts
 
 pytestmark = pytest.mark.timing

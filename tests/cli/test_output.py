@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from edgeshard.cli.output import (
+from edgeshard.cli.render.output import (
     Column,
     gap_text,
     human_age,
@@ -20,7 +20,7 @@ from edgeshard.cli.output import (
     printable,
     table,
 )
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_spec_becomes_json_types() -> None:
 def test_a_table_wider_than_the_terminal_keeps_one_line_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeshard.cli.output.stdout_console", lambda: Console(width=40, force_terminal=True))
+    monkeypatch.setattr("edgeshard.cli.render.output.stdout_console", lambda: Console(width=40, force_terminal=True))
     columns: list[Column[str]] = [Column(f"COLUMN {i}", lambda item: item * 3) for i in range(6)]
     print_table(table(["a long cell ", "b"], columns))
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +96,7 @@ def test_a_narrow_terminal_gets_folded_cells_and_a_pipe_whole_lines(monkeypatch:
     for terminal, wide, longest in ((True, False, 80), (True, True, 200), (False, False, 200)):
         screen = io.StringIO()
         console = Console(file=screen, force_terminal=terminal, width=80 if terminal else 1000, color_system=None)
-        monkeypatch.setattr("edgeshard.cli.output.stdout_console", lambda console=console: console)
+        monkeypatch.setattr("edgeshard.cli.render.output.stdout_console", lambda console=console: console)
         print_table(table(["a"], columns), wide)
         lines = [line.rstrip() for line in screen.getvalue().splitlines()]
         assert max(map(len, lines)) <= longest

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from edgeshard.cli.profile import progress_on
+from edgeshard.cli.commands.deployments.profile import progress_on
 from edgeshard.client import NodeProgress
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeName

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import StagePhase, StageSwap
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.site import UnknownFigures, UnknownProfile
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import ModelName, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import ExplicitStage, Prediction
-from edgeshard.domain.site import UnknownFigures, UnknownProfile
-from edgeshard.domain.traffic import NO_TRAFFIC, Outlook
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageSwap
 from edgeshard.proto.v1 import admin_pb2
 from tests.support.scripted_site import deployment, stage_status
 

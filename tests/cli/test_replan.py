@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.deployment import Deployment, DeploymentPhase
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
+from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.replan import Replan, ReplanReason
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.replan import Replan, ReplanReason
+from edgeshard.domain.models.model import LayerRange
 from edgeshard.proto.v1 import admin_pb2
 
 

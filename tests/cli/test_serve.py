@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from edgeshard import Client
-from edgeshard.cli import own_site
-from edgeshard.cli.own_site import _box_name
-from edgeshard.domain.placement import parse_layers
-from edgeshard.domain.replan import ReplanReason
+from edgeshard.domain.deployments.placement import parse_layers
+from edgeshard.domain.deployments.replan import ReplanReason
+from edgeshard.local import own_site
+from edgeshard.local.own_site import _box_name
 from edgeshard.rpc.tls_files import tls_files
 from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from edgeshard.cli import site_watch
-from edgeshard.cli.site_watch import SiteWatch
+from edgeshard.cli.commands.site import site_watch
+from edgeshard.cli.commands.site.site_watch import SiteWatch
+from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import AbortedError, UnavailableError
 from edgeshard.domain.identity import JoinToken, Principal, Role
-from edgeshard.domain.replan import ReplanReason
 
 pytestmark = pytest.mark.timing
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.cli.own_site import _box_name
+from edgeshard.local.own_site import _box_name
 from tests.house.documents import ROOT
 from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
 

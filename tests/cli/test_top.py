@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from textual.widgets import DataTable, Static
 
-from edgeshard.cli import top
-from edgeshard.cli.top_rows import BOXES, DEPLOYMENTS, LINKS, STAGES, Look, summary, tables
-from edgeshard.cli.top_view import TopView
-from edgeshard.domain.condition import Condition
-from edgeshard.domain.deployment import DeploymentPhase, SuspectHop
-from edgeshard.domain.device import StagePhase
+from edgeshard.cli.commands.observing import top
+from edgeshard.cli.render.top_rows import BOXES, DEPLOYMENTS, LINKS, STAGES, Look, summary, tables
+from edgeshard.cli.render.top_view import TopView
+from edgeshard.domain.control.site import Site, StoredLink
+from edgeshard.domain.deployments.deployment import DeploymentPhase, SuspectHop
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import Epoch
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
-from edgeshard.domain.site import Site, StoredLink
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 pytestmark = pytest.mark.timing
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import StageExperts, StagePhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import NotFoundError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import ReadRecord, StageTrace, StepRecord
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StageExperts, StagePhase
+from edgeshard.domain.requests.trace import ReadRecord, StageTrace, StepRecord
 
 COMPUTE_S, SEND_S = 0.010, 0.002
 LAP_S = 2 * (COMPUTE_S + SEND_S)

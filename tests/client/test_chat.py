@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgeshard.client import ChatFinished, Client, ContentDelta, Started, SyncClient, ToolCall
-from edgeshard.domain.chat import ChatReason
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.generation import Finished, FinishReason, Token
+from edgeshard.domain.requests.chat import ChatReason
+from edgeshard.domain.requests.generation import Finished, FinishReason, Token
 from edgeshard.proto.v1 import inference_pb2
 
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]

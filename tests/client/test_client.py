@@ -11,9 +11,7 @@ import pytest
 
 from edgeshard import Client
 from edgeshard.domain import errors
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import StagePhase
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.errors import (
     DeadlineError,
     DeniedError,
@@ -25,7 +23,9 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import FinishReason, Started, Token
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.requests.generation import FinishReason, Started, Token
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
 
 pytestmark = pytest.mark.timing

@@ -9,7 +9,7 @@ import pytest
 
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, StageTiming, Started, Token
 
 
 def build(site: Any, times_s: list[float], **options: Any) -> Completion:

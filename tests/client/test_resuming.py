@@ -10,7 +10,8 @@ import pytest
 
 from edgeshard.client.resuming import PATIENCE_S, resumed
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
-from edgeshard.domain.generation import (
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
     GenerateRequest,
@@ -20,7 +21,6 @@ from edgeshard.domain.generation import (
     Started,
     Token,
 )
-from edgeshard.domain.ids import DeploymentName, RequestId
 from tests.support.scripted_site import placement
 
 pytestmark = pytest.mark.timing

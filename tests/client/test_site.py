@@ -10,8 +10,8 @@ import pytest
 
 from edgeshard import Client, SyncClient
 from edgeshard.client import NodeProgress
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.proto.v1 import admin_pb2
 
 

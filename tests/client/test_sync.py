@@ -13,9 +13,9 @@ import pytest
 
 from edgeshard import SyncClient
 from edgeshard.client import sync
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import NotFoundError
-from edgeshard.domain.generation import Started, Token
+from edgeshard.domain.requests.generation import Started, Token
 from tests.support.forms import in_form
 
 pytestmark = pytest.mark.timing

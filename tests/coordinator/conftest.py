@@ -12,25 +12,25 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.control.auditing import CallAudit
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.placing import Placer
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.quotas import Quotas
-from edgeshard_coordinator.core.state import Timings, validate_state
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.core.placement.placing import Placer
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.quotas import Quotas
+from edgeshard_coordinator.core.values.state import Timings, validate_state
 
 from edgeshard import WIRE_VERSION
 from edgeshard.architectures import expected_tensors
-from edgeshard.domain.commands import Registration
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts, StageStatus
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import Registration
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
-from edgeshard.domain.model import ModelManifest, TensorInfo
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import ModelManifest, TensorInfo
+from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, head_pb2, inference_pb2, inference_pb2_grpc
 from edgeshard.rpc.channel import open_channel

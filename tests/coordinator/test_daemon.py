@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.core.quotas import Quota
+from edgeshard_coordinator.core.values.quotas import Quota
 from edgeshard_coordinator.daemon import _assemble, _site
 from edgeshard_coordinator.settings import CoordinatorSettings
 

@@ -14,14 +14,14 @@ import pytest
 from edgeshard_agent.core.actions import Action as AgentAction
 from edgeshard_agent.core.events import Event as AgentEvent
 from edgeshard_agent.core.state import AgentState
-from edgeshard_coordinator.core.actions import Action as CoordinatorAction
-from edgeshard_coordinator.core.events import Event as CoordinatorEvent
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.core.values.actions import Action as CoordinatorAction
+from edgeshard_coordinator.core.values.events import Event as CoordinatorEvent
+from edgeshard_coordinator.core.values.state import State
 
 from edgeshard.debugging.codec import Codec
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, NotFoundError, UnavailableError
-from edgeshard.domain.generation import Generation, Sampling
+from edgeshard.domain.requests.generation import Generation, Sampling
 
 MEMBERS = [
     (union, member)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_coordinator.core.actions import EndService, SendCommand
-from edgeshard_coordinator.core.events import CommandAnswered, NodeRegistered, Ticked
+from edgeshard_coordinator.core.values.actions import EndService, SendCommand
+from edgeshard_coordinator.core.values.events import CommandAnswered, NodeRegistered, Ticked
 
 from edgeshard.debugging.labels import labels
-from edgeshard.domain.commands import ActivateHead, CommandKey, CommandResult, PrepareStage, Registration
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.control.commands import ActivateHead, CommandKey, CommandResult, PrepareStage, Registration
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.placement import Placement
+from edgeshard.domain.nodes.device import DeviceFacts
 
 TALE, A = DeploymentName("tale"), NodeId("id-a")
 SPEC = DeploymentSpec(name="tale", model="m", source="a")

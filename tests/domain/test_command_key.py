@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.commands import CommandKey, CommandKind
+from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch
 

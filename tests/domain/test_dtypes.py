@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import MODEL_FORMATS, DType, IntegerFormat, Quantisation, parse_quantisation, weights_text
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import (
+    MODEL_FORMATS,
+    DType,
+    IntegerFormat,
+    Quantisation,
+    parse_quantisation,
+    weights_text,
+)
 
 INT8, INT4 = MODEL_FORMATS
 

@@ -9,11 +9,12 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from edgeshard.cli.generate import generate
-from edgeshard.cli.generation_options import UNSET
+from edgeshard.cli.commands.requests.generate import generate
+from edgeshard.cli.commands.requests.generation_options import UNSET
 from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import (
+from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.requests.generation import (
     GUIDE_LIMIT_BYTES,
     LOGIT_BIAS_LIMIT_TOKENS,
     PROMPT_LIMIT_BYTES,
@@ -29,8 +30,7 @@ from edgeshard.domain.generation import (
     Sampling,
     option_fields,
 )
-from edgeshard.domain.head import HeadAccepted, StartRequest
-from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.requests.head import HeadAccepted, StartRequest
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.head import head_command_to_wire, head_message_to_wire
 

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.commands import Heartbeat, HeartbeatChange
-from edgeshard.domain.device import HugePages, StageKey, StagePhase, StageStatus
-from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.heartbeats import (
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.control.heartbeats import (
     MEMORY_NOTICED,
     MOST_STAGES,
     NOTHING,
@@ -19,8 +17,10 @@ from edgeshard.domain.heartbeats import (
     change_between,
     with_change,
 )
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import HugePages, StageKey, StagePhase, StageStatus
 
 
 def stage(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.errors import PlacementError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import parse_layers
+from edgeshard.domain.models.model import LayerRange
 
 
 def test_a_layer_of_thousands_of_digits_is_a_placement_that_cannot_be() -> None:

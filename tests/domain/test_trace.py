@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import (
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.trace import (
     ReadRecord,
     StageTrace,
     StepRecord,

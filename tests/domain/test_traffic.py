@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.traffic import LATEST, NO_TRAFFIC, Lengths, Traffic
+from edgeshard.domain.deployments.traffic import LATEST, NO_TRAFFIC, Lengths, Traffic
 
 TOKENS = st.integers(1, 200_000)
 

@@ -21,7 +21,7 @@ from typing import Any
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.settings import AgentSettings
-from edgeshard_coordinator.core.quotas import parse_quotas
+from edgeshard_coordinator.core.values.quotas import parse_quotas
 from edgeshard_coordinator.settings import CoordinatorSettings
 from google.protobuf.message import DecodeError
 
@@ -29,20 +29,29 @@ from edgeshard.architectures import KNOWN_MODELS, read_config
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.chat.templates import ChatTemplate
-from edgeshard.domain.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DataLossError, EdgeShardError
-from edgeshard.domain.generation import Guide, GuideKind, Sampling, StageTiming
 from edgeshard.domain.identity import Enrolment, Invitation, Principal, Role
-from edgeshard.domain.step import ForwardStep, KvGrant, ReturnedStep, SampledToken, Span, StepPlan, StepResult, Tensor
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
+from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling, StageTiming
+from edgeshard.domain.requests.step import (
+    ForwardStep,
+    KvGrant,
+    ReturnedStep,
+    SampledToken,
+    Span,
+    StepPlan,
+    StepResult,
+    Tensor,
+)
 from edgeshard.identity.authority import key_digest, new_key, request_for
 from edgeshard.importing.gguf_config import checkpoint_name, config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.lab import parse_lab
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.process.config import load_settings
 from edgeshard.proto.v1 import identity_pb2, stage_pb2, store_pb2
 from edgeshard.storage.checkpoint import open_checkpoint, read_header

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
 from tests.support.chat_models import DEMO_MODEL, demo_model_with
 from tests.support.http import Http
 from tests.support.site import Site

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
-from edgeshard.gateway import bodies
-from edgeshard.gateway.bodies import Bodies, BodyBudget, patience_s
-from edgeshard.gateway.texts import TokenizeRequest
+from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.bodies import Bodies, BodyBudget, patience_s
+from edgeshard.gateway.routes.texts import TokenizeRequest
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
 from tests.support.http import Http, Stream
 from tests.support.site import Site
 

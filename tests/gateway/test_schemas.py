@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.gateway.schemas import closed
+from edgeshard.gateway.routes.schemas import closed
 
 TEXT = {"type": "string"}
 POINT = {"type": "object", "properties": {"x": TEXT}}

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from bench.gateway import SERVED, Clockwork
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, Conversation, GenerationDefaults, Marker, ToolFormat
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import (
     Code,
     DeniedError,
@@ -24,19 +24,28 @@ from edgeshard.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.placement import Placement
-from edgeshard.gateway import accepting, answers, bodies, connection
+from edgeshard.domain.requests.chat import (
+    AnswerFormat,
+    ChatPrompt,
+    Conversation,
+    GenerationDefaults,
+    Marker,
+    ToolFormat,
+)
+from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
+from edgeshard.gateway.access import bodies
+from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.cors import parse_origins
+from edgeshard.gateway.access.entrance import OPEN
+from edgeshard.gateway.answers.answers import answers
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.callers import Caller
-from edgeshard.gateway.cors import parse_origins
-from edgeshard.gateway.crowd import Crowd
-from edgeshard.gateway.entrance import OPEN
+from edgeshard.gateway.connections import accepting, connection
+from edgeshard.gateway.connections.crowd import Crowd
+from edgeshard.gateway.connections.listen import HttpListen
+from edgeshard.gateway.connections.server import GatewayServer
 from edgeshard.gateway.errors import STATUSES
-from edgeshard.gateway.listen import HttpListen
-from edgeshard.gateway.responses import messages_of
-from edgeshard.gateway.server import GatewayServer
+from edgeshard.gateway.routes.responses import messages_of
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from edgeshard_coordinator.core.transitions import TRANSITIONS, Trigger
+from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from tests.house import documents
 
 ROOT = documents.ROOT
@@ -22,31 +22,46 @@ CITING += [path for path in (ROOT / "tests").rglob("*.py") if path != Path(__fil
 
 
 @pytest.fixture
-def draw_phases() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_phases", ROOT / "tools" / "draw_phases.py")
+def draw() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_architecture", ROOT / "tools" / "draw_architecture.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_phases_drawn_are_those_of_the_table(draw_phases: ModuleType) -> None:
+@pytest.mark.parametrize("name", ["phases", "imports"])
+def test_what_is_drawn_is_what_the_code_says(draw: ModuleType, name: str) -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    assert draw_phases.with_graph(text, draw_phases.phase_graph(TRANSITIONS)) == text, "run `make phases`"
+    assert draw.with_drawing(text, name, draw.drawings()[name]) == text, "run `make drawings`"
 
 
-def test_every_change_of_the_table_changes_the_drawing(draw_phases: ModuleType) -> None:
-    drawn = draw_phases.phase_graph(TRANSITIONS)
+def test_layers_are_drawn_for_every_container(draw: ModuleType) -> None:
+    rules = """[importlinter:contract:one]
+type = layers
+containers = some.package
+layers =
+    high
+    low | beside
+
+[importlinter:contract:two]
+type = forbidden
+"""
+    assert draw.import_layers(rules).splitlines()[1:-1] == [f"{'some.package':36}high", f"{'':36}low  beside"]
+
+
+def test_every_change_of_the_table_changes_the_drawing(draw: ModuleType) -> None:
+    drawn = draw.phase_graph(TRANSITIONS)
     for row in TRANSITIONS:
         without = {key: phase for key, phase in TRANSITIONS.items() if key != row}
-        assert draw_phases.phase_graph(without) != drawn
+        assert draw.phase_graph(without) != drawn
     other = {**TRANSITIONS, (Phase.FAILED, Trigger.NODES_BACK): Phase.LOADING}
-    assert draw_phases.phase_graph(other) != drawn
+    assert draw.phase_graph(other) != drawn
 
 
-def test_a_document_without_the_marks_is_refused(draw_phases: ModuleType) -> None:
+def test_a_document_without_the_marks_is_refused(draw: ModuleType) -> None:
     with pytest.raises(ValueError, match="must hold the lines"):
-        draw_phases.with_graph("# Architecture\n", "graph")
+        draw.with_drawing("# Architecture\n", "phases", "graph")
 
 
 def test_every_section_that_code_cites_exists() -> None:

@@ -11,8 +11,8 @@ from bench.engine_report import charts, document
 from bench.engine_streams import Arrival, Sample, Stream, median_sample, percentile, sample_of
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
 from bench.many_boxes_report import with_section
-from edgeshard.domain.generation import StageTiming
-from edgeshard.domain.mode import Mode
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.requests.generation import StageTiming
 
 
 def stream(first_s: float, every_s: float, tokens: int, *compute_s: float, wait_s: float = 0.0) -> Stream:

@@ -7,8 +7,8 @@ import pytest
 from bench.micro_batches import row, theory
 from bench.token_cost import gap_s, has_pairs
 from edgeshard.domain.ids import NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import StageTrace, StepRecord
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.trace import StageTrace, StepRecord
 
 HOP_S, FIRST_S, SECOND_S = 0.001, 0.02, 0.03
 

@@ -15,8 +15,8 @@ STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
     "agent/edgeshard_agent/measuring/process.py",
     "edgeshard/chat/lane.py",
-    "edgeshard/cli/children.py",
-    "edgeshard/cli/debug.py",
+    "edgeshard/local/children.py",
+    "edgeshard/cli/commands/observing/debug.py",
 }
 """All files that start one."""
 

@@ -142,7 +142,8 @@ def test_a_missing_extra_is_named_exactly(name: str, clean: Path, tmp_path: Path
 
 def test_the_library_does_not_load_torch_where_it_is_installed(tmp_path: Path) -> None:
     code = (
-        "import sys, edgeshard, edgeshard.client, edgeshard.cli.main, edgeshard.cli.local, edgeshard.cli.demo\n"
+        "import sys, edgeshard, edgeshard.client, edgeshard.cli.main, edgeshard.local.cluster\n"
+        "import edgeshard.cli.commands.site.demo\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
     assert checked(sys.executable, "-c", code, cwd=tmp_path).strip() == "[]"

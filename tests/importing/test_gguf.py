@@ -12,17 +12,17 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from gguf import GGMLQuantizationType as Type
 
 from bench.quantisation import VALIDATION, score
 from edgeshard.architectures import parse_config, read_config
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
 from edgeshard.importing import gguf_file
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_config import config_of

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import whole
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from safetensors.torch import load_file
 
 from bench.quantisation import VALIDATION, score
 from edgeshard.architectures import parse_config
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import TensorWriter, Width

@@ -12,12 +12,12 @@ from edgeshard_agent.model.projection import whole
 from gguf import GGMLQuantizationType as Type
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client.models import Adding
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
+from edgeshard.local.cluster import LocalCluster
 from tests.support.gguf_files import DEMO, everywhere, write_demo_gguf
 from tests.support.imports import nothing, tensors_of, write_checkpoint
 

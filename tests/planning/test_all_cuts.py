@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bench.instances import random_instance
-from edgeshard.planning.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
-from edgeshard.planning.instance import Cut, Instance
-from edgeshard.planning.scoring import score, violations
+from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
+from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.problem import single_kinds
+from edgeshard.planning.solvers.scoring import score, violations
 
 
 def one_by_one(instance: Instance) -> set[Cut]:

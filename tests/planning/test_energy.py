@@ -12,19 +12,19 @@ import pytest
 from bench import brute_energy
 from bench.brute_energy import least_energy
 from bench.brute_plans import Counted
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning import rate_search, request_search
-from edgeshard.planning.baselines import compare
-from edgeshard.planning.catalogue import CATALOGUE
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.energy import energy_j
-from edgeshard.planning.explain import explain
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import GAP_OF_ENERGY, PlanResult, plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import built_in_model
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.energy import energy_j
+from edgeshard.planning.inputs.catalogue import CATALOGUE
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.report.baselines import compare
+from edgeshard.planning.report.explain import explain
+from edgeshard.planning.search import rate_search, request_search
+from edgeshard.planning.search.plan import GAP_OF_ENERGY, PlanResult, plan, predict
+from edgeshard.planning.solvers.instance import Cut
 from tests.planning.test_requests import random_problem
 
 WATTS = ((5.0, 40.0), (60.0, 300.0), (0.0, 15.0), (90.0, 90.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.fit_noise import LIMITS, OBJECTIVES, run
-from edgeshard.planning.problem import Objective
+from edgeshard.planning.inputs.problem import Objective
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
 from tests.support.forms import one_in
 

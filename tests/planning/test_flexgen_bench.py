@@ -21,7 +21,7 @@ from bench.flexgen_paper.offloading import (
     policies,
     tier_costs,
 )
-from edgeshard.planning.instance import Floats
+from edgeshard.planning.solvers.instance import Floats
 
 WORK = TierWorkload()
 _PARTS = 5

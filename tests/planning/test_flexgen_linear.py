@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bench.flexgen_paper.linear import minimise
-from edgeshard.planning.instance import Floats
+from edgeshard.planning.solvers.instance import Floats
 
 
 def _none(count: int) -> tuple[Floats, Floats]:

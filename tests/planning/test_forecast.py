@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.explain import explain
-from edgeshard.planning.forecast import Forecast, forecast, together
-from edgeshard.planning.plan import PlanResult, plan
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.serving import ServedRequest
-from edgeshard.planning.shapes import built_in_model
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.report.explain import explain
+from edgeshard.planning.search.plan import PlanResult, plan
+from edgeshard.planning.simulation.forecast import Forecast, forecast, together
+from edgeshard.planning.simulation.serving import ServedRequest
 
 FAR_APART_S = 1000.0
 

@@ -12,11 +12,11 @@ from bench.hpipe_paper import __main__ as command
 from bench.hpipe_paper import schedules
 from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.energy import energy_j
-from edgeshard.planning.prompt_time import PromptTimes
-from edgeshard.planning.rings import ring
-from edgeshard.planning.timing import HopTimes, StageTimes
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.energy import energy_j
+from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.simulation.rings import ring
+from edgeshard.planning.simulation.timing import HopTimes, StageTimes
 
 LLAMA, GPT = MODELS
 

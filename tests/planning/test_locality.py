@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from bench.instances import random_problem
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.packed import NOTHING_HELD, Held
-from edgeshard.planning.catalogue import DeviceSpec
-from edgeshard.planning.costs import Costs
-from edgeshard.planning.devices import Cluster, ClusterNode, Link
-from edgeshard.planning.explain import locality_words
-from edgeshard.planning.locality import LOCALITY_MARGIN, Lacking
-from edgeshard.planning.plan import plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.scoring import violations
-from edgeshard.planning.shapes import built_in_model
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.planning.costs.costs import Costs
+from edgeshard.planning.inputs.catalogue import DeviceSpec
+from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.report.explain import locality_words
+from edgeshard.planning.search.locality import LOCALITY_MARGIN, Lacking
+from edgeshard.planning.search.plan import plan, predict
+from edgeshard.planning.solvers.scoring import violations
 from tests.support.forms import one_in
 
 GB = 1e9

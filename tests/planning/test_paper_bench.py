@@ -11,8 +11,8 @@ from bench.edgeshard_paper.__main__ import MEASURED, OUTPUT
 from bench.edgeshard_paper.experiments import Row, modes, paper_cluster, table
 from bench.edgeshard_paper.paper_numbers import MODELS, PERFORMANCE
 from bench.pages import markdown_table, write_or_check
-from edgeshard.cli.lab_site import LabFigures
-from edgeshard.domain.mode import Mode
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.local.lab_site import LabFigures
 
 
 @pytest.fixture(scope="module")

@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.brute_plans import best_rate
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.baselines import cloud_of, compare, cut_of, even
-from edgeshard.planning.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
-from edgeshard.planning.devices import Cluster, parse_cluster, with_bandwidth, with_nodes
-from edgeshard.planning.explain import bottleneck, explain
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import PlanResult, plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.scoring import score, stage_bytes, violations
-from edgeshard.planning.search import loads
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
-from edgeshard.planning.workspace import SLACK_BYTES
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
+from edgeshard.planning.inputs.devices import Cluster, parse_cluster, with_bandwidth, with_nodes
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.inputs.workspace import SLACK_BYTES
+from edgeshard.planning.report.baselines import cloud_of, compare, cut_of, even
+from edgeshard.planning.report.explain import bottleneck, explain
+from edgeshard.planning.search.plan import PlanResult, plan, predict
+from edgeshard.planning.search.search import loads
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}

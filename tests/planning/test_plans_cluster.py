@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
-from edgeshard.planning.catalogue import CATALOGUE
-from edgeshard.planning.costs import Roofline
-from edgeshard.planning.devices import parse_cluster, with_bandwidth, with_nodes, without_nodes
-from edgeshard.planning.problem import StepShape
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.planning.costs.costs import Roofline
+from edgeshard.planning.inputs.catalogue import CATALOGUE
+from edgeshard.planning.inputs.devices import parse_cluster, with_bandwidth, with_nodes, without_nodes
+from edgeshard.planning.inputs.problem import StepShape
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 
 ROOT = Path(__file__).resolve().parents[2]
 NAN, INFINITY = float("nan"), float("inf")

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning.baselines import COMPARED, StrategyRow, compare
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import parse_cluster, with_bandwidth
-from edgeshard.planning.explain import explain
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import built_in_model
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.devices import parse_cluster, with_bandwidth
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.report.baselines import COMPARED, StrategyRow, compare
+from edgeshard.planning.report.explain import explain
+from edgeshard.planning.search.plan import plan, predict
+from edgeshard.planning.solvers.instance import Cut
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from edgeshard.architectures import EXPERT_WIDTHS, expected_tensors, held_bytes
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange, TensorInfo
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import PlanProblem
-from edgeshard.planning.scoring import stage_bytes
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, model_from_config
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange, TensorInfo
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, model_from_config
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stage_bytes
 
 LLAMA = BUILT_IN_CONFIGS["llama2-7b"]
 # Rows of 100 elements fill no whole number of groups.

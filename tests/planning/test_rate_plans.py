@@ -10,12 +10,12 @@ import pytest
 
 from bench.brute_plans import Rate, best_rate
 from bench.instances import grown, random_problem
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning import rate_search
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.plan import GAP_OF_RATE, PlanResult, plan
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.shapes import built_in_model
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import built_in_model
+from edgeshard.planning.search import rate_search
+from edgeshard.planning.search.plan import GAP_OF_RATE, PlanResult, plan
 from tests.support.forms import in_form
 
 SAME = 1e-9

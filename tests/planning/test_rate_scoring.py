@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from bench.instances import random_problem
-from edgeshard.planning.all_cuts import every_cut
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.neighbours import neighbours
-from edgeshard.planning.plan import predict
-from edgeshard.planning.problem import Objective
-from edgeshard.planning.rate_scoring import Best, Rates, most_micro_batches
-from edgeshard.planning.scoring import violations
-from edgeshard.planning.search import loads, sizes
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.plan import predict
+from edgeshard.planning.search.rate_scoring import Best, Rates, most_micro_batches
+from edgeshard.planning.search.search import loads, sizes
+from edgeshard.planning.solvers.all_cuts import every_cut
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.problem import single_kinds
+from edgeshard.planning.solvers.scoring import violations
 
 
 def allowed_loads(costs: Costs, cut: Cut, batch: int) -> list[Load]:

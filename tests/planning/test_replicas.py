@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.planning.all_cuts import count_cuts
-from edgeshard.planning.baselines import COMPARED, StrategyRow, compare
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, Link, parse_cluster, with_nodes
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import Objective, PlanProblem, StepShape
-from edgeshard.planning.rate_search import MOST_COUNTED
-from edgeshard.planning.replicas import Replicas, replicas, shared_out, whole_fastest
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, BlockSpec, model_from_config
-from edgeshard.planning.verdict import MOST_ADVISED, MOST_TRIED, advice, plan_wins, verdict
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.devices import Cluster, Link, parse_cluster, with_nodes
+from edgeshard.planning.inputs.problem import Objective, PlanProblem, StepShape
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, BlockSpec, model_from_config
+from edgeshard.planning.report.baselines import COMPARED, StrategyRow, compare
+from edgeshard.planning.report.verdict import MOST_ADVISED, MOST_TRIED, advice, plan_wins, verdict
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.search.rate_search import MOST_COUNTED
+from edgeshard.planning.search.replicas import Replicas, replicas, shared_out, whole_fastest
+from edgeshard.planning.solvers.all_cuts import count_cuts
 
 SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}
 SMALL = model_from_config("small", SMALL_CONFIG)

@@ -10,19 +10,19 @@ from math import inf
 import pytest
 
 from bench.brute_plans import Counted, best_value
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning import request_search
-from edgeshard.planning.all_cuts import Cuts
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, parse_cluster
-from edgeshard.planning.explain import explain
-from edgeshard.planning.forecast import forecast
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import GAP_OF_REQUEST, GAP_OF_TTFT, plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.prompt_floor import CutFloor, PromptFloor, StepTables
-from edgeshard.planning.serving import ServedRequest
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, built_in_model, model_from_config
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.prompt_floor import CutFloor, PromptFloor, StepTables
+from edgeshard.planning.inputs.devices import Cluster, parse_cluster
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, built_in_model, model_from_config
+from edgeshard.planning.report.explain import explain
+from edgeshard.planning.search import request_search
+from edgeshard.planning.search.plan import GAP_OF_REQUEST, GAP_OF_TTFT, plan, predict
+from edgeshard.planning.simulation.forecast import forecast
+from edgeshard.planning.simulation.serving import ServedRequest
+from edgeshard.planning.solvers.all_cuts import Cuts
+from edgeshard.planning.solvers.instance import Cut
 
 
 def random_problem(seed: int, boxes: int, layers: int, **changes: object) -> PlanProblem:

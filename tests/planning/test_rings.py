@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, parse_cluster
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import predict
-from edgeshard.planning.problem import ComputeTimes, PlanProblem, StepShape
-from edgeshard.planning.prompt_time import PromptTimes
-from edgeshard.planning.rings import ring, serving_ring, traffic
-from edgeshard.planning.scoring import score
-from edgeshard.planning.serving import Schedule, ServedRequest, StepSpan, serve
-from edgeshard.planning.shapes import BlockSpec, ModelSpec, built_in_model
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import Traffic
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.inputs.devices import Cluster, parse_cluster
+from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, built_in_model
+from edgeshard.planning.search.plan import predict
+from edgeshard.planning.simulation.rings import ring, serving_ring, traffic
+from edgeshard.planning.simulation.serving import Schedule, ServedRequest, StepSpan, serve
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Traffic
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import score
 
 CUTS = (Cut((0,), (32,)), Cut((0, 2), (10, 32)), Cut((0, 1, 2), (4, 12, 32)), Cut((0, 2, 1), (4, 4, 32)))
 

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from bench.made_rings import linear_hop
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.serving import Schedule, ServedRequest, Serving, ServingRing, StepSpan, percentile, serve
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.simulation.serving import (
+    Schedule,
+    ServedRequest,
+    Serving,
+    ServingRing,
+    StepSpan,
+    percentile,
+    serve,
+)
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
 
 
 def a_second_a_token(spans: Sequence[StepSpan]) -> float:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.made_rings import TimeTable, linear_hop, steady_stage
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.mode import Mode
-from edgeshard.planning.simulator import Simulation, simulate
-from edgeshard.planning.timing import (
+from edgeshard.planning.simulation.simulator import Simulation, simulate
+from edgeshard.planning.simulation.timing import (
     HopTimes,
     Pipeline,
     StageTimes,

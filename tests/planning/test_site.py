@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.device import DeviceFacts, Node
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.profile import EnergyProfile, LinkProfile, MeasuredLink
-from edgeshard.planning.catalogue import CATALOGUE, recognise
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.energy import Power, power_of, without_power
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import PlanProblem
-from edgeshard.planning.scoring import stage_bytes
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS, model_from_config
-from edgeshard.planning.site import LOADING_ITEMSIZE, NOT_MEASURED, SiteCluster, site_cluster, site_problem
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.device import DeviceFacts, Node
+from edgeshard.domain.nodes.profile import EnergyProfile, LinkProfile, MeasuredLink
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.energy import Power, power_of, without_power
+from edgeshard.planning.inputs.catalogue import CATALOGUE, recognise
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, model_from_config
+from edgeshard.planning.inputs.site import LOADING_ITEMSIZE, NOT_MEASURED, SiteCluster, site_cluster, site_problem
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stage_bytes
 
 MODEL = "llama2-7b"
 CONFIG = BUILT_IN_CONFIGS[MODEL]

@@ -11,9 +11,9 @@ import pytest
 
 from bench.hpipe import balanced_partition, half_layers, slice_times, slicing_seconds
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.slicing import best_slices
-from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.planning.costs.slicing import best_slices
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
 
 
 def growing(fixed: float, each: float, attention: float) -> Callable[[int, int], float]:

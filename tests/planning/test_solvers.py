@@ -12,10 +12,10 @@ import pytest
 from bench import brute, cpsat
 from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning import solvers
-from edgeshard.planning.instance import Instance, Solution
-from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.problem import equal_kinds
+from edgeshard.planning.solvers.scoring import score, violations
 
 SAME = 1e-9
 

@@ -11,10 +11,10 @@ import pytest
 
 from bench import brute
 from bench.instances import RANDOM_SEEDS, random_instance
-from edgeshard.planning.instance import Instance
-from edgeshard.planning.paper import Memory, algorithm_1, algorithm_2
-from edgeshard.planning.scoring import score, violations
 from edgeshard.planning.solvers import subset
+from edgeshard.planning.solvers.instance import Instance
+from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.solvers.scoring import score, violations
 
 
 def four_layers() -> Instance:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bench.instances import random_instance
 from edgeshard.planning import solvers
-from edgeshard.planning.instance import Cut, Instance
-from edgeshard.planning.scoring import score, stage_bytes, violations
 from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers.instance import Cut, Instance
+from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
 
 PER_NODE = ("compute_s", "embed_s", "head_s", "overhead_s", "capacity_bytes", "max_layers")
 LINKS = ("hop_s", "return_s", "latency_s")

@@ -10,10 +10,10 @@ import pytest
 
 from bench.made_rings import linear_hop, steady_stage
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.baselines import COMPARED
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.svg import WIDTH, bar_chart, line_chart, timeline
-from edgeshard.planning.timing import Pipeline, Traffic
+from edgeshard.planning.report.baselines import COMPARED
+from edgeshard.planning.report.svg import WIDTH, bar_chart, line_chart, timeline
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Pipeline, Traffic
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,11 +8,11 @@ from types import MappingProxyType
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.catalogue import CATALOGUE
-from edgeshard.planning.devices import Cluster, ClusterNode, Link, parse_cluster, with_bandwidth
-from edgeshard.planning.problem import PlanProblem, StepShape
-from edgeshard.planning.shapes import BlockSpec, built_in_model
-from edgeshard.planning.what_if import changed, typical_link
+from edgeshard.planning.inputs.catalogue import CATALOGUE
+from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link, parse_cluster, with_bandwidth
+from edgeshard.planning.inputs.problem import PlanProblem, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec, built_in_model
+from edgeshard.planning.inputs.what_if import changed, typical_link
 
 LINKS = {
     ("a", "b"): Link(10e6, 0.001),

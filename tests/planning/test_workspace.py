@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.planning.shapes import ModelSpec, built_in_model
-from edgeshard.planning.workspace import SLACK_BYTES, largest_step_tokens, logits_bytes, workspace_bytes
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.planning.inputs.shapes import ModelSpec, built_in_model
+from edgeshard.planning.inputs.workspace import SLACK_BYTES, largest_step_tokens, logits_bytes, workspace_bytes
 
 
 def built_in(name: str) -> ModelSpec:

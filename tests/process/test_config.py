@@ -148,7 +148,7 @@ def test_debug_is_of_our_own_packages(logged: io.StringIO, level: str, monkeypat
     monkeypatch.setattr(sys, "stderr", logged)
     configure_logging(level)
     assert debug_logged() == (level == "debug")
-    for name in ("edgeshard_agent.hosting.host", "edgeshard_coordinator.control.loop", "grpc", "some.library"):
+    for name in ("edgeshard_agent.hosting.host", "edgeshard_coordinator.control.runtime.loop", "grpc", "some.library"):
         logging.getLogger(name).debug("fine")
         logging.getLogger(name).info("coarse")
     words = [json.loads(line)["event"] for line in logged.getvalue().splitlines()]

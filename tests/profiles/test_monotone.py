@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.model import attended_pairs
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
-from edgeshard.planning.costs import Costs
-from edgeshard.planning.devices import parse_cluster
-from edgeshard.planning.explain import explain
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.measured import MeasuredTimes, doubtful
-from edgeshard.planning.pace import prompt_slices, stage_costs
-from edgeshard.planning.plan import plan
-from edgeshard.planning.problem import PlanProblem
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
+from edgeshard.planning.costs.costs import Costs
+from edgeshard.planning.costs.pace import prompt_slices, stage_costs
+from edgeshard.planning.inputs.devices import parse_cluster
+from edgeshard.planning.inputs.measured import MeasuredTimes, doubtful
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.report.explain import explain
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.solvers.instance import Cut
 from edgeshard.profiles.doubts import busy, doubts
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import QUICK_GRID

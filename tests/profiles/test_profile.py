@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from edgeshard_agent.measuring.cache import ProfileStore
 
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.model import attended_pairs
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LayerKind,
     LayerProfile,
@@ -28,9 +28,9 @@ from edgeshard.domain.profile import (
     config_hash,
     device_fingerprint,
 )
-from edgeshard.planning.measured import MeasuredTimes
-from edgeshard.planning.problem import StepShape
-from edgeshard.planning.shapes import BlockSpec
+from edgeshard.planning.inputs.measured import MeasuredTimes
+from edgeshard.planning.inputs.problem import StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.profiles.fit import fit_layer, fit_link, fit_profile
 from edgeshard.profiles.links import ENOUGH_S, SIZES, ProbeSchedule, link_profile
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
     EnergyProfile,

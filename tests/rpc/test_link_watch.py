@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.link import LinkBeacon
+from edgeshard.domain.requests.link import LinkBeacon
 from edgeshard.rpc.link_watch import BEACON_S, FIRST_S, LONGEST_S, SUSPECT_S, TICK_S, Fault, LinkWatch
 
 SLACK_S = 2 * TICK_S

@@ -15,22 +15,22 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import edgeshard_coordinator.core.deployments
-import edgeshard_coordinator.core.reconcile
+import edgeshard_coordinator.core.deployments.deployments
+import edgeshard_coordinator.core.machine.reconcile
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
-from edgeshard_coordinator.control.admin_service import AdminServicer
-from edgeshard_coordinator.control.requests import Attachment, RequestFront
+from edgeshard_coordinator.control.requests.requests import Attachment, RequestFront
+from edgeshard_coordinator.control.services.admin_service import AdminServicer
 
 import tests.simulator.disk
 from edgeshard.domain.errors import AlreadyExistsError
-from edgeshard.domain.generation import Token
-from edgeshard.domain.head import HeadMessage, StartRequest
 from edgeshard.domain.ids import Epoch, RequestId
-from edgeshard.domain.step import KvGrant, StepPlan
+from edgeshard.domain.requests.generation import Token
+from edgeshard.domain.requests.head import HeadMessage, StartRequest
+from edgeshard.domain.requests.step import KvGrant, StepPlan
 from tests.simulator.setup import collected, say, steady, work_alone
 
 Broken = Callable[[], Any]
@@ -62,7 +62,7 @@ def last_token_torn_from_its_end() -> Any:
 
 def empty_store_releases_live_stages() -> Any:
     """What the disk knows nothing of is taken for deleted."""
-    module = edgeshard_coordinator.core.reconcile
+    module = edgeshard_coordinator.core.machine.reconcile
     unclaimed = module._unclaimed
 
     def all_orphans(state: Any, node: Any) -> Any:
@@ -97,7 +97,7 @@ def token_taken_at_any_position() -> Any:
 
 def restart_gives_an_epoch_again() -> Any:
     """The disk is an epoch behind what boxes were told."""
-    restored = edgeshard_coordinator.core.deployments.restored_record
+    restored = edgeshard_coordinator.core.deployments.deployments.restored_record
 
     def behind(record: Any) -> Any:
         back = restored(record)

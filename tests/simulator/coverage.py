@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from edgeshard_coordinator.core.transitions import TRANSITIONS
+from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS
 
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 
 WAYS = ("drop", "twice")
 _CALL = {"call": "of one request and one answer: the request comes again, later"}

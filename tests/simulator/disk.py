@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeshard_coordinator.core.deployments import restored_record
-from edgeshard_coordinator.core.measurements import Measurements
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+from edgeshard_coordinator.core.deployments.deployments import restored_record
+from edgeshard_coordinator.core.values.measurements import Measurements
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
 
+from edgeshard.domain.deployments.traffic import Traffic
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, OperationId
-from edgeshard.domain.traffic import Traffic
 from tests.simulator.loop import Process
 
 

@@ -8,9 +8,9 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgeshard_coordinator.core.events import Event, HeadAttached
+from edgeshard_coordinator.core.values.events import Event, HeadAttached
 
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import DeploymentName
 from tests.simulator.coverage import MESSAGES, WAYS
 from tests.simulator.disk import Disk

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from edgeshard_agent.engine.worker import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.stage import StageOutput
-from edgeshard_agent.model.swap import SwapSpace
 from edgeshard_agent.scheduler.setup import swapping
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.architectures import expected_tensors, parse_config
-from edgeshard.domain.commands import KeepStandby, PrepareStage
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
-from edgeshard.domain.generation import FinishReason, Generation, Sampling
 from edgeshard.domain.ids import Digest, ModelName
-from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
-from edgeshard.domain.step import SampledToken, StepPlan
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
+from edgeshard.domain.requests.step import SampledToken, StepPlan
 from tests.simulator.loop import Process
 
 if TYPE_CHECKING:

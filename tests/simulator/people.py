@@ -9,12 +9,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.client.client import Client
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
-from edgeshard.domain.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.replan import ReplanReason
+from edgeshard.domain.requests.generation import Finished, GenerateOptions, Generation, Sampling, Started, Token
 from tests.simulator.loop import Process, SimClock
 from tests.simulator.model import VOCABULARY, answer
 from tests.simulator.site import COORDINATOR

@@ -18,11 +18,11 @@ from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.state import Timings
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.state import Timings
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     ControlMessage,
     Deny,
     DropPacked,
@@ -32,10 +32,10 @@ from edgeshard.domain.commands import (
     Registration,
     TakeDump,
 )
-from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import DataLossError, InternalError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from tests.simulator.calls import SimServer
 from tests.simulator.channel import SimChannel

@@ -13,9 +13,9 @@ from edgeshard_agent.engine.journal import HeadOutput
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import TokenOut
 from edgeshard_coordinator.control.coordinator import Coordinator
-from edgeshard_coordinator.control.running_request import RunningRequest
-from edgeshard_coordinator.core.actions import Action, SendCommand
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.core.values.actions import Action, SendCommand
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
     DeleteRequested,
@@ -31,13 +31,13 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     StandbyPlanned,
 )
-from edgeshard_coordinator.core.state import DeploymentRecord, State, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State, validate_state
 
-from edgeshard.domain.commands import CommandKey, PrepareStage
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.control.commands import CommandKey, PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError, InternalError
-from edgeshard.domain.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from tests.simulator.disk import Disk
 from tests.simulator.model import Answer
 

@@ -15,13 +15,13 @@ from unittest import mock
 
 import edgeshard_agent.hosting.host
 import edgeshard_agent.net.link_sender
-import edgeshard_coordinator.control.listeners
-import edgeshard_coordinator.control.planner
-from edgeshard_coordinator.core.transitions import next_phase
+import edgeshard_coordinator.control.requests.listeners
+import edgeshard_coordinator.control.runtime.planner
+from edgeshard_coordinator.core.deployments.transitions import next_phase
 
 import edgeshard.client.connection
 import edgeshard.client.listening
-from edgeshard.domain.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, RequestId
 from tests.simulator.channel import SimChannel
@@ -323,7 +323,7 @@ def _running(loop: VirtualLoop) -> Iterator[None]:
 
 
 class _Solver:
-    """In place of `control.solver.Solver`: a thread that takes its time."""
+    """In place of `control.runtime.solver.Solver`: a thread that takes its time."""
 
     def __init__(self) -> None:
         self._dice = random.Random(1)
@@ -350,13 +350,13 @@ def patched(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (edgeshard_agent.net.link_sender, edgeshard.client.connection):
             stack.enter_context(mock.patch.object(module, "open_channel", open_channel))
-        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.planner, "Solver", _Solver))
-        stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.next_phase", watched_phase))
+        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.runtime.planner, "Solver", _Solver))
+        stack.enter_context(mock.patch("edgeshard_coordinator.core.deployments.deployments.next_phase", watched_phase))
         # The moment at which garbage is looked for must not be part of a run.
         stack.enter_context(mock.patch.object(edgeshard_agent.hosting.host, "gc", SimpleNamespace(collect=lambda: 0)))
         # So that clients tell how far they have read, though answers are short.
         stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
-        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.listeners, "UNREAD_TOKENS", 8))
+        stack.enter_context(mock.patch.object(edgeshard_coordinator.control.requests.listeners, "UNREAD_TOKENS", 8))
         made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731
         stack.enter_context(mock.patch.object(uuid, "uuid4", made))
         yield

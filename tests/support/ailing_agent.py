@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import edgeshard
-from edgeshard.domain.condition import Support
+from edgeshard.domain.nodes.condition import Support
 from edgeshard.process import machine
 
 GROUP = "EDGESHARD_TEST_CGROUP"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeshard_coordinator.core.actions import Action, SaveMeasurements, SendCommand, TellMeasured
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.values.actions import Action, SaveMeasurements, SendCommand, TellMeasured
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
     Event,
@@ -16,14 +17,13 @@ from edgeshard_coordinator.core.events import (
     ProfileReported,
     Ticked,
 )
-from edgeshard_coordinator.core.jobs import Measured
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import State, Timings, validate_state
+from edgeshard_coordinator.core.values.jobs import Measured
+from edgeshard_coordinator.core.values.state import State, Timings, validate_state
 
-from edgeshard.domain.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
 COMPUTE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, quick=True, again=False)

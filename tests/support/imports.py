@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.model.cached_source import CachedTensorSource
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from safetensors.torch import save_file
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange, ModelManifest
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange, ModelManifest
 from edgeshard.importing.imported import Imported
 from edgeshard.storage.checkpoint import blob_locations, build_manifest
 

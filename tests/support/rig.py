@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.swap import SwapSpace
+from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
@@ -18,12 +18,12 @@ from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, Limits, Req
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Generation, PromptLogprobs, StageTiming
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Generation, PromptLogprobs, StageTiming
+from edgeshard.domain.requests.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
 
 def next_token(history: Iterable[int]) -> int:

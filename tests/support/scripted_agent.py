@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     ActivateHead,
     AgentMessage,
     CommandProgress,
@@ -22,11 +22,11 @@ from edgeshard.domain.commands import (
     Registration,
     ReleaseStage,
 )
-from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
-from edgeshard.domain.packed import PackedUnit
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import common_pb2, coordinator_pb2_grpc, head_pb2, head_pb2_grpc
 from edgeshard.wire.control import (
     agent_message_to_wire,

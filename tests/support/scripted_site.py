@@ -15,12 +15,25 @@ import pytest
 
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
-from edgeshard.domain.deployment import Deployment, DeploymentPhase, DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.site import StoredLink, UnknownFigures
+from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.deployments.replan import Replan
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
-from edgeshard.domain.generation import (
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import PackedOn, PackedUnit
+from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    LinkProfile,
+    MeasuredLink,
+)
+from edgeshard.domain.requests.chat import AnswerFormat, ChatPrompt, GenerationDefaults, ToolFormat
+from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
     GenerationEvent,
@@ -29,20 +42,7 @@ from edgeshard.domain.generation import (
     Token,
     TokenLogprob,
 )
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.packed import PackedOn, PackedUnit
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.profile import (
-    ComputeProfile,
-    LinkProfile,
-    MeasuredLink,
-)
-from edgeshard.domain.replan import Replan
-from edgeshard.domain.site import StoredLink, UnknownFigures
-from edgeshard.domain.site_event import SiteEvent
-from edgeshard.domain.trace import StageTrace
-from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,

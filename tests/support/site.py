@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.local.cluster import LocalCluster
 
 MakeSpec = Callable[..., DeploymentSpec]
 """The demo deployment with some fields changed; None takes a field out."""

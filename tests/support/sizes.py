@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.model import TensorInfo
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import TensorInfo
 
 
 def parameter_bytes(tensors: Iterable[TensorInfo], dtype: DType) -> int:

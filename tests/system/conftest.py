@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import Deployment, DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec, parse_spec
+from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec, Site
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from edgeshard.client import Client
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeName
+from edgeshard.domain.requests.generation import Token
 from edgeshard.identity import authority
 from edgeshard.identity.certificates import validity_of
 from edgeshard.proto.v1 import stage_pb2_grpc

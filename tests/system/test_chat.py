@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import (
     Chat,
     ChatFinished,
@@ -24,8 +23,7 @@ from edgeshard.client import (
     ReasoningDelta,
     Started,
 )
-from edgeshard.domain.chat import ChatReason
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import (
     DeadlineError,
     FailedPreconditionError,
@@ -33,6 +31,8 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnsupportedModelError,
 )
+from edgeshard.domain.requests.chat import ChatReason
+from edgeshard.local.cluster import LocalCluster
 from tests.support.chat_models import demo_model_with
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from edgeshard_agent.core.machine import machine as agent_machine
-from edgeshard_coordinator.core.machine import machine as coordinator_machine
+from edgeshard_coordinator.core.machine.machine import machine as coordinator_machine
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
 from edgeshard.debugging.dump import site_document
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import NotFoundError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName
+from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.tls import TlsFiles
 from tests.support.identities import Identities, tls_options
 

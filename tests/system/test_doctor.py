@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 from bench.cgroups import part_of_a_core
-from edgeshard.cli.children import Daemon
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.commands import ProfileReport
+from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.identity import Principal, Role
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.local.children import Daemon
+from edgeshard.local.cluster import LocalCluster
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls_files import tls_files

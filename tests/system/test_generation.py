@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from edgeshard.architectures import stage_tensors
-from edgeshard.domain.deployment import Deployment
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
-from edgeshard.domain.generation import Finished, FinishReason, Token
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import Finished, FinishReason, Token
 from tests.support.site import Site
 from tests.support.sizes import parameter_bytes
 

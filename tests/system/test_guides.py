@@ -15,11 +15,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client, GenerateOptions, Guide, GuideKind
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Finished, FinishReason, PromptLogprobs, Started, Token
+from edgeshard.domain.requests.generation import Finished, FinishReason, PromptLogprobs, Started, Token
+from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client, Completion
-from edgeshard.domain.deployment import Deployment
+from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.local.cluster import LocalCluster
 from tests.support.forms import one_in
 from tests.support.site import MakeSpec, Site
 

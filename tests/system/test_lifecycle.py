@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from edgeshard import WIRE_VERSION, Client
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
     AbortedError,
     AlreadyExistsError,

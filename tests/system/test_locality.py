@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.commands import ProfileReport
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.control.commands import ProfileReport
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.local.cluster import LocalCluster
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.wire.control import report_to_wire

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from edgeshard import Client
-from edgeshard.cli.lab_site import lab_cluster, make_stand_in
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.generation import Token
-from edgeshard.planning.lab import parse_lab
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.lab_site import lab_cluster, make_stand_in
+from edgeshard.planning.simulation.lab import parse_lab
 
 LAB = """
 source = "a"

@@ -23,14 +23,14 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.children import Daemon
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Completion
 from edgeshard.client.completion import CompletionBuilder
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError
-from edgeshard.domain.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
 from edgeshard.domain.identity import Role
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
+from edgeshard.local.children import Daemon
+from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.generation import generate_request_to_wire

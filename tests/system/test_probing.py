@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
+from edgeshard.local.cluster import LocalCluster
 
 
 async def test_links_are_measured_by_themselves(tmp_path: Path) -> None:

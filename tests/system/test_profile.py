@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import StoredProfile
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 SPEC = {"name": "tales", "model": "fairy-tales", "source": "a", "concurrency": 2, "max_context": 256}

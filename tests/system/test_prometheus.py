@@ -21,8 +21,8 @@ import pytest_asyncio
 import yaml
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
 from edgeshard.domain.errors import NotFoundError
+from edgeshard.local.cluster import LocalCluster
 from tests.house.test_documents import free_port
 from tests.support.site import MakeSpec, Site
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.domain.errors import AbortedError
-from edgeshard.domain.generation import Finished, Token
-from edgeshard.domain.replan import ReplanReason
+from edgeshard.domain.requests.generation import Finished, Token
+from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

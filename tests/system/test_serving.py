@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 import torch
 
-from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
-from edgeshard.domain.generation import Finished, FinishReason, GenerationEvent, Started, Token
+from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Started, Token
 from edgeshard.rpc.channel import KEEPALIVE_S
 from tests.support.site import MakeSpec, Site
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from edgeshard.domain.deployment import Deployment, DeploymentPhase
-from edgeshard.domain.generation import Token
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase
+from edgeshard.domain.requests.generation import Token
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import UnavailableError
+from edgeshard.local.cluster import LocalCluster
 from tests.support.site import MakeSpec, Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

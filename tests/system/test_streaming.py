@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from edgeshard.cli.local import LocalCluster
 from edgeshard.client import Client
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.errors import EdgeShardError, NotFoundError
-from edgeshard.domain.trace import aligned
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.trace import aligned
+from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

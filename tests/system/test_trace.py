@@ -16,13 +16,13 @@ from rich.text import Text
 from textual.widgets import DataTable
 
 from edgeshard import Client
-from edgeshard.cli.local import LocalCluster
-from edgeshard.cli.top import look
-from edgeshard.cli.top_view import TopView
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.cli.commands.observing.top import look
+from edgeshard.cli.render.top_view import TopView
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import AbortedError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import StepRecord, aligned, most_in_flight, summarised
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.trace import StepRecord, aligned, most_in_flight, summarised
+from edgeshard.local.cluster import LocalCluster
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
 STREAMS = 4

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.commands import DumpPart, TakeDump
+from edgeshard.domain.control.commands import DumpPart, TakeDump
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import NodeName, OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Guide, GuideKind, PromptLogprobs, Sampling, StageTiming, TokenLogprob
-from edgeshard.domain.step import (
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import Guide, GuideKind, PromptLogprobs, Sampling, StageTiming, TokenLogprob
+from edgeshard.domain.requests.step import (
     ForwardStep,
     KvGrant,
     ReturnedStep,

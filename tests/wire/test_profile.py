@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
+from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement, Prediction
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
     EnergyProfile,
@@ -25,7 +26,6 @@ from edgeshard.domain.profile import (
     Sample,
     StepOverhead,
 )
-from edgeshard.domain.step_cost import StageCost
 from edgeshard.wire.control import (
     agent_message_from_wire,
     agent_message_to_wire,

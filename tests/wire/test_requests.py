@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Generation, Sampling
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.generation import Generation, Sampling
+from edgeshard.domain.requests.head import StartRequest
 from edgeshard.proto.v1 import head_pb2
 from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.generation import generation_from_wire, generation_to_wire

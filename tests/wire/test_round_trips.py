@@ -21,14 +21,14 @@ from google.protobuf.message import Message
 import edgeshard.proto.v1
 import edgeshard.wire
 from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.commands import PrepareStage, ProfileReport, TraceSteps
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import PrepareStage, ProfileReport, TraceSteps
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.identity import Principal, Role, TokenRequest
 from edgeshard.domain.ids import Digest, NodeName
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.step import ForwardStep, Span, Tensor, WireStep
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.requests.step import ForwardStep, Span, Tensor, WireStep
 from edgeshard.proto.v1 import stage_pb2
 from edgeshard.wire.debug import dump_messages
 from edgeshard.wire.deployment import spec_from_wire, spec_to_wire

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.commands import CommandResult, TraceSteps
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import CommandResult, TraceSteps
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import coordinator_pb2
 from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
 from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire

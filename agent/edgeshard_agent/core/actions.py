@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.commands import CommandResult, PrepareStage
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.control.commands import CommandResult, PrepareStage
 from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard_agent.core.measuring import StartMeasuring, StopMeasuring
 from edgeshard_agent.core.standby import SetStandby
 from edgeshard_agent.core.tracing import StartTrace

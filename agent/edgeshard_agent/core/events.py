@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.commands import Command
-from edgeshard.domain.device import DeviceFacts, StageStatus
+from edgeshard.domain.control.commands import Command
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard_agent.core.actions import Action
 from edgeshard_agent.core.measuring import MeasuringEvent
 from edgeshard_agent.core.standby import StandbySet

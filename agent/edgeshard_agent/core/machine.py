@@ -7,7 +7,7 @@ from functools import cache
 
 from edgeshard.debugging.codec import Codec
 from edgeshard.debugging.dump import Machine
-from edgeshard.domain.commands import CommandResult
+from edgeshard.domain.control.commands import CommandResult
 from edgeshard_agent.core.actions import SendResults
 from edgeshard_agent.core.events import ActionStarted, Event
 from edgeshard_agent.core.state import AgentState, apply

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from edgeshard.domain.commands import MeasureCompute, ProbeLinks
+from edgeshard.domain.control.commands import MeasureCompute, ProbeLinks
 from edgeshard.domain.errors import AbortedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, OperationId
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edgeshard.domain.commands import KeepStandby
+from edgeshard.domain.control.commands import KeepStandby
 from edgeshard.domain.errors import EdgeShardError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     ActivateHead,
     CommandResult,
     KeepStandby,
@@ -22,9 +22,9 @@ from edgeshard.domain.commands import (
     StageCommand,
     TraceSteps,
 )
-from edgeshard.domain.device import DeviceFacts, StageStatus
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
+from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
 from edgeshard_agent.core import standby
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.commands import TraceSteps
+from edgeshard.domain.control.commands import TraceSteps
 from edgeshard.domain.errors import AbortedError, EdgeShardError, FailedPreconditionError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.requests.trace import StageTrace
 
 
 @dataclass(frozen=True, slots=True)

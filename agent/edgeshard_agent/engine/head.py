@@ -21,10 +21,10 @@ from edgeshard.domain.errors import (
     InternalError,
     InvalidArgumentError,
 )
-from edgeshard.domain.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
-from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.step import ReturnedStep
+from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.step import ReturnedStep
 from edgeshard_agent.engine.journal import (
     Entry,
     HeadOutput,

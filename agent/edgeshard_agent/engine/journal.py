@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 KEPT_S = 600.0

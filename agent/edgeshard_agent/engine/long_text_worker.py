@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.chat.serving import LOAD_LIMIT_S, Answer, limited_memory, limited_time, packed, serve
-from edgeshard.domain.generation import check_prompt_size
+from edgeshard.domain.requests.generation import check_prompt_size
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import replace
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.step import StepPlan
-from edgeshard.domain.trace import MOST_RECORDS, ReadRecord, StepRecord
+from edgeshard.domain.requests.step import StepPlan
+from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StepRecord
 from edgeshard.metrics.histogram import STEP_S, Histogram
 
 BUSY_WINDOW_S = 1.0

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 
-from edgeshard.domain.step import StepPlan
+from edgeshard.domain.requests.step import StepPlan
 from edgeshard_agent.core.hanging import RunningStep
 
 

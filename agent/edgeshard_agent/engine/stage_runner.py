@@ -14,12 +14,12 @@ import structlog
 import torch
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.device import StagePhase, StageStatus
 from edgeshard.domain.errors import EdgeShardError, InternalError
-from edgeshard.domain.generation import StageTiming
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.requests.generation import StageTiming
+from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder

@@ -20,8 +20,8 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from edgeshard.domain.generation import Generation, check_prompt_size, text_bytes
-from edgeshard.domain.head import StartRequest
+from edgeshard.domain.requests.generation import Generation, check_prompt_size, text_bytes
+from edgeshard.domain.requests.head import StartRequest
 from edgeshard_agent.scheduler.fairness import ServedTokens
 
 AT_ONCE = 2

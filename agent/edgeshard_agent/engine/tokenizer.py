@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as _Tokenizer
 
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError
-from edgeshard.domain.generation import text_bytes
+from edgeshard.domain.requests.generation import text_bytes
 from edgeshard.storage.forms import TOKENIZER, check_small_file
 from edgeshard.storage.growth import loaded_growth
 

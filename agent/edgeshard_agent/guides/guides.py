@@ -27,7 +27,7 @@ import structlog
 
 from edgeshard.chat.turns import Turns
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Guide
+from edgeshard.domain.requests.generation import Guide
 from edgeshard_agent.guides.budgets import RequestBudget, Shares
 from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, to_line
 

@@ -7,7 +7,7 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgeshard.domain.generation import Guide, GuideKind
+from edgeshard.domain.requests.generation import Guide, GuideKind
 
 OPEN_S, ADVANCE_S = 2.0, 1.0
 """Processor time that the process may take for such a request: beyond it, it ends."""

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from edgeshard.chat.serving import limited_time
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Guide, GuideKind
+from edgeshard.domain.requests.generation import Guide, GuideKind
 from edgeshard.storage.forms import TOKENIZER, check_small_file
 from edgeshard_agent.guides.messages import ADVANCE_S, ANSWER, OPEN_S, Advance, Close, Message, Open, Setup, from_line
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import grpc
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.control.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.profile import MeasuredLink
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import MeasuredLink
+from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.lab.emulation import Emulation
     from edgeshard_agent.model.stage import StageModel
-    from edgeshard_agent.model.weights import StageWeights
+    from edgeshard_agent.model.weights.weights import StageWeights
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
 ModelKey = tuple[WeightsKey, LayerRange, KvFormat, int, int, tuple[int, bool]]

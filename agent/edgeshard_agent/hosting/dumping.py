@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from edgeshard.debugging.dump import to_text
-from edgeshard.domain.commands import CommandResult
+from edgeshard.domain.control.commands import CommandResult
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import OperationId
 from edgeshard_agent.core.machine import machine

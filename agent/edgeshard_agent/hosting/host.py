@@ -14,10 +14,10 @@ import structlog
 from edgeshard.debugging.dump import refusal
 from edgeshard.debugging.labels import labels
 from edgeshard.debugging.ring import EventRing, RingView
-from edgeshard.domain.commands import CommandResult, KeepStandby, PrepareStage
-from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.control.commands import CommandResult, KeepStandby, PrepareStage
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.process.logs import debug_logged
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.events import (

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.step import MAX_STEP_TOKENS, ForwardStep, WireStep
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.requests.step import MAX_STEP_TOKENS, ForwardStep, WireStep
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.wire.frames import Frame, FrameContract
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.head import Epoch as HeadEpoch

@@ -17,12 +17,12 @@ import structlog
 from edgeshard.architectures import ModelShape, canonical_name, held_bytes, parse_config, stage_tensors, unit_of
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
-from edgeshard.domain.commands import KeepStandby, PrepareStage
-from edgeshard.domain.device import StageFilling
+from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
-from edgeshard.domain.residency import DISK_BLOCK_BYTES
+from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
+from edgeshard.domain.nodes.device import StageFilling
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.checkpoint import check_file_size
 from edgeshard.storage.forms import (
@@ -40,10 +40,10 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.hosting.progress import LoadProgress
-from edgeshard_agent.model.cached_source import CachedTensorSource
-from edgeshard_agent.model.filling import Packing, reads_packed
 from edgeshard_agent.model.stage import StageModel, check_weights
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.cached_source import CachedTensorSource
+from edgeshard_agent.model.weights.filling import Packing, reads_packed
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher
 from edgeshard_agent.store.packed import PACKED_DAMAGED

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from edgeshard.domain.commands import CommandResult, DropPacked, ListPacked
+from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import OperationId
 from edgeshard_agent.store.packed_units import PackedUnits

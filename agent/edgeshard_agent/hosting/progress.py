@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeshard.domain.device import StageFilling
+from edgeshard.domain.nodes.device import StageFilling
 
 
 @dataclass(slots=True)

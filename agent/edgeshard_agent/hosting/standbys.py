@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from edgeshard.domain.commands import KeepStandby, PrepareStage
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.ids import DeploymentName
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard_agent.hosting.around import HeldWeights, LoadStandby, weights_key
 from edgeshard_agent.hosting.progress import LoadProgress
 

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LayerKind,
     LayerProfile,
@@ -27,12 +27,12 @@ from edgeshard.domain.profile import (
     config_hash,
     device_fingerprint,
 )
-from edgeshard.domain.step import StepPlan
-from edgeshard.planning.catalogue import DeviceSpec
-from edgeshard.planning.devices import Cluster, Link
-from edgeshard.planning.lab import parse_lab
-from edgeshard.planning.problem import ComputeTimes, StepShape
-from edgeshard.planning.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.domain.requests.step import StepPlan
+from edgeshard.planning.inputs.catalogue import DeviceSpec
+from edgeshard.planning.inputs.devices import Cluster, Link
+from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_config
+from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.profiles.grid import Grid
 from edgeshard.storage.inputs import read_json, read_toml
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.step import ForwardStep, WireStep
+from edgeshard.domain.requests.step import ForwardStep, WireStep
 
 
 class LinkShape:

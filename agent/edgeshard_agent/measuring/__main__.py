@@ -59,8 +59,8 @@ def _run(options: argparse.Namespace) -> None:
     import torch
 
     from edgeshard.architectures import parse_config
-    from edgeshard.domain.dtypes import DType, parse_quantisation
-    from edgeshard.domain.profile import config_hash
+    from edgeshard.domain.models.dtypes import DType, parse_quantisation
+    from edgeshard.domain.nodes.profile import config_hash
     from edgeshard.profiles.report import profile_lines
     from edgeshard_agent.measuring.cache import ProfileStore
     from edgeshard_agent.measuring.compute import fingerprint

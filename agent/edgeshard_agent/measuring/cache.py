@@ -7,9 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.profile import ComputeProfile
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.profile import ComputeProfile
 
 
 class ProfileStore:

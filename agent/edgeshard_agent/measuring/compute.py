@@ -14,11 +14,10 @@ import psutil
 import torch
 
 from edgeshard.architectures import ModelShape
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.profile import (
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     LayerKind,
     LayerProfile,
@@ -27,7 +26,8 @@ from edgeshard.domain.profile import (
     config_hash,
     device_fingerprint,
 )
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters

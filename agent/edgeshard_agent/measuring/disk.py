@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeshard.domain.profile import DiskProfile
+from edgeshard.domain.nodes.profile import DiskProfile
 from edgeshard.process.machine import disk_bytes
-from edgeshard_agent.model.units import unit_checksum, unit_memory
-from edgeshard_agent.model.weight_store import UNITS_AT_ONCE
+from edgeshard_agent.model.weights.units import unit_checksum, unit_memory
+from edgeshard_agent.model.weights.weight_store import UNITS_AT_ONCE
 from edgeshard_agent.store.direct import CHUNK_BYTES, ChunkReader
 
 PIECE_BYTES = 8 << 20

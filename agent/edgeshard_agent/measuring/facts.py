@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, machine_facts, no_device
 from edgeshard_agent.ops import bits_fingerprint
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.device import HugePages, StageStatus
+from edgeshard.domain.nodes.device import HugePages, StageStatus
 
 AGAIN_S = 60.0
 """Reading takes the kernel some 10 ms for each gigabyte in ordinary pages. It makes them huge in the background."""

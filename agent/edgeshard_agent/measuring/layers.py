@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import Architecture, expected_tensors, name_in_block, parse_config, read_config
-from edgeshard.domain.model import LayerRange, Part
-from edgeshard.domain.profile import LayerKind
+from edgeshard.domain.models.model import LayerRange, Part
+from edgeshard.domain.nodes.profile import LayerKind
 
 _Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 

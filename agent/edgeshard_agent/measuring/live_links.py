@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.commands import ProfileReport
+from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import LinkProfile, LinkSample, MeasuredLink
+from edgeshard.domain.nodes.profile import LinkProfile, LinkSample, MeasuredLink
 from edgeshard.profiles.links import LiveLink
 
 log = structlog.get_logger()

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from edgeshard import __version__
-from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.process.machine import usable_cores
 
 # Left to the operating system and to this daemon itself (an idle agent is about 280 MB).

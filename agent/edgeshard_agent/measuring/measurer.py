@@ -9,10 +9,10 @@ from dataclasses import replace
 import structlog
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.domain.dtypes import weights_text
+from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.profile import ComputeProfile, MeasuredLink, config_hash
+from edgeshard.domain.models.dtypes import weights_text
+from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore

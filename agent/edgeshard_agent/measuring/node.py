@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeshard.domain.device import DeviceFacts
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.rpc.tls import TlsFiles
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.profile import StepOverhead
-from edgeshard.domain.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.profile import StepOverhead
+from edgeshard.domain.requests.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
 from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
 from edgeshard_agent.engine.stage_runner import StageRunner
@@ -28,7 +28,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation
 from edgeshard_agent.measuring.stopwatch import Measurement, summarise
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.weights import StageWeights
 
 NAME = DeploymentName("profile")
 PROMPT_TOKENS = 64

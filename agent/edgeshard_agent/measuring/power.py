@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from edgeshard.domain.profile import EnergyProfile
+from edgeshard.domain.nodes.profile import EnergyProfile
 
 SYSTEM = Path("/sys")
 INTERVAL_S = 0.2

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from edgeshard.domain.commands import Peer
+from edgeshard.domain.control.commands import Peer
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.profile import LinkProfile
+from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard.profiles.links import ProbeSchedule, link_profile
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, ResourceExhaustedError
-from edgeshard.domain.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile
 from edgeshard_agent.measuring.worker import MeasuringJob
 
 _LONGEST_LINE = 16 << 20

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.profile import ComputeProfile
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.profile import ComputeProfile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
 from edgeshard_agent.measuring.compute import Profiler
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import ModelShape
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
-from edgeshard_agent.model.attention import StepAttention
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.models.dtypes import DType, Quantisation
 
 PROGRESS_INTERVAL_S = 0.25
 """Progress is told this often at most: a figure may take a millisecond."""

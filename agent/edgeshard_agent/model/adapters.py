@@ -12,8 +12,8 @@ from typing import Any
 
 from edgeshard.architectures import read_config
 from edgeshard.architectures.record import Fused
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model import families
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.modules import StageContext, StageModules

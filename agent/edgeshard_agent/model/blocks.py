@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgeshard.architectures.record import BlockStyle
-from edgeshard_agent.model.attention import Rotary, StepAttention
+from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -13,12 +13,21 @@ from torch.nn import functional
 from edgeshard.architectures import shares_embedding
 from edgeshard.architectures.record import Ends
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
-from edgeshard.domain.model import LayerRange
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard.domain.models.model import LayerRange
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.model.weight_store import WeightStore
 from edgeshard_agent.ops import QuantizedWeight
+
+
+class LayerStore(Protocol):
+    """Layers that are in memory only between `acquire` and `release`, in the order they run."""
+
+    def streams(self, layer: int) -> bool: ...
+
+    def acquire(self, layer: int) -> None: ...
+
+    def release(self, layer: int) -> None: ...
 
 
 class DecoderModules(StageModules):
@@ -47,7 +56,7 @@ class DecoderModules(StageModules):
         self._ordered: list[Any] = list(self.layers.values())
         self.ends_there: set[str] = set()
         """Of embedding and head, those that have their weights, shared or from packed files: they accept none."""
-        self.store: WeightStore | None = None
+        self.store: LayerStore | None = None
         """Through which some of the layers pass; None where all of them stay in memory."""
         self.has_all = True
         experts = context.architecture.is_expert

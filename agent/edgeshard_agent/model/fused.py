@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgeshard_agent.model.attention import Rotary, StepAttention
+from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext

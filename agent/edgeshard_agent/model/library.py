@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.architectures import Decoder
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.attention.attention import StepAttention
 
 _IMPLEMENTATION = "edgeshard"
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from edgeshard.architectures import Architecture, Decoder, ModelShape
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.model import LayerRange
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops import QuantizedWeight

@@ -15,7 +15,7 @@ from torch import nn
 
 from edgeshard.architectures.record import Place
 from edgeshard.domain.errors import InternalError
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole

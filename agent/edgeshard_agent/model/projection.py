@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, linear
 
-from edgeshard.domain.dtypes import IntegerFormat
+from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, huge_pages
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from edgeshard.domain.generation import PROMPT_LOGPROBS_POSITIONS, PromptLogprobs, TokenLogprob
-from edgeshard.domain.step import Targets
+from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_POSITIONS, PromptLogprobs, TokenLogprob
+from edgeshard.domain.requests.step import Targets
 from edgeshard_agent.ops import require_finite
 
 SLICE_BYTES = 32 << 20

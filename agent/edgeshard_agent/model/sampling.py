@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import Guide, Sampling, TokenLogprob
-from edgeshard.domain.step import GuideFailure, SampledToken
+from edgeshard.domain.requests.generation import Guide, Sampling, TokenLogprob
+from edgeshard.domain.requests.step import GuideFailure, SampledToken
 from edgeshard_agent.guides.guides import Guided, GuideError, Guides
 from edgeshard_agent.ops import LikelyTokens, RequestSampler, require_finite, sample_rows
 

@@ -12,26 +12,26 @@ import numpy.typing as npt
 import torch
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config
-from edgeshard.domain.device import StageExperts, StageFilling, StageStreaming
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StageExperts, StageFilling, StageStreaming
+from edgeshard.domain.requests.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
 from edgeshard_agent.guides.guides import Guides
-from edgeshard_agent.model.attention import StepAttention
-from edgeshard_agent.model.causal import prepare_causal
-from edgeshard_agent.model.filling import Packing
+from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.causal import prepare_causal
+from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.graphs import Recorder, recorder_for
-from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.loader import TensorSource
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
-from edgeshard_agent.model.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.model.weight_store import ReadObserver
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights.loader import TensorSource
+from edgeshard_agent.model.weights.weight_store import ReadObserver
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import idle_spin
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None

@@ -16,11 +16,11 @@ import numpy as np
 import structlog
 import torch
 
-from edgeshard.domain.step import Span
-from edgeshard_agent.model.attention import StepAttention
-from edgeshard_agent.model.gathered import GatheredSpans
+from edgeshard.domain.requests.step import Span
+from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.gathered import GatheredSpans
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.graphs import Recorder, Rerun, Work
-from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.modules import StageModules
 
 log = structlog.get_logger()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType
 
 TORCH_DTYPES = {DType.FLOAT32: torch.float32, DType.FLOAT16: torch.float16, DType.BFLOAT16: torch.bfloat16}
 

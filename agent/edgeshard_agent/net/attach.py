@@ -15,7 +15,8 @@ import grpc
 import structlog
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
-from edgeshard.domain.head import (
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.requests.head import (
     CancelRequest,
     ForgetRequest,
     HeadAccepted,
@@ -30,7 +31,6 @@ from edgeshard.domain.head import (
     HeadTokens,
     StartRequest,
 )
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable

@@ -10,7 +10,7 @@ from dataclasses import replace
 import grpc
 import structlog
 
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     AgentMessage,
     CommandProgress,
     CommandResult,
@@ -23,12 +23,18 @@ from edgeshard.domain.commands import (
     Registration,
     Term,
 )
-from edgeshard.domain.condition import Condition
-from edgeshard.domain.device import DeviceFacts, HugePages, StageStatus
+from edgeshard.domain.control.heartbeats import (
+    HOLDING_INTERVAL_S,
+    IDLE_INTERVAL_S,
+    MOST_PACKED,
+    change_between,
+    with_change,
+)
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, MOST_PACKED, change_between, with_change
 from edgeshard.domain.ids import OperationId
-from edgeshard.domain.link import LinkSuspected
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageStatus
+from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import is_sendable

@@ -23,8 +23,8 @@ from edgeshard.domain.errors import (
     WireVersionError,
 )
 from edgeshard.domain.ids import DeploymentName, NodeName
-from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
-from edgeshard.domain.step import WireStep
+from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
+from edgeshard.domain.requests.step import WireStep
 from edgeshard.profiles.links import Arrivals
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceServicer

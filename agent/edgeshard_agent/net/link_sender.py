@@ -19,9 +19,9 @@ import structlog
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
-from edgeshard.domain.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
-from edgeshard.domain.profile import LinkSample
-from edgeshard.domain.step import ForwardStep, WireStep
+from edgeshard.domain.nodes.profile import LinkSample
+from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
+from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from edgeshard.domain.dtypes import UNSUPPORTED_KV_DTYPE, KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, KvFormat
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena

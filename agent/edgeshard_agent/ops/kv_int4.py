@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from edgeshard.domain.dtypes import KvFormat
+from edgeshard.domain.models.dtypes import KvFormat
 from edgeshard_agent.ops import native
 
 PAGE = 16

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import STEP_TOKENS, Span, StepResult, Targets
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.requests.step import STEP_TOKENS, Span, StepResult, Targets
 from edgeshard_agent.scheduler.scoring import check_scores, targets_by_request
 
 MAX_MICRO_BATCH = STEP_TOKENS // 2

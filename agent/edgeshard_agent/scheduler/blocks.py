@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.step import KvGrant
+from edgeshard.domain.requests.step import KvGrant
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.step_cost import Piece
 from edgeshard_agent.scheduler.batching import InterTokenSeconds
 
 Slices = Callable[[int], Sequence[int]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from edgeshard.domain.generation import text_bytes
-from edgeshard.domain.step import KvGrant, Span, StepPlan
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard.domain.requests.generation import text_bytes
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.scheduler.scoring import targets_of
 from edgeshard_agent.scheduler.sequence import Sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgeshard.domain.generation import StageTiming
+from edgeshard.domain.requests.generation import StageTiming
 
 _NEW = 0.2
 """Weight of the newest step among those of as many requests."""

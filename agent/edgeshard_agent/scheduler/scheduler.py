@@ -17,9 +17,9 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.step import KvGrant, SampledToken, StepPlan, StepResult
+from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
+from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks

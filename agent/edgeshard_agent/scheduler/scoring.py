@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.step import Span, SpanLogprobs, Targets
+from edgeshard.domain.requests.step import Span, SpanLogprobs, Targets
 from edgeshard_agent.scheduler import sequence as sequences
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgeshard.domain.generation import Generation
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.step import KvGrant
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.step import KvGrant
 from edgeshard_agent.scheduler.text import TextStream
 
 

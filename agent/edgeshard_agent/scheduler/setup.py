@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.placement import PlacedStage
-from edgeshard.domain.step import MAX_STEP_TOKENS
-from edgeshard.domain.step_cost import compute_s, inter_token_s
-from edgeshard.planning.pace import step_tokens
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import PlacedStage
+from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
+from edgeshard.domain.requests.step import MAX_STEP_TOKENS
+from edgeshard.planning.costs.pace import step_tokens
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from edgeshard.domain.step_cost import StageCost
-from edgeshard.planning.pace import prompt_slices, rounded_prompt
+from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.planning.costs.pace import prompt_slices, rounded_prompt
 
 _KEPT = 256
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from edgeshard.domain.generation import StageTiming
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard.domain.requests.generation import StageTiming
 from edgeshard_agent.scheduler.batching import Batching, InterTokenSeconds
 from edgeshard_agent.scheduler.measured_steps import MeasuredSteps
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.deployments.step_cost import Piece
 
 MEMORY_BPS = 2e9
 """Bytes a second at which a box is taken to copy blocks within its memory: no box measures that."""

@@ -13,7 +13,7 @@ import structlog
 
 from edgeshard.domain.errors import DataLossError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest, check_digest
-from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import BlobDirectory, in_thread, missing_blob
 from edgeshard.storage.files import write_atomically
 from edgeshard.storage.linked import BlobLocation

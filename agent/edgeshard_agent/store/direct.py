@@ -19,7 +19,7 @@ from threading import Lock
 
 import numpy as np
 
-from edgeshard.domain.residency import DISK_BLOCK_BYTES
+from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
 
 ALIGNMENT = DISK_BLOCK_BYTES
 """Of addresses, offsets and sizes, in bytes; no disk wants more."""

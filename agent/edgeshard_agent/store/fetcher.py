@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from edgeshard.domain.control.site import BlobRange
 from edgeshard.domain.errors import DataLossError, EdgeShardError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import FileInfo, ModelManifest, TensorInfo
-from edgeshard.domain.site import BlobRange
+from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.storage.blobs import blob_sizes, in_thread

@@ -22,7 +22,7 @@ import google_crc32c
 
 from edgeshard.architectures.unit_forms import LAYOUT
 from edgeshard.domain.errors import DataLossError
-from edgeshard.domain.residency import in_disk_blocks
+from edgeshard.domain.models.residency import in_disk_blocks
 from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
 from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader
 

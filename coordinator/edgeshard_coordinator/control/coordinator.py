@@ -7,7 +7,7 @@ import uuid
 from contextlib import suppress
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.commands import Deny
+from edgeshard.domain.control.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.metrics.exposition import Metrics
@@ -21,35 +21,35 @@ from edgeshard.proto.v1 import (
     store_pb2_grpc,
 )
 from edgeshard.rpc.server import Server
-from edgeshard_coordinator.control.admin_service import AdminServicer
-from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.control.auditing import CallAudit
-from edgeshard_coordinator.control.calls import MeasureCalls
-from edgeshard_coordinator.control.chats import Chats
-from edgeshard_coordinator.control.conditions import Conditions
-from edgeshard_coordinator.control.coordinator_service import DENIALS, CoordinatorServicer
-from edgeshard_coordinator.control.dumping import Dumps
-from edgeshard_coordinator.control.executor import ActionExecutor
-from edgeshard_coordinator.control.head_service import HeadServicer
-from edgeshard_coordinator.control.head_watch import HeadWatch
-from edgeshard_coordinator.control.hub import ControlHub
-from edgeshard_coordinator.control.identity_service import IdentityServicer
-from edgeshard_coordinator.control.inference_service import InferenceServicer, client_name
-from edgeshard_coordinator.control.loop import StateLoop
-from edgeshard_coordinator.control.metrics import CoordinatorMetrics
-from edgeshard_coordinator.control.models import Models
-from edgeshard_coordinator.control.packed import Packed
-from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.control.planner import Planner
-from edgeshard_coordinator.control.requests import BACKLOG_LIMIT, RequestFront
-from edgeshard_coordinator.control.site_events import SiteEvents
-from edgeshard_coordinator.control.tracing import Traces
-from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core import eviction
-from edgeshard_coordinator.core.measuring import restored
-from edgeshard_coordinator.core.placing import Placer
-from edgeshard_coordinator.core.quotas import Quotas
-from edgeshard_coordinator.core.state import State, Timings
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.requests.chats import Chats
+from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.control.runtime.calls import MeasureCalls
+from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.control.runtime.executor import ActionExecutor
+from edgeshard_coordinator.control.runtime.head_watch import HeadWatch
+from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.planner import Planner
+from edgeshard_coordinator.control.services.admin_service import AdminServicer
+from edgeshard_coordinator.control.services.auditing import CallAudit
+from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
+from edgeshard_coordinator.control.services.dumping import Dumps
+from edgeshard_coordinator.control.services.head_service import HeadServicer
+from edgeshard_coordinator.control.services.identity_service import IdentityServicer
+from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
+from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
+from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.site_events import SiteEvents
+from edgeshard_coordinator.control.services.tracing import Traces
+from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.placement.placing import Placer
+from edgeshard_coordinator.core.profiling.measuring import restored
+from edgeshard_coordinator.core.values.quotas import Quotas
+from edgeshard_coordinator.core.values.state import State, Timings
 from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 

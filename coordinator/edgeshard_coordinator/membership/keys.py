@@ -18,7 +18,7 @@ from edgeshard.domain.errors import (
     UnauthenticatedError,
 )
 from edgeshard.domain.identity import ApiKey
-from edgeshard_coordinator.core.quotas import KEY_ROLE, Quota
+from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
 from edgeshard_coordinator.membership.key_store import KeyStore
 from edgeshard_coordinator.membership.tokens import digest_of
 

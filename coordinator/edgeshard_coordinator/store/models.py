@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from edgeshard.domain.control.site import LocalModel, MissingBlob
 from edgeshard.domain.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -21,8 +22,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.site import LocalModel, MissingBlob
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
 from edgeshard.storage.checkpoint import Progress, hash_manifest, read_chunks
 from edgeshard.storage.files import TEMPORARY, free_bytes, write_atomically

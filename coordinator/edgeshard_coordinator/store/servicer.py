@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import structlog
 
+from edgeshard.domain.control.site import BlobHeader, LocalAdding, ModelRegistration
 from edgeshard.domain.errors import (
     AbortedError,
     DataLossError,
@@ -19,7 +20,6 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
 )
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.site import BlobHeader, LocalAdding, ModelRegistration
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.addresses import is_of_this_machine

@@ -6,7 +6,7 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes, SizeKeys
 from edgeshard.architectures.shape import ModelShape
-from edgeshard.domain.model import Part
+from edgeshard.domain.models.model import Part
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

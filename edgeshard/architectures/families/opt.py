@@ -9,7 +9,7 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import attention, linear, norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes, SizeKeys
 from edgeshard.architectures.shape import ModelShape
-from edgeshard.domain.model import Part
+from edgeshard.domain.models.model import Part
 
 POSITION_OFFSET = 2
 _EPS = 1e-5

@@ -7,7 +7,7 @@ from edgeshard.architectures.parts import attention, linear, norms
 from edgeshard.architectures.record import Architecture, Ends, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
-from edgeshard.domain.model import Part
+from edgeshard.domain.models.model import Part
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

@@ -5,8 +5,8 @@ Few kinds of equal boxes: `classes`, exact. Few boxes: `subset`, exact. Otherwis
 
 from __future__ import annotations
 
-from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers.instance import Instance, Solution
 
 SUBSET_WORK = 3_000_000
 

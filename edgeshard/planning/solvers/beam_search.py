@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.instance import Floats
-from edgeshard.planning.scoring import SLACK
+from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.lagrangian_bound import Relaxed
 from edgeshard.planning.solvers.problem import INFINITY, Booleans, Integers, Problem
+from edgeshard.planning.solvers.scoring import SLACK
 
 Words = npt.NDArray[np.uint64]
 

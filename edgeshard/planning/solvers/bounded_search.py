@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeshard.planning.instance import Cut, Floats, Instance
-from edgeshard.planning.scoring import SLACK, score, violations
 from edgeshard.planning.solvers.beam_search import Search
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.lagrangian_bound import Relaxed, relax
 from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem
+from edgeshard.planning.solvers.scoring import SLACK, score, violations
 from edgeshard.planning.solvers.thresholds import Answer
 
 

@@ -7,8 +7,8 @@ plan is dropped, by a bound that is exact when no counter binds. Blocks may diff
 
 from __future__ import annotations
 
-from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.solvers.bounded_search import Oracle, Round
+from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.problem import Kinds, equal_kinds
 from edgeshard.planning.solvers.thresholds import least_round, least_value
 

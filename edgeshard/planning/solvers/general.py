@@ -7,8 +7,8 @@ miss the optimum, by at most what the answer states. The problem is strongly NP-
 
 from __future__ import annotations
 
-from edgeshard.planning.instance import Instance, Solution
 from edgeshard.planning.solvers.bounded_search import Oracle, Round
+from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.problem import single_kinds
 from edgeshard.planning.solvers.thresholds import least_round, least_value
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeshard.planning.instance import Floats
+from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.problem import INFINITY, Integers, Problem
 
 

@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.instance import Floats, Instance
-from edgeshard.planning.scoring import SLACK, within
+from edgeshard.planning.solvers.instance import Floats, Instance
+from edgeshard.planning.solvers.scoring import SLACK, within
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]

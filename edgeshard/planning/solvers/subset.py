@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.instance import Cut, Floats, Instance, Solution
-from edgeshard.planning.scoring import SLACK, score, violations
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance, Solution
+from edgeshard.planning.solvers.scoring import SLACK, score, violations
 from edgeshard.planning.solvers.thresholds import solution, value_of
 
 Booleans = npt.NDArray[np.bool_]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgeshard.planning.instance import Cut, Instance, Solution
-from edgeshard.planning.scoring import SLACK, score
+from edgeshard.planning.solvers.instance import Cut, Instance, Solution
+from edgeshard.planning.solvers.scoring import SLACK, score
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard_agent.core.state import AgentState
 
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.nodes.device import DeviceFacts
 
 FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
 STARTED = AgentState(facts=FACTS, reported=True)

@@ -8,13 +8,13 @@ from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, H
 from edgeshard_agent.core.state import AgentState, SlotPhase, apply, reconcile
 from edgeshard_agent.measuring import facts as probe
 
-from edgeshard.domain.commands import ActivateHead, Command, PrepareStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import ActivateHead, Command, PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from tests.agent.core.boxes import STARTED
 
 NAME, EPOCH = DeploymentName("tales"), Epoch(1)

@@ -18,14 +18,14 @@ from edgeshard_agent.core.measuring import (
 )
 from edgeshard_agent.core.state import apply, reconcile
 
-from edgeshard.domain.commands import Command, MeasureCompute, Peer, PrepareStage, ProbeLinks, ReleaseStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import Command, MeasureCompute, Peer, PrepareStage, ProbeLinks, ReleaseStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from tests.agent.core.boxes import STARTED
 
 NAME = DeploymentName("tales")

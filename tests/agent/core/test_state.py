@@ -23,13 +23,13 @@ from edgeshard_agent.core.machine import machine, worth_keeping
 from edgeshard_agent.core.state import AgentState, SlotPhase, apply, reconcile
 
 from edgeshard.debugging.ring import EventRing
-from edgeshard.domain.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import ActivateHead, Command, CommandResult, PrepareStage, ReleaseStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from tests.agent.core.boxes import FACTS, STARTED
 
 NAME = DeploymentName("tales")

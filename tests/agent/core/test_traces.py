@@ -13,13 +13,13 @@ from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded
 
 from edgeshard.debugging.ring import EventRing
-from edgeshard.domain.commands import Command, CommandResult, PrepareStage, TraceSteps
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import Command, CommandResult, PrepareStage, TraceSteps
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.trace import StageTrace, StepRecord
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.requests.trace import StageTrace, StepRecord
 from tests.agent.core.boxes import STARTED
 
 NAME = DeploymentName("tales")

@@ -19,12 +19,20 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, RequestEnd, Scheduler, TokenOut
 
 import edgeshard
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError, InternalError, UnavailableError
-from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Sampling, Token
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
+from edgeshard.domain.requests.generation import (
+    FinishReason,
+    Generation,
+    Guide,
+    GuideKind,
+    PromptLogprobs,
+    Sampling,
+    Token,
+)
+from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
 
 pytestmark = pytest.mark.timing
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from edgeshard_agent.engine.journal import KEPT_S, MOST_OVER, OVER_S, Journal
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
-from edgeshard.domain.generation import FinishReason, Generation, PromptLogprobs, Token
-from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
 
 R = RequestId("r")
 START = StartRequest(R, Generation("once"), client="client/a", instance="run 1", digest=b"d" * 16)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
-from edgeshard.domain.generation import PROMPT_LIMIT_TOKENS
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS
 from tests.support.chat_models import DEMO_MODEL
 from tests.support.tokenizers import PANICS, write_tokenizer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from edgeshard_agent.engine.recording import BusyMeter, StepRecorder
 
-from edgeshard.domain.step import Span, StepPlan
-from edgeshard.domain.trace import ReadRecord
+from edgeshard.domain.requests.step import Span, StepPlan
+from edgeshard.domain.requests.trace import ReadRecord
 
 
 class HandClock:

@@ -15,11 +15,11 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
-from edgeshard.domain.device import StageExperts, StagePhase, StageStreaming, StageSwap
 from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import ReturnedStep, Span, StepPlan, WireStep
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StageExperts, StagePhase, StageStreaming, StageSwap
+from edgeshard.domain.requests.step import ReturnedStep, Span, StepPlan, WireStep
 from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame
 

@@ -14,9 +14,9 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 import edgeshard
 from edgeshard.chat.lane import text_too_costly
 from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
-from edgeshard.domain.generation import PROMPT_LIMIT_BYTES, Generation
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, Generation
+from edgeshard.domain.requests.head import StartRequest
 from tests.support.tokenizers import write_tokenizer
 
 pytestmark = pytest.mark.timing
@@ -264,7 +264,7 @@ async def test_a_prompt_is_neither_cut_nor_filled_up_as_in_training(tmp_path: Pa
 async def test_a_text_that_becomes_more_tokens_than_a_message_holds_is_refused(
     demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgeshard.domain.generation.PROMPT_LIMIT_TOKENS", 3)
+    monkeypatch.setattr("edgeshard.domain.requests.generation.PROMPT_LIMIT_TOKENS", 3)
     with pytest.raises(InvalidArgumentError) as refused:
         await Tokenising(demo, 512).prompt_tokens(asked("once upon a time there was"), lambda: False)
     assert (refused.value.field, refused.value.reason) == ("prompt", "PROMPT_TOO_LONG")

@@ -15,12 +15,12 @@ from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
 
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError
-from edgeshard.domain.generation import Generation
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import ReturnedStep, SampledToken, StepResult
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.step import ReturnedStep, SampledToken, StepResult
 from tests.support.tokenizers import PANICS, write_tokenizer
 
 pytestmark = pytest.mark.timing

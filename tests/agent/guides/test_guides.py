@@ -23,7 +23,7 @@ from edgeshard_agent.model.sampling import Drawn, Sampler
 from tokenizers import Tokenizer
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
+from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
 
 TOKENIZER_FILE = Path(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
 VOCAB, EOS = 4096, 2

@@ -34,16 +34,16 @@ from edgeshard_agent.store.cache import BlobCache
 from edgeshard.architectures import canonical_name, parse_config
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import tensors_of_units
-from edgeshard.domain.commands import Command, CommandResult, KeepStandby, PrepareStage, ReleaseStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.generation import Sampling
+from edgeshard.domain.control.commands import Command, CommandResult, KeepStandby, PrepareStage, ReleaseStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.residency import in_disk_blocks
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.models.residency import in_disk_blocks
+from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.wire.store import manifest_to_wire

@@ -26,10 +26,10 @@ from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.store.cache import BlobCache
 
-from edgeshard.domain.commands import Command, CommandResult
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.control.commands import Command, CommandResult
 from edgeshard.domain.errors import DataLossError, EdgeShardError
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
 from tests.agent.hosting.packed_box import LAYERS, MODELS, Box, Form, model, reference
 
 STEPS = 7

@@ -31,13 +31,13 @@ from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.hosting.progress import LoadProgress
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     Command,
     CommandResult,
     KeepStandby,
@@ -46,13 +46,13 @@ from edgeshard.domain.commands import (
     ReleaseStage,
     TraceSteps,
 )
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import DeviceFacts, StageKey, StagePhase
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.trace import StageTrace
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.channel import open_channel
 

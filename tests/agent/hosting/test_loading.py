@@ -20,13 +20,13 @@ from edgeshard_agent.store.cache import BlobCache
 from edgeshard_coordinator.store import models
 
 from edgeshard.client.models import add_model
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
 from edgeshard.storage import checkpoint
 from tests.support.tokenizers import PANICS, write_tokenizer
 

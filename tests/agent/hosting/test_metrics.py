@@ -8,7 +8,7 @@ from typing import Any, cast
 from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.metrics import AgentMetrics
 
-from edgeshard.domain.device import StageExperts, StageStreaming, StageSwap
+from edgeshard.domain.nodes.device import StageExperts, StageStreaming, StageSwap
 
 
 def stage(

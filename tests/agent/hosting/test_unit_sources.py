@@ -12,14 +12,14 @@ import pytest
 from edgeshard_agent.engine.aside import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
-from edgeshard_agent.model import filling
+from edgeshard_agent.model.weights import filling
 from edgeshard_agent.ops import native, native_available
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
 from tests.agent.hosting.packed_box import LAYERS, Box, Form
 from tests.support.forms import one_in
 

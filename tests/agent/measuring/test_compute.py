@@ -30,11 +30,11 @@ from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.ops import native_available
 
 from edgeshard.architectures import parse_config, read_config
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.model import attended_pairs
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LayerProfile, Sample
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, Sample
+from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Effort, Grid
 

@@ -8,9 +8,9 @@ import pytest
 from edgeshard_agent.measuring import huge_pages
 from edgeshard_agent.measuring.huge_pages import AGAIN_S, HugePageWatch, read_huge_pages
 
-from edgeshard.domain.device import HugePages, StagePhase, StageStatus
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
 
 
 def entry(rss_kb: int, huge_kb: int, flags: str) -> str:

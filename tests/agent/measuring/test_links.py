@@ -8,7 +8,7 @@ import pytest
 from edgeshard_agent.measuring.probing import probe_link
 from edgeshard_agent.net.link_receiver import StageServicer
 
-from edgeshard.domain.commands import Peer
+from edgeshard.domain.control.commands import Peer
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.profiles.links import ProbeSchedule

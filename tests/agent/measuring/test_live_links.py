@@ -11,12 +11,12 @@ from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 
-from edgeshard.domain.commands import ProfileReport
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import ProfileReport
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
-from edgeshard.domain.profile import LinkProfile, LinkSample, MeasuredLink
-from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import LinkProfile, LinkSample, MeasuredLink
+from edgeshard.domain.requests.step import ForwardStep, Span, StepPlan, Tensor, WireStep
 from edgeshard.profiles import links
 from edgeshard.profiles.links import REPORT_INTERVAL_S, TELLING_S, Arrivals, LiveLink, refreshed
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server

@@ -20,8 +20,7 @@ from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.measuring.worker import MeasuringJob
 from edgeshard_agent.net.link_receiver import StageServicer
 
-from edgeshard.domain.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
 from edgeshard.domain.errors import (
     FailedPreconditionError,
     ResourceExhaustedError,
@@ -29,10 +28,11 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard.domain.profile import LayerKind, config_hash
-from edgeshard.planning.measured import MeasuredTimes
-from edgeshard.planning.problem import StepShape
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import LayerKind, config_hash
+from edgeshard.planning.inputs.measured import MeasuredTimes
+from edgeshard.planning.inputs.problem import StepShape
+from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.server import Server
 

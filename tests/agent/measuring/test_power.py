@@ -13,8 +13,8 @@ from edgeshard_agent.measuring import compute, power
 from edgeshard_agent.measuring.compute import Profiler
 from edgeshard_agent.measuring.power import Ina3221, Nvml, PowerMeter, Rapl
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.profile import EnergyProfile
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import EnergyProfile
 from edgeshard.profiles.grid import Effort, Grid
 from edgeshard.profiles.report import profile_lines
 

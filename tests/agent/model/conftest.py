@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import parse_config
-from edgeshard.domain.dtypes import DType, KvFormat
-from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest, ModelName
-from edgeshard.domain.model import LayerRange, ModelManifest, TensorInfo
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.agent.model.families import VARIANTS, Variant
 
 torch.set_num_threads(1)

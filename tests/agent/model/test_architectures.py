@@ -32,10 +32,10 @@ from edgeshard.architectures import (
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.record import Place
 from edgeshard.architectures.tensors import is_further_block
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.model import LayerRange, ModelManifest, Part
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange, ModelManifest, Part
+from edgeshard.planning.inputs.shapes import model_from_config
 from tests.agent.model.families import VARIANTS, decoder_of, family_of
 
 LLAMA = {
@@ -405,7 +405,7 @@ def test_the_unit_of_a_tensor(config: dict[str, Any], name: str, unit: object) -
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, edgeshard.architectures, edgeshard.domain.step; assert 'torch' not in sys.modules"
+    code = "import sys, edgeshard.architectures, edgeshard.domain.requests.step; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model import attention as attention_module
 from edgeshard_agent.model import fused as fused_module
-from edgeshard_agent.model import gathered as gathered_module
+from edgeshard_agent.model.attention import attention as attention_module
+from edgeshard_agent.model.attention import gathered as gathered_module
+from edgeshard_agent.model.attention.gathered import Gather, gathered_attention
 from edgeshard_agent.model.fused import FusedModules
-from edgeshard_agent.model.gathered import Gather, gathered_attention
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import RowArena, Scoring, SpanTables, attend, native_available, run_blocks
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
 
 WHOLE = LayerRange(0, 4)
 ONE_CALL = ["llama-plain", "mistral-window", "qwen2-windows", "qwen3-tied"]

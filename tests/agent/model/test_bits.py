@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.architectures import expected_tensors
-from edgeshard.domain.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.support.forms import in_form, one_in
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise it")

@@ -9,7 +9,7 @@ import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 
 from bench.quantisation import MODEL, VALIDATION, bits_per_byte, demo_stage, perplexity
-from edgeshard.domain.dtypes import IntegerFormat, KvFormat, Quantisation
+from edgeshard.domain.models.dtypes import IntegerFormat, KvFormat, Quantisation
 
 LIMIT_BITS_PER_BYTE = 1.55
 SCORED_BYTES = 60_000

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model import attention as attention_module
-from edgeshard_agent.model import gathered as gathered_module
-from edgeshard_agent.model import kv as kv_module
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.attention import attention as attention_module
+from edgeshard_agent.model.attention import gathered as gathered_module
+from edgeshard_agent.model.attention import kv as kv_module
+from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.gathered import GatheredSpans, explicit_attention
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.fused import FusedModules
-from edgeshard_agent.model.gathered import GatheredSpans, explicit_attention
-from edgeshard_agent.model.kv import KvPool
 from edgeshard_agent.model.plugged import LayerModules, make_layer
 from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend, native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgeshard.domain.dtypes import DType, KvFormat
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import Span, StepPlan
 from tests.agent.model.conftest import Checkpoint
 from tests.agent.model.families import LAYERS, first_rows, rotary, windowed
 

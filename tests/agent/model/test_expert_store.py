@@ -10,22 +10,22 @@ import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.blocks import MixtureMlp
-from edgeshard_agent.model.expert_store import ExpertStore
-from edgeshard_agent.model.filling import Packing
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.expert_store import ExpertStore
+from edgeshard_agent.model.weights.filling import Packing
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import EXPERT_WIDTHS
-from edgeshard.domain.device import StageFilling
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError
-from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.residency import in_disk_blocks
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.residency import in_disk_blocks
+from edgeshard.domain.nodes.device import StageFilling
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 from tests.support.packing import chosen_sources

@@ -9,15 +9,15 @@ import pytest
 import torch
 from edgeshard_agent.model.blocks import Block, GatedMlp, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from edgeshard.architectures import EXPERT_WIDTHS, held_bytes, parse_config
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.generation import Sampling
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange, TensorInfo
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, TensorInfo
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 40)

@@ -11,7 +11,7 @@ import transformers
 
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.planning.inputs.shapes import model_from_config
 from tests.agent.model.families import LAYERS, VARIANTS, decoder_of
 
 MISSING = object()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.model.filling_meter import FillingMeter, Share, seconds_left
+from edgeshard_agent.model.weights.filling_meter import FillingMeter, Share, seconds_left
 
-from edgeshard.domain.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import FillingWork, StageFilling
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.kv import KvPool, KvTable
-from edgeshard_agent.model.swap import SwapSpace
+from edgeshard_agent.model.attention.kv import KvPool, KvTable
+from edgeshard_agent.model.attention.swap import SwapSpace
 
-from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.graphs import Rerun
-from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import PanelArena, RowArena, native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.blocks import BlockAllocator
@@ -20,13 +20,13 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, TokenOut
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import FailedPreconditionError
-from edgeshard.domain.generation import Generation
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan, StepResult
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan, StepResult
 
 BLOCKS, SIZE = 3, 16
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))

@@ -12,7 +12,7 @@ from edgeshard_agent.ops import native_available
 
 from bench.quantisation import VALIDATION
 from edgeshard.architectures import EXPERT_WIDTHS
-from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.models.dtypes import Quantisation
 from tools.expert_runs import Mixture, token_ids
 
 MODEL = Path(__file__).resolve().parents[3] / "bench" / "mixture_model"

@@ -8,7 +8,7 @@ from edgeshard_agent.model import prompt_scores
 from edgeshard_agent.model.prompt_scores import score, slice_positions
 
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.step import Targets
+from edgeshard.domain.requests.step import Targets
 
 VOCAB, WIDTH, COUNT = 300, 8, 100
 CHANCE = torch.Generator().manual_seed(2)

@@ -7,8 +7,8 @@ import torch
 from edgeshard_agent.model.sampling import Sampler
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.step import SampledToken
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import SampledToken
 
 VOCAB = 50
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1)) * 2

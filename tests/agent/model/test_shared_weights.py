@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights import StageWeights
+from edgeshard_agent.model.weights.weights import StageWeights
 
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 40)

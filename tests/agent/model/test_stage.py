@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import PackedLinear, native_available
 from safetensors.torch import load_file, save_file
 
 from edgeshard.architectures import held_bytes, stage_tensors
-from edgeshard.domain.device import FillingWork, StageFilling
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -30,9 +28,11 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnsupportedModelError,
 )
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.support.sizes import parameter_bytes
 
 RANGES = [LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4), LayerRange(0, 4)]

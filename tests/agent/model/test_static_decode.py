@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.gathered import GatheredSpans
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.gathered import GatheredSpans
 from edgeshard_agent.model.graphs import SWITCH, CudaGraphs, Recorder, Rerun, Work, recorder_for
-from edgeshard_agent.model.kv import KvPool
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.static_decode import LARGEST_BATCH, StaticShape
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import native
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,10 +32,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.agent.model.families import has_experts
 from tests.support.forms import in_form
 

@@ -14,25 +14,25 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
-from edgeshard_agent.model import attention as attention_module
-from edgeshard_agent.model import units as units_module
+from edgeshard_agent.model.attention import attention as attention_module
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.filling import Packing
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel, StageOutput
+from edgeshard_agent.model.weights import units as units_module
+from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.architectures import expected_tensors
 from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.architectures.units import tensors_of_units
-from edgeshard.domain.device import FillingWork, StageFilling
-from edgeshard.domain.dtypes import DType, Quantisation
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.packed import NOTHING_HELD
-from edgeshard.domain.step import StepPlan
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.requests.step import StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.support.forms import one_in
 from tests.support.packing import chosen_sources

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.weight_store import WeightStore
+from edgeshard_agent.model.weights.weight_store import WeightStore
 
 from edgeshard.domain.errors import DataLossError
-from edgeshard.domain.residency import DISK_BLOCK_BYTES
+from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
 
 pytestmark = pytest.mark.timing
 

@@ -13,12 +13,12 @@ from edgeshard_agent.net import control
 from edgeshard_agent.net.control import MAX_RETRY_S, PROMPT_HEARTBEAT_S, ControlClient, drawn
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import CommandResult, Heartbeat, HeartbeatChange, Registration
-from edgeshard.domain.device import DeviceFacts, HugePages, StageKey, StagePhase, StageStatus
+from edgeshard.domain.control.commands import CommandResult, Heartbeat, HeartbeatChange, Registration
+from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, NOTHING
 from edgeshard.domain.errors import NotFoundError
-from edgeshard.domain.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S, NOTHING
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StagePhase, StageStatus
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
     CoordinatorServiceServicer,

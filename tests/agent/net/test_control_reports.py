@@ -12,7 +12,7 @@ from edgeshard_agent.net import control
 from edgeshard_agent.net.control import ControlClient
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     CommandProgress,
     CommandResult,
     ControlMessage,
@@ -21,13 +21,13 @@ from edgeshard.domain.commands import (
     ProfileReport,
     Registration,
 )
-from edgeshard.domain.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
     CoordinatorServiceServicer,

@@ -13,9 +13,9 @@ from edgeshard_agent.net import first_request, link_receiver
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, NodeName
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub, add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import open_channel

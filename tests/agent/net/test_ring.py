@@ -17,22 +17,22 @@ import torch
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.model.loader import SafetensorsDirectory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.deployment import DeploymentSpec
-from edgeshard.domain.device import StagePhase
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.step import ReturnedStep, StepResult
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard.domain.requests.step import ReturnedStep, StepResult
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import head_pb2, stage_pb2
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceServicer, add_HeadServiceServicer_to_server

@@ -12,11 +12,11 @@ from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.step import ForwardStep, Span, StepPlan, Tensor, WireStep
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.link import LinkSuspected
+from edgeshard.domain.requests.step import ForwardStep, Span, StepPlan, Tensor, WireStep
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.link_watch import BEACON_S, SUSPECT_S, TICK_S
 from edgeshard.rpc.server import Server

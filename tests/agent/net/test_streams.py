@@ -19,14 +19,14 @@ from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import CommandResult, Registration
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import CommandResult, Registration
 from edgeshard.domain.errors import StaleEpochError
-from edgeshard.domain.generation import FinishReason, Token
-from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId, RequestId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.requests.generation import FinishReason, Token
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, stage_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
@@ -439,7 +439,7 @@ async def test_a_request_may_fill_the_context_to_its_last_position(
     import torch
     from transformers import LlamaForCausalLM
 
-    from edgeshard.planning import pace
+    from edgeshard.planning.costs import pace
 
     monkeypatch.setattr(pace, "STEP_TOKENS", 23)
     ids = [(7 * i) % 90 for i in range(prompt)]

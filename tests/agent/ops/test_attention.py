@@ -12,8 +12,8 @@ from edgeshard_agent.ops import NativeArena, PanelArena, Scoring, SpanTables, at
 from edgeshard_agent.ops import attention as attention_module
 from edgeshard_agent.ops.kv_int4 import restored, rounded
 
-from edgeshard.domain.dtypes import KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import KvFormat
 from tests.support.forms import one_in
 
 DTYPES = [torch.float32, torch.bfloat16]

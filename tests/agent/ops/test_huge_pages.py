@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.ops import PackedLinear, huge_pages
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, Arena
 
-from edgeshard.domain.dtypes import DType
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
 
 _MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

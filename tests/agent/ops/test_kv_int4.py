@@ -9,8 +9,8 @@ from edgeshard_agent.ops.kv_int4 import LEAST_STEP
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.dtypes import DType, KvFormat
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType, KvFormat
 
 SLOTS = 64
 DIMS = [16, 48, 64, 80, 128]

@@ -13,7 +13,7 @@ from edgeshard_agent.ops import RequestSampler, draws, native, sample_rows
 from edgeshard_agent.ops.sampling import Chosen
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.generation import Sampling
+from edgeshard.domain.requests.generation import Sampling
 from tests.support.forms import one_in
 
 VOCAB = 50

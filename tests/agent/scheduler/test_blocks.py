@@ -6,14 +6,14 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from edgeshard_agent.model.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.scheduler.blocks import BlockAllocator
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.step import KvGrant, Span, StepPlan
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 KEYS = [bytes([number]) for number in range(6)]
 

@@ -11,10 +11,10 @@ from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import GIVES_WAY_S, HeadStep, Limits
 
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step import SampledToken, StepResult
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import SampledToken, StepResult
 from tests.support.rig import Rig, expected
 
 

@@ -11,10 +11,10 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd
 from edgeshard_agent.scheduler.text import TextStream
 
+from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.generation import FinishReason, Generation, Sampling
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.mode import Mode
+from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
 from tests.support.rig import Alone, Rig
 
 DECODE = 1

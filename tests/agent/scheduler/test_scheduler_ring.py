@@ -12,10 +12,10 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import Swapping
 
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.generation import FinishReason
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.requests.generation import FinishReason
 from tests.support.rig import Alone, Rig, Ring
 
 SCHEDULES = 240

@@ -17,11 +17,11 @@ from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, TokenOut
 from edgeshard_agent.scheduler.slices import PromptSlices
 
-from edgeshard.domain.generation import StageTiming
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step_cost import Piece, StageCost, compute_s, inter_token_s
-from edgeshard.planning.simulator import simulate
-from edgeshard.planning.timing import HopTimes, Pipeline, StageTimes, Traffic
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import Piece, StageCost, compute_s, inter_token_s
+from edgeshard.domain.requests.generation import StageTiming
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
 from tests.support.rig import Rig
 
 DECODE_S = 0.017

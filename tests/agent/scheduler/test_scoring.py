@@ -11,9 +11,9 @@ from edgeshard_agent.scheduler.scheduler import Limits, PromptScored, RequestEnd
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.step import GuideFailure, Span, SpanLogprobs, StepResult, Targets
+from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs
+from edgeshard.domain.requests.step import GuideFailure, Span, SpanLogprobs, StepResult, Targets
 from tests.support.rig import Rig, expected
 
 PROMPT = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21]

@@ -15,15 +15,15 @@ from edgeshard_agent.scheduler.setup import (
 )
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS
 
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.deployment import DeploymentSpec
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.step import STEP_TOKENS
-from edgeshard.domain.step_cost import StageCost
-from edgeshard.planning.pace import step_tokens
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.pace import step_tokens
 
 
 def cost(hop_token_s: float) -> StageCost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from edgeshard_agent.scheduler.slices import PromptSlices
 
-from edgeshard.domain.step_cost import StageCost
+from edgeshard.domain.deployments.step_cost import StageCost
 
 STAGE = StageCost((1, 2048), (0.01, 0.02), (0.01, 2.057), 0.0, 1e-6, 0.001, 0.0, 1e-5)
 

@@ -14,9 +14,9 @@ from edgeshard_agent.scheduler.spread import BETTER, MEASURED_FOR_S, Spread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.generation import StageTiming
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step_cost import Piece, StageCost, inter_token_s
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import Piece, StageCost, inter_token_s
+from edgeshard.domain.requests.generation import StageTiming
 
 OPEN = Batching(Mode.NO_BUBBLES, 3, 16, 2, open=True)
 Disturbed = Callable[[int], float]

@@ -11,9 +11,9 @@ from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 
-from edgeshard.domain.generation import Sampling
-from edgeshard.domain.mode import Mode
-from edgeshard.domain.step_cost import Piece
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard.domain.requests.generation import Sampling
 from tests.support.rig import Rig
 
 Alone = Callable[[list[int], int], list[int]]

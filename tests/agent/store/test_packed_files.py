@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgeshard.domain.errors import DataLossError
-from edgeshard.domain.residency import in_disk_blocks
+from edgeshard.domain.models.residency import in_disk_blocks
 
 KEY = "a key"
 SIZES = st.sampled_from([0, 1, ALIGNMENT - 1, ALIGNMENT, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES + 9])

@@ -16,14 +16,13 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.cached_source import CachedTensorSource
+from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.store import BlobCache, Fetcher
 from edgeshard_agent.store.fetcher import Retries
 from safetensors.numpy import load_file
 
 from edgeshard.architectures import stage_tensors
 from edgeshard.client.models import add_model
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -32,7 +31,8 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import FileInfo, LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.storage.blobs import blob_sizes
 from edgeshard.storage.linked import BlobLocation
 from tests.support.sizes import parameter_bytes

@@ -16,8 +16,8 @@ import h11
 from edgeshard.client import Client
 from edgeshard.client.joining import enrol
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.generation import Token
 from edgeshard.domain.identity import JoinToken
+from edgeshard.domain.requests.generation import Token
 from edgeshard.identity.authority import new_key
 from tests.attack.joining import dialled_from
 from tests.attack.live.site import DEPLOYMENT, LiveSite

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from edgeshard import Client
-from edgeshard.cli.demo import even_layers
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.cli.commands.site.demo import even_layers
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.identity import JoinToken, Role
 from edgeshard.rpc.tls import TlsFiles
 from tests.attack.live.attacks import Target

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import audit_log
-from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.core.seals import SealKey
+from edgeshard_coordinator.control.persistence import audit_log
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.core.values.seals import SealKey
 
 from edgeshard.domain.audit import AuditEntry
 from edgeshard.domain.errors import DeadlineError, FailedPreconditionError, InternalError

@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.audit_log import AuditLog
-from edgeshard_coordinator.control.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.control.services.auditing import MUTATIONS, NOTED, READS, TRAFFIC, CallAudit
 
-from edgeshard.domain.commands import ProbeLinks, ProfileReport
+from edgeshard.domain.control.commands import ProbeLinks, ProfileReport
 from edgeshard.domain.errors import (
     DeniedError,
     InternalError,

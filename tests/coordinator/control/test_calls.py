@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from edgeshard_coordinator.control.calls import MOST_CALLS, MeasureCall, MeasureCalls
-from edgeshard_coordinator.core.jobs import Measured
+from edgeshard_coordinator.control.runtime.calls import MOST_CALLS, MeasureCall, MeasureCalls
+from edgeshard_coordinator.core.values.jobs import Measured
 
-from edgeshard.domain.commands import CommandProgress
+from edgeshard.domain.control.commands import CommandProgress
+from edgeshard.domain.control.site import NodeProgress
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard.domain.site import NodeProgress
 
 pytestmark = pytest.mark.timing
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.inference_service import client_of
+from edgeshard_coordinator.control.services.inference_service import client_of
 
-from edgeshard.domain.generation import Generation
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import RequestId
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.head import StartRequest
 from edgeshard.rpc import access
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server

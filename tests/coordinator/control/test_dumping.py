@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import dumping, loop
-from edgeshard_coordinator.control.dumping import Dumps
-from edgeshard_coordinator.core.events import ActionIssued
-from edgeshard_coordinator.core.machine import machine
+from edgeshard_coordinator.control.runtime import loop
+from edgeshard_coordinator.control.services import dumping
+from edgeshard_coordinator.control.services.dumping import Dumps
+from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.values.events import ActionIssued
 
-from edgeshard.domain.commands import TakeDump
+from edgeshard.domain.control.commands import TakeDump
 from edgeshard.domain.errors import DeadlineError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import operations
+from edgeshard_coordinator.control.persistence import operations
 
 from edgeshard.domain.errors import DeadlineError, InternalError
 from edgeshard.proto.v1 import admin_pb2 as pb

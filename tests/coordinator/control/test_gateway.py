@@ -7,21 +7,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.chats import COUNTED_LIMIT_BYTES, Chats
-from edgeshard_coordinator.control.gateway import SiteBackend
-from edgeshard_coordinator.control.requests import RequestFront
-from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import Quota, Quotas
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.control.requests.chats import COUNTED_LIMIT_BYTES, Chats
+from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.control.services.gateway import SiteBackend
+from edgeshard_coordinator.core.values.quotas import Quota, Quotas
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-from edgeshard.domain.chat import ChatPrompt, Conversation
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from edgeshard.domain.generation import Token
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.gateway.callers import Caller
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import Token
+from edgeshard.gateway.access.callers import Caller
 
 
 def record(name: str, model: str, phase: DeploymentPhase = DeploymentPhase.READY) -> DeploymentRecord:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.heartbeats import HeartbeatBatches
-from edgeshard_coordinator.control.hub import ControlStream
-from edgeshard_coordinator.core.events import CommandAnswered, Event, HeartbeatsReceived
-from edgeshard_coordinator.core.state import KnownNode, State
+from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
+from edgeshard_coordinator.control.runtime.hub import ControlStream
+from edgeshard_coordinator.core.values.events import CommandAnswered, Event, HeartbeatsReceived
+from edgeshard_coordinator.core.values.state import KnownNode, State
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import Heartbeat, HeartbeatChange, ReleaseStage
-from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import StageKey, StagePhase, StageStatus
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, ReleaseStage
+from edgeshard.domain.control.heartbeats import MOST_STAGES
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
-from edgeshard.domain.heartbeats import MOST_STAGES
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StageKey, StagePhase, StageStatus
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2_grpc
 from edgeshard.rpc import hello
 from edgeshard.wire.control import agent_message_to_wire, heartbeat_to_wire

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.domain.commands import ControlHello, ProfileReport
+from edgeshard.domain.control.commands import ControlHello, ProfileReport
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.listeners import ListenerStream
-from edgeshard_coordinator.control.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.listeners import ListenerStream
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
 
 from edgeshard.client import Client
 from edgeshard.domain.errors import (
@@ -19,9 +19,9 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from edgeshard.domain.generation import Finished, FinishReason, Generation, GenerationEvent, Token
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.listening import UNREAD_TOKENS
+from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Token
+from edgeshard.domain.requests.listening import UNREAD_TOKENS
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from tests.support.scripted_agent import DEADLINE_S
 

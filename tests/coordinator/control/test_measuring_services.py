@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.core.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
 
-from edgeshard.domain.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.control.site import UnknownFigures, UnknownProfile
 from edgeshard.domain.errors import (
     EdgeShardError,
     InternalError,
@@ -21,8 +21,8 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import ModelName, NodeId
-from edgeshard.domain.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
-from edgeshard.domain.site import UnknownFigures, UnknownProfile
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
 from edgeshard.wire.common import node_from_wire

@@ -6,14 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.listeners import ListenerStream
+from edgeshard_coordinator.control.requests.listeners import ListenerStream
 
-from edgeshard.domain.commands import CommandKey, CommandKind, MeasureCompute
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.generation import FinishReason, Generation, Started, Token
-from edgeshard.domain.head import StartRequest
 from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import FinishReason, Generation, Started, Token
+from edgeshard.domain.requests.head import StartRequest
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, is_sendable
 from edgeshard.wire.listening import heard_to_wire

@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.conditions import Conditions
-from edgeshard_coordinator.control.request_meter import RequestMeter
+from edgeshard_coordinator.control.requests.request_meter import RequestMeter
+from edgeshard_coordinator.control.runtime.conditions import Conditions
 
-from edgeshard.domain.condition import Condition
-from edgeshard.domain.device import StageExperts, StagePhase, StageStatus
 from edgeshard.domain.errors import NotFoundError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import StageExperts, StagePhase, StageStatus
 
 TALE = DeploymentName("tale")
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import persistence
-from edgeshard_coordinator.control.persistence import StateStore
-from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
-from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
-from edgeshard_coordinator.core.state import (
+from edgeshard_coordinator.control.persistence import persistence
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
+from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
     Move,
@@ -22,13 +23,13 @@ from edgeshard_coordinator.core.state import (
     Timings,
 )
 
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.dtypes import Quantisation
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import DataLossError, FailedPreconditionError, InternalError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
-from edgeshard.domain.profile import PROFILE_VERSION, LinkProfile
-from edgeshard.domain.traffic import NO_TRAFFIC
-from edgeshard.planning.shapes import BUILT_IN_CONFIGS
+from edgeshard.domain.models.dtypes import Quantisation
+from edgeshard.domain.nodes.profile import PROFILE_VERSION, LinkProfile
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS
 
 NAME = DeploymentName("tale")
 CONFIG = BUILT_IN_CONFIGS["llama2-7b"]

@@ -10,20 +10,20 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.quotas import QuotaBook
-from edgeshard_coordinator.control.requests import RequestFront
-from edgeshard_coordinator.control.running_request import RunningRequest
-from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import Quota, Quotas
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.control.requests.quotas import QuotaBook
+from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.core.values.quotas import Quota, Quotas
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
-from edgeshard.domain.generation import FinishReason, Generation, Token
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import FinishReason, Generation, Token
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.status import from_rpc_error
 from tests.attack import resumption

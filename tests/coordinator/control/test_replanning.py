@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 
-from edgeshard.domain.commands import PrepareStage
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.replan import Replan, ReplanReason
 from edgeshard.domain.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -16,7 +17,6 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
-from edgeshard.domain.replan import Replan, ReplanReason
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.deployment import replan_from_wire
 from tests.coordinator.control.test_full_disk import refusing

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.control.requests import FRUITLESS_LIMIT, RequestFront
-from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.control.requests.requests import FRUITLESS_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
-from edgeshard.domain.generation import Finished, FinishReason, Generation, Token
-from edgeshard.domain.head import CancelRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, Token
+from edgeshard.domain.requests.head import CancelRequest, StartRequest
 
 NAME, R = DeploymentName("tale"), RequestId("r")
 A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.requests import PARKED_LIMIT_S, Attachment, RequestFront
-from edgeshard_coordinator.control.resumptions import (
+from edgeshard_coordinator.control.requests.requests import PARKED_LIMIT_S, Attachment, RequestFront
+from edgeshard_coordinator.control.requests.resumptions import (
     COME_BACK_S,
     MOST_ENDED,
     RESERVED_S,
@@ -17,12 +17,13 @@ from edgeshard_coordinator.control.resumptions import (
     Standing,
     digest_of,
 )
-from edgeshard_coordinator.control.running_request import RunningRequest
-from edgeshard_coordinator.control.traffic import TrafficBook
-from edgeshard_coordinator.core.quotas import Quota, Quotas
-from edgeshard_coordinator.core.state import DeploymentRecord, State
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.core.values.quotas import Quota, Quotas
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     DeniedError,
@@ -31,11 +32,10 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.generation import FinishReason, Generation, Guide, GuideKind, Sampling, Token
-from edgeshard.domain.head import HeldRequest, StartRequest
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, Sampling, Token
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
 
 NAME, OTHER = DeploymentName("tale"), DeploymentName("other")
 A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from edgeshard_coordinator.control.rotated import RotatedLines
-from edgeshard_coordinator.core.seals import SealKey
+from edgeshard_coordinator.control.persistence.rotated import RotatedLines
+from edgeshard_coordinator.core.values.seals import SealKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

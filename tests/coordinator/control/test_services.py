@@ -8,12 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.core.state import ServedOperation
+from edgeshard_coordinator.core.values.state import ServedOperation
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.commands import ActivateHead, ControlHello, PrepareStage
-from edgeshard.domain.deployment import DeploymentPhase
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import ActivateHead, ControlHello, PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     DataLossError,
@@ -28,7 +27,8 @@ from edgeshard.domain.errors import (
     WireVersionError,
 )
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_pb2
 from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire

@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from edgeshard_coordinator.control.solver import SOLVES_AT_ONCE, Solver
+from edgeshard_coordinator.control.runtime.solver import SOLVES_AT_ONCE, Solver
 
 from edgeshard.domain.errors import PlacementError
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control import head_service, head_watch
-from edgeshard_coordinator.core import eviction
-from edgeshard_coordinator.core.repair import Lost
+from edgeshard_coordinator.control.runtime import head_watch
+from edgeshard_coordinator.control.services import head_service
+from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.placement.repair import Lost
 
-from edgeshard.domain.commands import PrepareStage
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.control.commands import PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.link import LinkSuspected
+from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc import link_watch
 from tests.support.scripted_agent import FakeHead
 

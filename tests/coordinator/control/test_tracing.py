@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.control.tracing import Traces, still_runs
+from edgeshard_coordinator.control.services.tracing import Traces, still_runs
 
-from edgeshard.domain.commands import ReleaseStage, TraceSteps
-from edgeshard.domain.deployment import DeploymentPhase
+from edgeshard.domain.control.commands import ReleaseStage, TraceSteps
+from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import (
     AbortedError,
     DeadlineError,
@@ -22,8 +22,8 @@ from edgeshard.domain.errors import (
     NotFoundError,
 )
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.trace import StageTrace, StepRecord
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.trace import StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.trace import trace_from_wire

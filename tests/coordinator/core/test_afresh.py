@@ -7,21 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.afresh import judged, planned_afresh
-from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
-from edgeshard_coordinator.core.placing import Candidate
-from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.afresh import judged, planned_afresh
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.profile import LinkProfile
-from edgeshard.domain.replan import Replan, ReplanReason
-from edgeshard.domain.traffic import NO_TRAFFIC
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import LinkProfile
 
 MIB = 1 << 20
 SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "concurrency": 4})

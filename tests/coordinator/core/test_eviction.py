@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core import eviction
-from edgeshard_coordinator.core.actions import DropConnection, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.values.actions import DropConnection, SendCommand
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     Event,
     HeadDetached,
@@ -19,16 +20,15 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     Ticked,
 )
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, Progress, State, Timings, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, State, Timings, validate_state
 
-from edgeshard.domain.commands import Heartbeat
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import Heartbeat
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 
 TIMES = Timings()
 TICK_S = 0.5

@@ -6,17 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.core import ghosts
-from edgeshard_coordinator.core.actions import SaveMeasurements, SaveNode
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import NodeConnected, NodeDisconnected, NodeRegistered, ProfileReported, Ticked
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.nodes import ghosts
+from edgeshard_coordinator.core.values.actions import SaveMeasurements, SaveNode
+from edgeshard_coordinator.core.values.events import (
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    ProfileReported,
+    Ticked,
+)
+from edgeshard_coordinator.core.values.state import State
 
-from edgeshard.domain.commands import ProfileReport, Registration
+from edgeshard.domain.control.commands import ProfileReport, Registration
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 MakeRegistration = Callable[..., Registration]
 A, B = NodeId("id-a"), NodeId("id-b")

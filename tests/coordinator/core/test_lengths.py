@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.lengths import typical_request
+from edgeshard_coordinator.core.values.lengths import typical_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import LengthsFrom
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.placement import LengthsFrom
-from edgeshard.domain.traffic import NO_TRAFFIC, Traffic
 
 SEEN = NO_TRAFFIC.after(800, 40).after(800, 40)
 

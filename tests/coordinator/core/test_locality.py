@@ -7,30 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.afresh import planned_afresh
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import HeartbeatsReceived, NodeConnected, NodeRegistered
-from edgeshard_coordinator.core.locality import nearest, with_held
-from edgeshard_coordinator.core.measurements import Measurements, Reported, key_of
-from edgeshard_coordinator.core.placing import Candidate
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.repair import Lost
-from edgeshard_coordinator.core.state import State
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.placement.afresh import planned_afresh
+from edgeshard_coordinator.core.placement.locality import nearest, with_held
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.repair import Lost
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.events import HeartbeatsReceived, NodeConnected, NodeRegistered
+from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
+from edgeshard_coordinator.core.values.state import State
 
 from edgeshard.architectures import parse_config
 from edgeshard.architectures.unit_forms import UnitForm
 from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, layer_unit
-from edgeshard.domain.commands import Heartbeat
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.commands import Heartbeat
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import ReplanReason
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.ids import Digest, NodeId, NodeName
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.packed import NOTHING_HELD, Held
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.profile import LinkProfile
-from edgeshard.domain.replan import ReplanReason
-from edgeshard.domain.traffic import NO_TRAFFIC
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import LinkProfile
 
 DIGEST = Digest("d" * 64)
 MIB = 1 << 20

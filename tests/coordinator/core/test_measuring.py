@@ -8,31 +8,31 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.deployments import new_record
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.deployments.deployments import new_record
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.profiling.measuring import PEERS_AT_ONCE, settle
+from edgeshard_coordinator.core.values.events import (
     CommandAnswered,
     DeployRequested,
     NodeDisconnected,
     NodeRegistered,
     ProfileReported,
 )
-from edgeshard_coordinator.core.jobs import Measured
-from edgeshard_coordinator.core.measurements import key_of
-from edgeshard_coordinator.core.measuring import PEERS_AT_ONCE, settle
-from edgeshard_coordinator.core.placing import SimplePlacer
-from edgeshard_coordinator.core.state import (
+from edgeshard_coordinator.core.values.jobs import Measured
+from edgeshard_coordinator.core.values.measurements import key_of
+from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
     ServedOperation,
     Timings,
 )
 
-from edgeshard.domain.commands import CommandResult, ProfileReport
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.control.commands import CommandResult, ProfileReport
+from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, InternalError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.profile import MeasuredLink
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import MeasuredLink
 from tests.support.desk import LINK, Desk, node
 
 QUIET_S = Timings().probe_quiet_s

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import EndService, ReleaseOrphans, Replan, SaveDeployment, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import command_key, reconcile
+from edgeshard_coordinator.core.values.actions import EndService, ReleaseOrphans, Replan, SaveDeployment, SendCommand
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
     DeleteRequested,
@@ -24,8 +25,7 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
-from edgeshard_coordinator.core.reconcile import command_key, reconcile
-from edgeshard_coordinator.core.state import (
+from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     Progress,
     ServedOperation,
@@ -33,10 +33,10 @@ from edgeshard_coordinator.core.state import (
     validate_state,
 )
 
-from edgeshard.domain.commands import CommandKind, CommandResult, Heartbeat, PrepareStage
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import FillingWork, StageFilling, StagePhase, StageStatus
+from edgeshard.domain.control.commands import CommandKind, CommandResult, Heartbeat, PrepareStage
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import (
     AbortedError,
     DataLossError,
@@ -47,8 +47,8 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import FillingWork, StageFilling, StagePhase, StageStatus
 
 NAME = DeploymentName("tale")
 FULL = ResourceExhaustedError("the disk is full", field="state-dir", reason="DISK_FULL")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.news import News, news
+from edgeshard_coordinator.core.values.events import (
     HeartbeatsReceived,
     NodeConnected,
     NodeDisconnected,
@@ -16,18 +17,17 @@ from edgeshard_coordinator.core.events import (
     NodeRemoved,
     ProfileReported,
 )
-from edgeshard_coordinator.core.news import News, news
-from edgeshard_coordinator.core.state import DeploymentRecord, State, SuspectLink, fresh_progress
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State, SuspectLink, fresh_progress
 
-from edgeshard.domain.commands import Heartbeat, ProfileReport, Registration
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import Heartbeat, ProfileReport, Registration
+from edgeshard.domain.control.site_event import Subject
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
-from edgeshard.domain.profile import ComputeProfile, LinkProfile, MeasuredLink
-from edgeshard.domain.site_event import Subject
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile, MeasuredLink
 
 A = NodeId("id-a")
 TALE = DeploymentName("tale")

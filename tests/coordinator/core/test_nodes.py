@@ -8,25 +8,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import Action, ReleaseOrphans, SaveNode, TellStrangers
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.values.actions import Action, ReleaseOrphans, SaveNode, TellStrangers
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     HeartbeatsReceived,
     NodeConnected,
     NodeDisconnected,
     NodeRegistered,
 )
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import State, node_view
+from edgeshard_coordinator.core.values.state import State, node_view
 
 from edgeshard.debugging.ring import rough_bytes
-from edgeshard.domain.commands import Heartbeat, Registration, ReleaseStage
-from edgeshard.domain.device import HugePages, StagePhase, StageStatus
+from edgeshard.domain.control.commands import Heartbeat, Registration, ReleaseStage
+from edgeshard.domain.control.heartbeats import MOST_STAGES
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError
-from edgeshard.domain.heartbeats import MOST_STAGES
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
-from edgeshard.domain.model import LayerRange
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import HugePages, StagePhase, StageStatus
 
 MakeRegistration = Callable[..., Registration]
 A, OTHER = NodeId("id-a"), NodeId("id-other")

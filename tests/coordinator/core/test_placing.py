@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placing import Candidate, SimplePlacer
-from edgeshard_coordinator.core.placing import held_bytes as placed_bytes
-from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.candidate import held_bytes as placed_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.architectures import held_bytes, parse_config, stage_tensors
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -26,9 +26,10 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.profile import DiskProfile
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import DiskProfile
 from tests.support.sizes import parameter_bytes
 
 MIB = 1 << 20

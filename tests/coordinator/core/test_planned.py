@@ -8,16 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.measurements import Measurements, Reported, disk_of, key_of
-from edgeshard_coordinator.core.placing import KV_BLOCK_TOKENS, Candidate, SimplePlacer, held_bytes
-from edgeshard_coordinator.core.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.placing import KV_BLOCK_TOKENS, SimplePlacer
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
+from edgeshard_coordinator.core.values.measurements import Measurements, Reported, disk_of, key_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.architectures import expected_tensors, parse_config, stage_tensors
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.device import DeviceFacts
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -25,12 +26,12 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import Digest, ModelName, NodeId, NodeName
-from edgeshard.domain.model import ModelManifest, TensorInfo
-from edgeshard.domain.placement import LengthsFrom, Placement
-from edgeshard.domain.profile import DiskProfile, EnergyProfile, LinkProfile
-from edgeshard.domain.residency import in_disk_blocks, room_for_experts
-from edgeshard.domain.traffic import NO_TRAFFIC, Outlook, Traffic
-from edgeshard.planning.shapes import model_from_config
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import ModelManifest, TensorInfo
+from edgeshard.domain.models.residency import in_disk_blocks, room_for_experts
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import DiskProfile, EnergyProfile, LinkProfile
+from edgeshard.planning.inputs.shapes import model_from_config
 from tests.support.sizes import parameter_bytes
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.quotas import MOST_IDENTITIES, Quota, parse_quotas
+from edgeshard_coordinator.core.values.quotas import MOST_IDENTITIES, Quota, parse_quotas
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import parse_toml

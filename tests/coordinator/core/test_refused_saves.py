@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import EndService, SaveDeployment, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.deployments import new_record
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.deployments.deployments import new_record
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.values.actions import EndService, SaveDeployment, SendCommand
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     DeleteRequested,
     DeploymentSaved,
@@ -19,15 +20,14 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     SaveFailed,
 )
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, Progress, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, ServedOperation, State, validate_state
 
-from edgeshard.domain.commands import ReleaseStage
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.control.commands import ReleaseStage
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
 
 NAME = DeploymentName("tale")
 FULL = ResourceExhaustedError("the disk is full", field="state-dir", reason="DISK_FULL")

@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placing import Candidate
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.repair import MOST_WAYS, Lost, Survivors, survivors, ways, without_most
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.repair import MOST_WAYS, Lost, Survivors, survivors, ways, without_most
+from edgeshard_coordinator.core.values.candidate import Candidate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement, check_cover
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import ExplicitStage, Placement, check_cover
-from edgeshard.domain.traffic import NO_TRAFFIC
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts
 
 FACTS = DeviceFacts("cpu", "x", 1, 1 << 34, 1 << 33, False, "", "bits-1")
 SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:9,c=9:12", "concurrency": 2})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_coordinator.core.seals import LINES_PER_SEAL, Chain, SealKey, check_files, seal_of
+from edgeshard_coordinator.core.values.seals import LINES_PER_SEAL, Chain, SealKey, check_files, seal_of
 from hypothesis import given
 from hypothesis import strategies as st
 

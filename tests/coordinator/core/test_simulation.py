@@ -9,7 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import (
+from edgeshard_coordinator.core.deployments.deployments import new_record, restored_record
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.nodes.eviction import started
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.values.actions import (
     Action,
     DropConnection,
     ForgetDeployment,
@@ -21,9 +27,7 @@ from edgeshard_coordinator.core.actions import (
     TellMeasured,
     TellStrangers,
 )
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.deployments import new_record, restored_record
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
     DeleteRequested,
@@ -44,16 +48,12 @@ from edgeshard_coordinator.core.events import (
     SaveFailed,
     Ticked,
 )
-from edgeshard_coordinator.core.eviction import started
-from edgeshard_coordinator.core.machine import machine
-from edgeshard_coordinator.core.placing import SimplePlacer
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, KnownNode, ServedOperation, State, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, validate_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeshard.debugging.ring import EventRing
-from edgeshard.domain.commands import (
+from edgeshard.domain.control.commands import (
     ActivateHead,
     Command,
     CommandResult,
@@ -64,16 +64,16 @@ from edgeshard.domain.commands import (
     ProfileReport,
     ReleaseStage,
 )
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
-from edgeshard.domain.dtypes import DType
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import Placement
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.requests.link import LinkSuspected
 from tests.support.forms import in_form, one_in
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placing import Candidate
-from edgeshard_coordinator.core.sources import place_from_any, with_source
+from edgeshard_coordinator.core.placement.sources import place_from_any, with_source
+from edgeshard_coordinator.core.values.candidate import Candidate
 
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.device import DeviceFacts
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement, Prediction
 from edgeshard.domain.errors import ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.packed import Held
-from edgeshard.domain.placement import PlacedStage, Placement, Prediction
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import Held
+from edgeshard.domain.nodes.device import DeviceFacts
 
 SPEC = parse_spec({"name": "tale", "model": "tiny"})
 FACTS = DeviceFacts("cpu", "", 2, 1 << 30, 1 << 30, False, "test")

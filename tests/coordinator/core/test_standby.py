@@ -6,22 +6,29 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core import standby
-from edgeshard_coordinator.core.actions import Action, PlanStandby, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import ActionIssued, CommandAnswered, Event, HeartbeatsReceived, StandbyPlanned
-from edgeshard_coordinator.core.placing import Candidate, sizes_of
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.repair import cold_layers
-from edgeshard_coordinator.core.state import DeploymentRecord, StandbyChoice, validate_state
+from edgeshard_coordinator.core.deployments import standby
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.placement.placing import sizes_of
+from edgeshard_coordinator.core.placement.repair import cold_layers
+from edgeshard_coordinator.core.values.actions import Action, PlanStandby, SendCommand
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.events import (
+    ActionIssued,
+    CommandAnswered,
+    Event,
+    HeartbeatsReceived,
+    StandbyPlanned,
+)
+from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice, validate_state
 
-from edgeshard.domain.commands import CommandResult, Heartbeat, KeepStandby
-from edgeshard.domain.deployment import DeploymentPhase, DeploymentSpec, parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import CommandResult, Heartbeat, KeepStandby
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from tests.coordinator.core.test_suspicion import NAME, STAGES, Site, node
 
 MIB = 1 << 20

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import SaveNode, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.deployments import new_record, restored_record
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.deployments.deployments import new_record, restored_record
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
+from edgeshard_coordinator.core.values.actions import SaveNode, SendCommand
+from edgeshard_coordinator.core.values.events import (
     DeployRequested,
     Event,
     HeartbeatsReceived,
@@ -21,20 +24,17 @@ from edgeshard_coordinator.core.events import (
     ProfileReported,
     Ticked,
 )
-from edgeshard_coordinator.core.measuring import chosen_nodes
-from edgeshard_coordinator.core.planned import PlanningPlacer
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, State, node_view, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State, node_view, validate_state
 
-from edgeshard.cli.views import node_fields, node_status
-from edgeshard.domain.commands import Heartbeat, ProfileReport
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import DeploymentSpec, parse_spec
-from edgeshard.domain.device import Node
+from edgeshard.cli.render.views import node_fields, node_status
+from edgeshard.domain.control.commands import Heartbeat, ProfileReport
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
 from edgeshard.domain.errors import AbortedError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, OperationId
-from edgeshard.domain.model import ModelManifest
-from edgeshard.domain.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 
 TALE = DeploymentName("tale")
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)

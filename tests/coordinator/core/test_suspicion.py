@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import DropConnection, EndService, Replan
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import reconcile
+from edgeshard_coordinator.core.values.actions import DropConnection, EndService, Replan
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     Event,
     HeadReported,
@@ -19,20 +20,19 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     Ticked,
 )
-from edgeshard_coordinator.core.reconcile import reconcile
-from edgeshard_coordinator.core.state import DeploymentRecord, Progress, State, Timings, validate_state
+from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, State, Timings, validate_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeshard.domain.commands import Heartbeat
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
+from edgeshard.domain.control.commands import Heartbeat
+from edgeshard.domain.control.heartbeats import IDLE_INTERVAL_S
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.heartbeats import IDLE_INTERVAL_S
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
-from edgeshard.domain.link import LinkSuspected
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.link import LinkSuspected
 
 NAME = DeploymentName("tale")
 BOXES = ("a", "b", "c")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeshard_coordinator.core.token_bucket import TokenBucket
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import EndService, SendCommand
-from edgeshard_coordinator.core.apply import apply
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger, next_phase
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.machine.reconcile import command_key, reconcile
+from edgeshard_coordinator.core.values.actions import EndService, SendCommand
+from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
     DeleteRequested,
@@ -23,8 +25,7 @@ from edgeshard_coordinator.core.events import (
     NodeRegistered,
     Ticked,
 )
-from edgeshard_coordinator.core.reconcile import command_key, reconcile
-from edgeshard_coordinator.core.state import (
+from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     Progress,
     ServedOperation,
@@ -32,16 +33,15 @@ from edgeshard_coordinator.core.state import (
     deployment_view,
     validate_state,
 )
-from edgeshard_coordinator.core.transitions import TRANSITIONS, Trigger, next_phase
 
-from edgeshard.domain.commands import Command, CommandKind, CommandResult, Heartbeat, PrepareStage, Registration
-from edgeshard.domain.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployment import parse_spec
-from edgeshard.domain.device import StagePhase, StageStatus
+from edgeshard.domain.control.commands import Command, CommandKind, CommandResult, Heartbeat, PrepareStage, Registration
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, DataLossError, EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.placement import PlacedStage, Placement
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 
 NAME = DeploymentName("tale")
 OPERATION = ServedOperation(OperationId("op"), "f", b"")

@@ -7,9 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.actions import SendCommand
-from edgeshard_coordinator.core.deployments import new_record
-from edgeshard_coordinator.core.events import (
+from edgeshard_coordinator.core.deployments.deployments import new_record
+from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.profiling.measuring import STAGE_CAME, restored
+from edgeshard_coordinator.core.profiling.unknown import Unknown
+from edgeshard_coordinator.core.values.actions import SendCommand
+from edgeshard_coordinator.core.values.events import (
     CommandAnswered,
     DeployRequested,
     HeartbeatsReceived,
@@ -18,17 +21,14 @@ from edgeshard_coordinator.core.events import (
     NodeRemoved,
     ProfileReported,
 )
-from edgeshard_coordinator.core.measuring import STAGE_CAME, restored
-from edgeshard_coordinator.core.placing import SimplePlacer
-from edgeshard_coordinator.core.state import DeploymentRecord, ServedOperation, Timings
-from edgeshard_coordinator.core.unknown import Unknown
+from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, Timings
 
-from edgeshard.domain.commands import CommandResult, Heartbeat, MeasureCompute, ProbeLinks, ProfileReport
-from edgeshard.domain.deployment import DeploymentPhase, parse_spec
-from edgeshard.domain.dtypes import DType, Quantisation
+from edgeshard.domain.control.commands import CommandResult, Heartbeat, MeasureCompute, ProbeLinks, ProfileReport
+from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import AbortedError, InternalError
 from edgeshard.domain.ids import Digest, Epoch, OperationId
-from edgeshard.domain.profile import ComputeProfile, config_hash
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.profile import ComputeProfile, config_hash
 from tests.support.desk import Desk, node
 
 TIMES = Timings()

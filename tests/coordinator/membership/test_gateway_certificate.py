@@ -22,7 +22,7 @@ from bench.gateway import Clockwork, Open
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.domain.identity import coordinator_of
 from edgeshard.gateway.app import make_app
-from edgeshard.gateway.server import GatewayServer
+from edgeshard.gateway.connections.server import GatewayServer
 from edgeshard.identity.authority import Authority, now
 from edgeshard.identity.certificates import principal_of
 from edgeshard.rpc.tls_files import issue_files, write_private

@@ -17,7 +17,7 @@ from edgeshard_coordinator.store.models import _PARSED_BYTES
 
 from edgeshard.client.models import add_model
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.model import ModelManifest
+from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.storage import checkpoint

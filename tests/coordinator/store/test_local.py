@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from edgeshard.client.models import AddPhase, add_model
+from edgeshard.domain.control.site import LocalModel
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import TensorInfo
-from edgeshard.domain.site import LocalModel
+from edgeshard.domain.models.model import TensorInfo
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.storage.blobs import manifest_items

@@ -15,7 +15,7 @@ from edgeshard_coordinator.store import ModelStore
 from edgeshard.client.models import add_model
 from edgeshard.domain.errors import Code, ResourceExhaustedError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.model import TensorInfo
+from edgeshard.domain.models.model import TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.storage.blobs import BlobDirectory

@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from edgeshard.client.models import AddPhase, add_model
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import (
     AlreadyExistsError,
     Code,
@@ -25,7 +24,8 @@ from edgeshard.domain.errors import (
     UnsupportedModelError,
 )
 from edgeshard.domain.ids import Digest, ModelName
-from edgeshard.domain.model import FileInfo, ModelManifest
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import FileInfo, ModelManifest
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1.store_pb2_grpc import ModelStoreServiceStub
 from edgeshard.rpc import hello

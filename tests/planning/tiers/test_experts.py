@@ -11,16 +11,16 @@ from edgeshard_agent.experts.cache import ForecastCache
 from edgeshard_agent.experts.table import ExpertTable
 
 from edgeshard.architectures.units import place_of_expert, tensors_of_units
-from edgeshard.domain.dtypes import DType, Quantisation
-from edgeshard.domain.model import LayerRange
-from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
-from edgeshard.domain.step import STEP_TOKENS
-from edgeshard.planning.costs import Costs
-from edgeshard.planning.plan import plan
-from edgeshard.planning.shapes import Matrices, model_from_config
-from edgeshard.planning.tiers.step_costs import streaming_costs
-from edgeshard.planning.tiers.streams import Streaming
-from edgeshard.planning.tiers.words import daily_bytes, streaming_words
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import Costs
+from edgeshard.planning.costs.tier_costs import Streaming
+from edgeshard.planning.inputs.shapes import Matrices, model_from_config
+from edgeshard.planning.report.tier_report import daily_bytes, streaming_words
+from edgeshard.planning.search.plan import plan
+from edgeshard.planning.search.tier_steps import streaming_costs
 from tests.planning.tiers.test_joint import _CONFIG, _MIXTURE, mixture_problem
 
 LAYERS, EXPERTS, CHOSEN = 6, 16, 2

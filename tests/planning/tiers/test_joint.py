@@ -9,20 +9,20 @@ from math import inf, isfinite
 import numpy as np
 import pytest
 
-from edgeshard.domain.dtypes import DType
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
-from edgeshard.domain.residency import choose_residency, in_disk_blocks, room_for_experts
-from edgeshard.domain.step import STEP_TOKENS
-from edgeshard.planning.catalogue import DeviceSpec
-from edgeshard.planning.costs import Costs, Load
-from edgeshard.planning.devices import Cluster, ClusterNode, Link
-from edgeshard.planning.instance import Cut
-from edgeshard.planning.plan import plan, predict
-from edgeshard.planning.problem import Objective, PlanProblem
-from edgeshard.planning.scoring import stages, violations
-from edgeshard.planning.shapes import ModelSpec, model_from_config
-from edgeshard.planning.tiers import joint
-from edgeshard.planning.tiers.streams import StreamTables
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.tier_costs import StreamTables
+from edgeshard.planning.inputs.catalogue import DeviceSpec
+from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
+from edgeshard.planning.search import tier_search as joint
+from edgeshard.planning.search.plan import plan, predict
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stages, violations
 
 _CONFIG = {
     "model_type": "llama",

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import LayerModules
 

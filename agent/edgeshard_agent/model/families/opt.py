@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgeshard.architectures.families.opt import POSITION_OFFSET
-from edgeshard_agent.model.attention import StepAttention
+from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import LayerModules
 

@@ -1,0 +1,101 @@
+"""Attention over the paged KV pool, for our own blocks and for transformers' layers (`edgeshard_agent.model.library`).
+
+A step's spans are packed into one row of T tokens. A `StepAttention` is built once for a step and handed to every
+layer; it holds what the layers share: where the spans' keys and values go. Reads and writes use the layer's global
+index. On a CPU the operator of `ops.attention` does it all, elsewhere `GatheredSpans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from edgeshard.domain.requests.step import Span
+from edgeshard_agent.model.attention.gathered import GatheredSpans
+from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.ops import NativeArena, NativePass, RowArena, Scoring, SpanTables, attend
+
+MOST_NATIVE_ROWS = 64
+"""Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
+and the buffers between operators would grow."""
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's positions, [T, rotary_dim] each."""
+
+
+class StepAttention:
+    """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
+
+    __slots__ = ("_arenas", "_gathered", "_tables")
+
+    def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
+        self._arenas = pool.arena
+        self._tables: SpanTables | None = None
+        self._gathered: GatheredSpans | None = None
+        if device.type == "cpu":
+            self._tables = _tables(pool, spans)
+        else:
+            self._gathered = GatheredSpans(pool, spans, device)
+
+    @classmethod
+    def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
+        """A step whose keys are gathered, wherever it runs; the pool must have arenas of rows."""
+        step = cls.__new__(cls)
+        step._arenas, step._tables, step._gathered = pool.arena, None, spans
+        return step
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the step's keys and values, then attend.
+
+        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor. A
+        query at position p sees the positions in (p - window, p]. `sinks` [heads] are scores of a further position with
+        a value of 0, which every query sees. Returns [T, heads, head_dim], contiguous.
+        """
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scoring = Scoring(scale, window or 0, softcap or 0.0, sinks)
+        arena = self._arenas(layer)
+        if self._tables is not None:
+            return attend(query, key, value, arena, self._tables, scoring)
+        assert self._gathered is not None and isinstance(arena, RowArena)
+        return self._gathered.attend(query, key, value, arena, scoring)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether `native_pass` may be called, for layers that have native arenas."""
+        return self._tables is not None and self._tables.rows <= MOST_NATIVE_ROWS
+
+    def native_arenas(self, layers: Sequence[int]) -> list[NativeArena]:
+        """The layers' arenas, which are the pool's; none where any of them is of another kind."""
+        arenas = [self._arenas(layer) for layer in layers]
+        native = [arena for arena in arenas if isinstance(arena, NativeArena)]
+        return native if len(native) == len(arenas) else []
+
+    def native_pass(self, hidden: torch.Tensor, rotary: Rotary, arena: NativeArena) -> NativePass:
+        """The step as `run_blocks` takes it, from hidden states [T, width]."""
+        assert self._tables is not None
+        return NativePass(hidden, *rotary, self._tables, arena)
+
+
+def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:
+    counts = [-(-span.end_position // pool.block_tokens) for span in spans]
+    blocks = np.zeros((len(spans), max(counts, default=1)), dtype=np.int32)
+    for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
+        blocks[row, :count] = pool.table(span.request).blocks[:count]
+    lengths = np.array([span.end_position for span in spans], dtype=np.int32)
+    first_rows = np.zeros(len(spans) + 1, dtype=np.int32)
+    np.cumsum([span.token_count for span in spans], out=first_rows[1:])
+    return SpanTables(
+        torch.from_numpy(blocks), torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens
+    )

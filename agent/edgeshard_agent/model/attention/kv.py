@@ -1,0 +1,386 @@
+"""The paged KV memory of one stage.
+
+The pool holds no allocator: the head grants blocks, the pool checks and obeys. A step is validated as a whole against a
+draft of the tables it touches and only then committed, so a refused step changes nothing.
+
+Several tables may hold one block, as long as it is full: they share what it holds, and nobody writes to it any more.
+
+A block that is granted anew is zeroed first, whoever had it before: what one client's tokens left there is gone from
+every stage before another's are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal
+
+import torch
+
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
+from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StageSwap
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard_agent.model.attention.swap import SwapSpace
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops import NativeArena, RowArena, check_int4, make_arena, zeroed
+
+
+@dataclass(frozen=True, slots=True)
+class KvTable:
+    """A request's blocks in order of position, and how many positions hold keys and values.
+
+    The first `shared` positions were filled by others; the request reads them only.
+    """
+
+    blocks: tuple[int, ...] = ()
+    length: int = 0
+    shared: int = 0
+
+
+@dataclass(slots=True)
+class KvDraft:
+    """What a validated step will change: None for a freed table, and of each block touched its holders and state.
+
+    `anew` are the blocks granted to be written.
+    """
+
+    tables: dict[int, KvTable | None] = field(default_factory=dict)
+    holders: dict[int, int] = field(default_factory=dict)
+    full: dict[int, bool] = field(default_factory=dict)
+    anew: list[int] = field(default_factory=list)
+    swap_outs: dict[int, KvTable] = field(default_factory=dict)
+    swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
+    """Positions kept aside of a request, 0 where it is no more."""
+
+
+class KvPool:
+    """Keys and values of `blocks` blocks of `block_tokens` tokens for every layer of a stage.
+
+    `kept` is how the numbers are kept. Each layer has an arena: slot s is token s % block_tokens of block
+    s // block_tokens. Memory is taken and touched at once, so it cannot run short later. With `scratch`, for recordings
+    on an accelerator, arenas are of rows and there is one block more, in no table and not counted: what may be written
+    to it belongs to nobody.
+    """
+
+    def __init__(
+        self,
+        layers: LayerRange,
+        blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        kept: KvFormat | DType,
+        device: str,
+        scratch: bool = False,
+    ) -> None:
+        for name, value in (("kv_blocks", blocks), ("block_tokens", block_tokens)):
+            if value < 1:
+                raise InvalidArgumentError(f"{name} is {value}; it must be 1 or more", field=name)
+        self.layers = layers
+        self.blocks = blocks
+        self.block_tokens = block_tokens
+        self.scratch_block = blocks if scratch else None
+        self.kept = KvFormat(kept)
+        numbers: torch.dtype | Literal[KvFormat.INT4]
+        if self.kept is KvFormat.INT4:
+            numbers = self.kept
+            check_int4(head_dim, block_tokens, device)
+        else:
+            numbers = TORCH_DTYPES[DType(self.kept)]
+        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
+        block_bytes = block_tokens * kv_heads * self.kept.head_bytes(head_dim)
+        self.block_bytes = 2 * len(layers) * block_bytes
+        held = blocks + 1 if scratch else blocks
+        slots, row = held * block_tokens, held * block_bytes // element.itemsize
+        try:
+            memory = zeroed((len(layers), 2, row), element, device)
+            self._arenas = [
+                RowArena(slots, kv_heads, head_dim, numbers, device, memory[index])
+                if scratch and not isinstance(numbers, KvFormat)  # what records steps gathers
+                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, memory[index])
+                for index in range(len(layers))
+            ]
+        except (RuntimeError, MemoryError) as error:
+            raise ResourceExhaustedError(
+                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
+            ) from error
+        self._by_block = memory.view(2 * len(layers), held, row // held)
+        """All memory of the pool: keys and values of each layer, by block."""
+        self.swap = SwapSpace()
+        """Where requests are kept that were swapped out: nowhere, unless it is replaced before the first step."""
+        self._tables: dict[int, KvTable] = {}
+        self._holders: dict[int, int] = {}
+        """How many tables hold a block, for blocks that any does."""
+        self._full: set[int] = set()
+        """Blocks all of whose positions are filled, whether held or left by the last request that did."""
+
+    @property
+    def bytes_capacity(self) -> int:
+        return self.blocks * self.block_bytes
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of the blocks that are in a request's table, filled or not; a shared block counts once."""
+        return len(self._holders) * self.block_bytes
+
+    @property
+    def swapped(self) -> StageSwap | None:
+        """What is kept aside; None where nothing may be."""
+        swap, size = self.swap, self.block_bytes
+        if not swap.blocks:
+            return None
+        return StageSwap(swap.blocks * size, swap.used * size, swap.swapped_out, swap.swapped_in)
+
+    @property
+    def requests(self) -> frozenset[int]:
+        """Those that have a table, or were swapped out."""
+        return frozenset(self._tables) | self.swap.requests
+
+    def table(self, request: int) -> KvTable:
+        """The request's table, empty for one that holds none."""
+        return self._tables.get(request, KvTable())
+
+    def arena(self, layer: int) -> RowArena | NativeArena:
+        """Keys and values of a layer, by its global index."""
+        index = layer - self.layers.first
+        if not 0 <= index < len(self._arenas):
+            raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
+        return self._arenas[index]
+
+    def release(self) -> None:
+        """Give all memory back. No arena can be had any more."""
+        self._arenas.clear()
+        self.swap.clear()
+        if self._by_block.device.type != "cpu":
+            self._by_block.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+        self._by_block = self._by_block.new_empty(0)
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def check(self, plan: StepPlan) -> KvDraft:
+        """Validate frees, swap-outs, grants and spans in this order; nothing changes until the draft is committed.
+
+        Raises InvalidArgumentError for what can never be right (a block that does not exist, an empty span) and
+        FailedPreconditionError for what does not fit the tables as they are.
+        """
+        draft = KvDraft()
+        for request in plan.frees:
+            self._draft_free(draft, request)
+        for request in plan.swap_outs:
+            self._draft_swap_out(draft, request)
+        for grant in plan.grants:
+            self._draft_grant(draft, grant)
+        seen: set[int] = set()
+        for span in plan.spans:
+            if span.request in seen:
+                raise InvalidArgumentError(f"request {span.request} has two spans in one step", field="spans")
+            seen.add(span.request)
+            self._draft_span(draft, span)
+        return draft
+
+    def commit(self, draft: KvDraft) -> None:
+        """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
+        for request, kept in draft.swap_outs.items():
+            blocks = list(kept.blocks[: self._blocks_for(kept.length)])
+            self.swap.put(request, kept.length, self._by_block[:, blocks])
+        self._clear(draft.anew)
+        for request, places in draft.swap_ins.items():
+            self.swap.take(request, self._by_block, places)
+        for request, length in draft.kept.items():
+            if not length:
+                self.swap.drop(request)
+        for request, table in draft.tables.items():
+            if table is None:
+                self._tables.pop(request, None)
+            else:
+                self._tables[request] = table
+        for block, holders in draft.holders.items():
+            if holders:
+                self._holders[block] = holders
+            else:
+                self._holders.pop(block, None)
+        for block, full in draft.full.items():
+            if full:
+                self._full.add(block)
+            else:
+                self._full.discard(block)
+
+    def _clear(self, blocks: Sequence[int]) -> None:
+        """Zero blocks, those that lie one behind the other at once."""
+        for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
+            run = [block for _, block in group]
+            self._by_block[:, run[0] : run[-1] + 1].zero_()
+
+    def _peek(self, draft: KvDraft, request: int) -> KvTable:
+        if request in draft.tables:
+            return draft.tables[request] or KvTable()
+        return self._tables.get(request, KvTable())
+
+    def _holders_of(self, draft: KvDraft, block: int) -> int:
+        return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
+
+    def _is_full(self, draft: KvDraft, block: int) -> bool:
+        return draft.full.get(block, block in self._full)
+
+    def _draft_free(self, draft: KvDraft, request: int) -> None:
+        for block in self._peek(draft, request).blocks:
+            draft.holders[block] = self._holders_of(draft, block) - 1
+        draft.tables[request] = None
+        if self._kept_of(draft, request):
+            draft.kept[request] = 0
+
+    def _blocks_for(self, positions: int) -> int:
+        return -(-positions // self.block_tokens)
+
+    def _kept_of(self, draft: KvDraft, request: int) -> int:
+        """Positions kept aside of a request."""
+        return draft.kept[request] if request in draft.kept else self.swap.length(request)
+
+    def _draft_swap_out(self, draft: KvDraft, request: int) -> None:
+        table = self._peek(draft, request)
+        if not table.length:
+            raise FailedPreconditionError(
+                f"request {request} is to be swapped out, but holds no KV", field="swap_outs", reason="KV_NONE_TO_SWAP"
+            )
+        used = self.swap.used + sum(
+            self._blocks_for(length) - self.swap.count(other) for other, length in draft.kept.items()
+        )
+        if used + self._blocks_for(table.length) > self.swap.blocks:
+            raise FailedPreconditionError(
+                f"request {request} is to be swapped out, but {used} of {self.swap.blocks} blocks are kept aside",
+                field="swap_outs",
+                reason="KV_SWAP_FULL",
+            )
+        self._draft_free(draft, request)
+        draft.swap_outs[request] = table
+        draft.kept[request] = table.length
+
+    def _draft_grant(self, draft: KvDraft, grant: KvGrant) -> None:
+        table = self._peek(draft, grant.request)
+        if grant.first_index != len(table.blocks):
+            raise FailedPreconditionError(
+                f"a grant to request {grant.request} begins at index {grant.first_index}, "
+                f"but its table has {len(table.blocks)} blocks",
+                field="grants.first_index",
+                reason="KV_GRANT_OUT_OF_ORDER",
+            )
+        kept = self._kept_of(draft, grant.request)
+        if grant.swapped or kept:
+            self._check_swapped(grant, kept)
+        if grant.filled:
+            self._check_shared(draft, grant)
+        for block in grant.blocks:
+            if not 0 <= block < self.blocks:
+                raise InvalidArgumentError(
+                    f"KV block {block} does not exist: the pool has blocks 0 to {self.blocks - 1}",
+                    field="grants.blocks",
+                    reason="KV_BLOCK_OUT_OF_RANGE",
+                )
+            if not grant.filled and self._holders_of(draft, block):
+                raise FailedPreconditionError(
+                    f"KV block {block}, granted to request {grant.request}, belongs to another",
+                    field="grants.blocks",
+                    reason="KV_BLOCK_IN_USE",
+                )
+            draft.holders[block] = self._holders_of(draft, block) + 1
+            if grant.swapped:
+                draft.full[block] = (grant.blocks.index(block) + 1) * self.block_tokens <= kept
+            elif not grant.filled:
+                draft.full[block] = False
+                draft.anew.append(block)
+        length, shared = (grant.filled, grant.filled) if grant.filled else (table.length, table.shared)
+        if grant.swapped:
+            length, draft.kept[grant.request] = kept, 0
+            draft.swap_ins[grant.request] = tuple(grant.blocks)
+        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared)
+
+    def _check_swapped(self, grant: KvGrant, kept: int) -> None:
+        """Exactly the blocks for what is kept begin the table of a request that was swapped out."""
+        if not (grant.swapped and kept and len(grant.blocks) == self._blocks_for(kept) and not grant.filled):
+            raise FailedPreconditionError(
+                f"a grant to request {grant.request} has {len(grant.blocks)} blocks for {kept} positions kept aside",
+                field="grants.swapped",
+                reason="KV_SWAPPED",
+            )
+
+    def _check_shared(self, draft: KvDraft, grant: KvGrant) -> None:
+        """Blocks that others filled begin a table and are full."""
+        blocks = set(grant.blocks)
+        if grant.first_index or grant.filled != len(blocks) * self.block_tokens or len(blocks) != len(grant.blocks):
+            raise InvalidArgumentError(
+                f"a grant to request {grant.request} shares {grant.filled} positions in {len(grant.blocks)} blocks "
+                f"from index {grant.first_index}; only whole blocks at the beginning of a table can be shared",
+                field="grants.filled",
+            )
+        for block in grant.blocks:
+            if not self._is_full(draft, block):
+                raise FailedPreconditionError(
+                    f"KV block {block}, to be shared by request {grant.request}, is not full",
+                    field="grants.filled",
+                    reason="KV_BLOCK_NOT_FULL",
+                )
+
+    def _draft_span(self, draft: KvDraft, span: Span) -> None:
+        if span.token_count < 1 or span.first_position < 0:
+            raise InvalidArgumentError(
+                f"request {span.request} has a span of {span.token_count} tokens at {span.first_position}",
+                field="spans",
+            )
+        table = self._peek(draft, span.request)
+        if span.first_position > table.length:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, "
+                f"beyond its KV length {table.length}",
+                field="spans.first_position",
+                reason="KV_GAP",
+            )
+        if span.first_position < table.length and span.sampling is None:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, before its KV length "
+                f"{table.length}; only its first span in an epoch may truncate",
+                field="spans.first_position",
+                reason="KV_TRUNCATION_REFUSED",
+            )
+        if span.end_position > len(table.blocks) * self.block_tokens:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} ends at {span.end_position}, but its {len(table.blocks)} blocks "
+                f"hold {len(table.blocks) * self.block_tokens} tokens",
+                field="spans.token_count",
+                reason="KV_TABLE_TOO_SHORT",
+            )
+        size = self.block_tokens
+        written = table.blocks[span.first_position // size : -(-span.end_position // size)]
+        if span.first_position < table.shared or any(self._holders_of(draft, block) > 1 for block in written):
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, within KV that it shares",
+                field="spans.first_position",
+                reason="KV_SHARED",
+            )
+        for index, block in enumerate(written, span.first_position // size):
+            draft.full[block] = (index + 1) * size <= span.end_position
+        if span.end_position < table.length:
+            for block in table.blocks[-(-span.end_position // size) :]:
+                draft.full[block] = False
+        draft.tables[span.request] = KvTable(table.blocks, span.end_position, table.shared)
+
+    # -- the same, one at a time ---------------------------------------------------------------------------------
+
+    def grant(self, request: int, first_index: int, blocks: Sequence[int]) -> None:
+        """Append blocks to a request's table, which must have `first_index` blocks. Raises as `check` does."""
+        self.commit(self.check(StepPlan(grants=(KvGrant(request, first_index, tuple(blocks)),))))
+
+    def free(self, request: int) -> None:
+        """Give a request's blocks back; nothing happens for one that has none."""
+        self.commit(self.check(StepPlan(frees=(request,))))
+
+    def begin_span(self, request: int, first_position: int, token_count: int, truncate_allowed: bool) -> None:
+        """Extend (or, where allowed, cut) a request's KV length for a span about to run. Raises as `check` does."""
+        draft = KvDraft()
+        sampling = Sampling() if truncate_allowed else None
+        self._draft_span(draft, Span(request, first_position, token_count, sampling=sampling))
+        self.commit(draft)

@@ -1,0 +1,285 @@
+"""Experts of a mixture on the disk, with a cache in memory: EdgeMoE's run time.
+
+A layer's router says which experts a step needs. What is missing is read while those that are there compute. Between
+two routers one thread reads ahead what the cache holds likely, until the router has spoken: a read that it does not
+confirm is abandoned.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.models.residency import in_disk_blocks
+from edgeshard.domain.nodes.device import StageExperts
+from edgeshard_agent.experts.cache import Expert, ExpertCache, Use
+from edgeshard_agent.model.weights.units import AdoptedUnit, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.weight_store import ReadObserver
+from edgeshard_agent.store.direct import ChunkReader, ReadAbandonedError
+
+
+@dataclass(slots=True)
+class _Read:
+    """An expert on its way into memory. `wanted` may be taken back while it is read ahead."""
+
+    expert: Expert
+    memory: torch.Tensor
+    wanted: bool = True
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class ExpertStoreCounts:
+    """Bytes read from the disk, seconds that steps waited for them, and experts read ahead that were needed, or not."""
+
+    bytes_read: int = 0
+    waited_s: float = 0.0
+    ahead_used: int = 0
+    ahead_wasted: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    """What the computing thread and the reading one share."""
+
+    resident: dict[Expert, torch.Tensor] = field(default_factory=dict)
+    reads: deque[_Read] = field(default_factory=deque)
+    ahead: deque[Expert] = field(default_factory=deque)
+    in_flight: _Read | None = None
+    ahead_done: dict[Expert, torch.Tensor] = field(default_factory=dict)
+    free: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    failure: EdgeShardError | None = None
+    closed: bool = False
+
+
+class ExpertStore:
+    """`units` [mixtures][experts] in the order their layers run, which `layers` are; `cache` decides which of them are
+    in memory.
+
+    One thread computes. Memory beside the cache's is one expert: what is being read ahead.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Sequence[AdoptedUnit]],
+        layers: Sequence[int],
+        cache: ExpertCache,
+        reader: ChunkReader | None = None,
+    ) -> None:
+        self.counts = ExpertStoreCounts()
+        self.cache = cache
+        self.observer: ReadObserver | None = None
+        self._units = units
+        self._layers = layers
+        self._total = sum(unit.large_bytes for group in units for unit in group)
+        self._reader = reader or ChunkReader(unit_checksum)
+        self._state = _State()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
+        self._thread.start()
+
+    def layer(self, number: int) -> LayerExperts:
+        """The source of one mixture's experts, by its number among the mixtures."""
+        return LayerExperts(self, number)
+
+    def use(self, layer: int, chosen: torch.Tensor) -> Iterator[int]:
+        """Experts of a layer as they are in memory; each is there until the next one is asked for.
+
+        Raises DataLossError where a file is damaged.
+        """
+        uses = self._choose(layer, chosen)
+        pending = {use.expert for use in uses}
+        loads = deque(use for use in uses if use.load)
+        looked_ahead = False
+        try:
+            for use in uses:
+                self._request(loads, pending)
+                if not loads and not looked_ahead:  # the disk would stand still while the last ones compute
+                    self._look_ahead(layer, len(chosen))
+                    looked_ahead = True
+                self._wait(use.expert)
+                yield use.expert[1]
+                pending.discard(use.expert)
+        finally:
+            if self._state.failure is None:
+                self._request(loads, set())  # of a step that failed: the cache counts on them
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory taken for experts now: those that are there, and one that is read ahead."""
+        with self._changed:
+            state = self._state
+            held = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
+            flying = [state.in_flight.memory] if state.in_flight is not None else []
+            return sum(memory.nbytes for memory in (*held, *flying, *(m for some in state.free.values() for m in some)))
+
+    @property
+    def status(self) -> StageExperts:
+        """What the cache holds, and what it did since the store began."""
+        cache, counts = self.cache, self.counts
+        with self._changed:
+            cached = sum(memory.nbytes for memory in self._state.resident.values())
+            hits, misses = cache.counts.hits, cache.counts.needed - cache.counts.hits
+        return StageExperts(cached, cache.room, self._total, hits, misses, counts.bytes_read, counts.waited_s)
+
+    @property
+    def failure(self) -> EdgeShardError | None:
+        """Why nothing can be read any more."""
+        return self._state.failure
+
+    def close(self) -> None:
+        """Give the memory back, once the read on its way has ended."""
+        with self._changed:
+            self._state.closed = True
+            if self._state.in_flight is not None:
+                self._state.in_flight.wanted = False
+            self._changed.notify_all()
+        self._thread.join()
+        self._reader.close()
+        for layer, expert in self._state.resident:
+            self._units[layer][expert].place(None)
+        self._state = _State(closed=True)
+
+    def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
+        """What the cache says, once what was read ahead is settled: kept where it is needed, abandoned where not."""
+        numbers = chosen.numpy()
+        wanted = {(layer, expert) for expert in set(chosen.flatten().tolist())}
+        state = self._state
+        with self._changed:
+            state.ahead.clear()
+            for expert in list(state.ahead_done):
+                memory = state.ahead_done.pop(expert)
+                self.counts.ahead_used += expert in wanted
+                self.counts.ahead_wasted += expert not in wanted
+                if expert in wanted:
+                    self._let_go(self.cache.bring(*expert))
+                    self._place(expert, memory)
+                else:
+                    state.free.setdefault(len(memory), []).append(memory)
+                    self.cache.counts.bytes_read += self._units[layer][expert[1]].large_bytes
+            flying = state.in_flight
+            if flying is not None and flying.expert not in wanted:
+                flying.wanted = False
+                self.counts.ahead_wasted += 1
+            return self.cache.choose(layer, numbers)
+
+    def _look_ahead(self, layer: int, tokens: int) -> None:
+        """Read what the layer behind this one likely needs, once nothing is left to read for this one."""
+        with self._changed:
+            following = (layer + 1) % len(self._units)
+            self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, tokens))
+            self._changed.notify_all()
+
+    def _request(self, loads: deque[Use], pending: set[Expert]) -> None:
+        """Queue the reads that there is room for: none in the place of an expert that this step still needs."""
+        state = self._state
+        with self._changed:
+            while loads and not any(expert in pending for expert in loads[0].gone):
+                use = loads.popleft()
+                self._let_go(use.gone)
+                flying = state.in_flight
+                if use.expert in state.ahead_done or (flying is not None and flying.expert == use.expert):
+                    self.counts.ahead_used += 1  # it was on its way when the router chose it
+                else:
+                    state.reads.append(_Read(use.expert, self._memory(use.expert)))
+            self._changed.notify_all()
+
+    def _wait(self, expert: Expert) -> None:
+        state, began = self._state, time.monotonic()
+        with self._changed:
+            while expert not in state.resident:
+                if expert in state.ahead_done:
+                    self._place(expert, state.ahead_done.pop(expert))
+                    break
+                if state.failure is not None:
+                    raise state.failure
+                if state.closed:
+                    raise InternalError("experts were used after they were given back")
+                self._changed.wait()
+        self.counts.waited_s += time.monotonic() - began
+
+    def _place(self, expert: Expert, memory: torch.Tensor) -> None:
+        self._state.resident[expert] = memory
+        self._units[expert[0]][expert[1]].place(memory)
+
+    def _let_go(self, gone: Sequence[Expert]) -> None:
+        for expert in gone:
+            memory = self._state.resident.pop(expert)
+            self._units[expert[0]][expert[1]].place(None)
+            self._state.free.setdefault(len(memory), []).append(memory)
+
+    def _memory(self, expert: Expert) -> torch.Tensor:
+        size = in_disk_blocks(self._units[expert[0]][expert[1]].large_bytes)
+        free = self._state.free.get(size)
+        if free:
+            return free.pop()
+        self._state.free.clear()  # of other sizes: the system has them back
+        return unit_memory(size)
+
+    def _run(self) -> None:
+        """The reading thread: what steps wait for first, then what is likely."""
+        while (read := self._next()) is not None:
+            try:
+                self._read(read)
+            except ReadAbandonedError:
+                pass
+            except EdgeShardError as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(InternalError(f"reading experts failed: {type(error).__name__}: {error}"))
+            with self._changed:
+                self._state.in_flight = None
+                if not read.is_done:
+                    self._state.free.setdefault(len(read.memory), []).append(read.memory)
+                self._changed.notify_all()
+
+    def _next(self) -> _Read | None:
+        state = self._state
+        with self._changed:
+            while not state.closed:
+                if state.reads:
+                    return state.reads.popleft()
+                if state.ahead and not state.ahead_done:  # the one spare place
+                    expert = state.ahead.popleft()
+                    state.in_flight = _Read(expert, self._memory(expert))
+                    return state.in_flight
+                self._changed.wait()
+            return None
+
+    def _read(self, read: _Read) -> None:
+        layer, expert = read.expert
+        unit, began = self._units[layer][expert], time.monotonic()
+        wanted = (lambda: read.wanted) if self._state.in_flight is read else None
+        unit.file.read_large(self._reader, read.memory.numpy().data, cached=False, wanted=wanted)
+        if (observer := self.observer) is not None:
+            observer.read(self._layers[layer], unit.large_bytes, began, time.monotonic(), expert)
+        with self._changed:
+            if not read.wanted:
+                return
+            read.is_done = True
+            self.counts.bytes_read += unit.large_bytes
+            if self._state.in_flight is read:
+                self._state.ahead_done[read.expert] = read.memory
+            else:
+                self._place(read.expert, read.memory)
+
+    def _fail(self, error: EdgeShardError) -> None:
+        with self._changed:
+            self._state.failure = error
+
+
+@dataclass(frozen=True, slots=True)
+class LayerExperts:
+    """One layer's experts, as its mixture asks for them."""
+
+    store: ExpertStore
+    number: int
+
+    def use(self, chosen: torch.Tensor) -> Iterator[int]:
+        yield from self.store.use(self.number, chosen)

@@ -1,0 +1,362 @@
+"""Filling a stage: each unit from its packed file or from the checkpoint's tensors, as was chosen before.
+
+What comes from the checkpoint is packed on the way, if there is room. A stage whose weights exceed its budget keeps
+some layers on the disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from edgeshard.architectures.tensors import ExpectedTensor
+from edgeshard.architectures.units import EMBEDDING_UNIT, HEAD_UNIT, expert_unit, layer_unit, tensors_of_units
+from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.residency import (
+    PREFETCHED_LAYERS,
+    Residency,
+    choose_residency,
+    in_disk_blocks,
+    room_for_experts,
+)
+from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
+from edgeshard_agent.experts.table import ExpertTable
+from edgeshard_agent.model.blocks import Block, MixtureMlp
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.projection import Projection
+from edgeshard_agent.model.weights.expert_store import ExpertStore
+from edgeshard_agent.model.weights.filling_meter import FillingMeter
+from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, check_filled
+from edgeshard_agent.model.weights.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.weight_store import WeightStore
+from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.store.cache import CACHE_LIMIT
+from edgeshard_agent.store.direct import ChunkReader
+from edgeshard_agent.store.packed import PackedFile
+from edgeshard_agent.store.unit_sources import UnitSources
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where the units of a stage come from, and what it may keep in memory.
+
+    `budget` is in bytes of weights, None for all of them. `writes` says whether units are packed that come from the
+    checkpoint; streamed ones always are. `prefetched` layers are read ahead of the one that computes. `expert_table`
+    has the values of the table that forecasts the experts of all the model's mixtures, if there is one.
+    """
+
+    sources: UnitSources
+    budget: int | None = None
+    writes: bool = True
+    prefetched: int = PREFETCHED_LAYERS
+    expert_table: Mapping[str, list[Any]] | None = None
+
+
+@dataclass(slots=True)
+class Filled:
+    """What came of it: the store of streamed layers or experts, and what stays in memory."""
+
+    store: WeightStore | None = None
+    experts: ExpertStore | None = None
+    residency: Residency | None = None
+
+
+def fill(
+    modules: StageModules,
+    config: Mapping[str, Any],
+    source: TensorSource,
+    wanted: Mapping[str, ExpectedTensor],
+    packing: Packing | None,
+    progress: Callable[[StageFilling], None] = lambda filling: None,
+) -> Filled:
+    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
+
+    `progress` is called after every tensor and every unit, by this thread.
+    Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
+    DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
+    """
+    meter = FillingMeter(progress)
+    if packing is None or not _can_pack(modules):
+        if packing is not None and packing.budget is not None:
+            _refuse_streaming(modules)
+        loader = ParameterLoader(modules, source, meter.done)
+        meter.expect(loader.total_bytes(wanted), read=False)
+        loader.load(wanted)
+        check_filled(modules)
+        return Filled()
+    # A unit counts once it is packed: that its tensors are in memory says little of when it will be.
+    loader = ParameterLoader(modules, source, lambda size: meter.say())
+    filling = _Filling(modules, config, loader, wanted, packing, meter)
+    try:
+        return filling.run()
+    finally:
+        filling.close()
+
+
+def reads_packed(device: str) -> bool:
+    """Whether packed files serve stages on this device, of families that can be packed."""
+    return device == "cpu" and native_available()
+
+
+def _can_pack(modules: StageModules) -> bool:
+    return isinstance(modules, DecoderModules) and reads_packed(modules.context.device)
+
+
+def _refuse_streaming(modules: StageModules) -> None:
+    context = modules.context
+    if context.device != "cpu":
+        why = f"weights stream from the disk to the CPU only, not to {context.device}"
+    elif not native_available():
+        why = "weights stream from the disk to native kernels only, which are missing here"
+    else:
+        why = f"layers of {context.shape.architecture} cannot be streamed"
+    raise FailedPreconditionError(f"weight_budget: {why}; give all of them memory", field="weight_budget")
+
+
+class _UnitRead(NamedTuple):
+    """A unit on its way into memory."""
+
+    unit: ModelUnit
+    file: PackedFile
+    memory: torch.Tensor
+    done: Future[None]
+
+
+class _Filling:
+    def __init__(
+        self,
+        modules: StageModules,
+        config: Mapping[str, Any],
+        loader: ParameterLoader,
+        wanted: Mapping[str, ExpectedTensor],
+        packing: Packing,
+        meter: FillingMeter,
+    ) -> None:
+        assert isinstance(modules, DecoderModules)
+        self.reader = ChunkReader(unit_checksum)
+        self._modules = modules
+        self._config = config
+        self._loader = loader
+        self._meter = meter
+        self._sizes: dict[str, int] = {}
+        self._packing = packing
+        self._sources = sources = packing.sources
+        # Others have memory that another stage shares.
+        self._lacking = {
+            unit
+            for unit, names in sources.tensors.items()
+            if unit not in modules.ends_there and not names.isdisjoint(wanted)
+        }
+        read = self._lacking & sources.sizes.keys()
+        loaded = frozenset[str]().union(*(sources.tensors[unit] for unit in self._lacking - read))
+        self._left = {name: tensor for name, tensor in wanted.items() if name in loaded}
+        # A tensor of both ends goes into the other one only.
+        modules.ends_there |= read & {EMBEDDING_UNIT, HEAD_UNIT}
+        self._filled = Filled()
+        self._reads = ThreadPoolExecutor(2, thread_name_prefix="fill")
+        self._reading: deque[_UnitRead] = deque()
+
+    def close(self) -> None:
+        """Once the reads that are on their way have ended."""
+        self._reads.shutdown(cancel_futures=True)
+        self.reader.close()
+
+    def run(self) -> Filled:
+        units = {unit.name: unit for unit in units_of(self._modules)}
+        layers = self._layers_of(units)
+        inside = {unit.name for group in layers for unit in group}
+        ends = [unit for name, unit in units.items() if name not in inside]
+        itemsize = self._modules.context.dtype.itemsize
+        sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
+        others = sum(_held_bytes(unit, itemsize) for unit in ends)
+        self._expect(units.values())
+        if (room := self._room_for_experts(layers, others)) is not None:
+            self._fill_with_cache(ends, layers, room)
+            return self._filled
+        residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
+        for unit in ends:
+            self._fill_unit(unit)
+        streamed = []
+        # Those that leave memory again come first, and leave nothing of theirs in the chunks of those that stay.
+        WEIGHTS.part()
+        for place, group in enumerate(layers):
+            if not residency.resident[place]:
+                adopted = [self._stream_unit(unit) for unit in group]
+                streamed.append((self._modules.context.layers.first + place, adopted))
+        WEIGHTS.part()
+        for place, group in enumerate(layers):
+            if residency.resident[place]:
+                for unit in group:
+                    self._fill_unit(unit)
+        self._settle(0)
+        self._loader.load(self._left)
+        self._filled.residency = residency
+        if streamed:
+            self._filled.store = WeightStore(streamed, residency.slots)
+        else:
+            check_filled(self._modules)
+        return self._filled
+
+    def _expect(self, units: Iterable[ModelUnit]) -> None:
+        """Have the meter know what there is to do."""
+        itemsize = self._modules.context.dtype.itemsize
+        for unit in units:
+            if unit.name in self._lacking:
+                self._sizes[unit.name] = size = _held_bytes(unit, itemsize)
+                self._meter.expect(size, read=unit.name in self._sources.sizes)
+
+    def _done(self, unit: ModelUnit) -> None:
+        self._meter.done(self._sizes[unit.name])
+
+    def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
+        """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
+        budget, itemsize = self._packing.budget, self._modules.context.dtype.itemsize
+        experts = [_held_bytes(unit, itemsize) for group in layers for unit in group[1:]]
+        others += sum(_held_bytes(group[0], itemsize) for group in layers)
+        return room_for_experts(others, experts, budget)
+
+    def _fill_with_cache(self, ends: Sequence[ModelUnit], layers: Sequence[Sequence[ModelUnit]], room: int) -> None:
+        for unit in (*ends, *(group[0] for group in layers)):
+            self._fill_unit(unit)
+        WEIGHTS.part()
+        adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
+        WEIGHTS.part()
+        self._settle(0)
+        self._loader.load(self._left)
+        sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64)
+        mixtures = [self._modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
+        cache = ForecastCache(room, sizes, *self._forecasts(sizes))
+        store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
+        self._modules.has_all = False
+        blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]
+        places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
+        for number, mixture in enumerate(places):
+            mixture.source = store.layer(number)
+
+    def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
+        """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
+        values, context = self._packing.expert_table, self._modules.context
+        if values is None:
+            return ExpertTable.even(*sizes.shape), 0
+        every = LayerRange(0, context.shape.layer_count)
+        units = tensors_of_units(self._config, every, context.quantisation)
+        mixtures = [layer for layer in range(every.end) if expert_unit(layer, 0) in units]
+        table = ExpertTable.of_values(values, len(mixtures), sizes.shape[1])
+        first = sum(layer < context.layers.first for layer in mixtures)
+        return table.part(first, first + len(sizes)), MOST_AHEAD
+
+    def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
+        """The units of each layer, in order."""
+        groups = []
+        for layer in range(self._modules.context.layers.first, self._modules.context.layers.end):
+            prefix = f"layer-{layer}"
+            groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
+        return groups
+
+    def _fill_unit(self, unit: ModelUnit) -> None:
+        if unit.name not in self._lacking:
+            return
+        if (file := self._sources.find(unit.name)) is not None:
+            self._read(unit, file)
+            return
+        self._settle(0)
+        self._meter.begin(self._making)
+        self._load(unit)
+        if self._packing.writes:
+            self._write(unit)
+        self._done(unit)
+
+    def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
+        file = self._sources.find(unit.name)
+        self._settle(0)
+        self._meter.begin(FillingWork.PACKING if file is None else FillingWork.READING)
+        if file is None:
+            self._load(unit)
+            file = self._write(unit)
+            if file is None:
+                raise ResourceExhaustedError(
+                    f"cache-limit: there is no room on the disk to pack {unit.name}, which this box is to stream; give "
+                    "more with --cache-limit, or free space",
+                    field="cache-limit",
+                    reason=CACHE_LIMIT,
+                )
+        else:
+            # Damage is found now, not in the middle of an answer; it takes as long as one step's reads.
+            file.read_large(self.reader, unit_memory(file.header.large_bytes).numpy().data)
+        self._done(unit)
+        small = unit_memory(file.header.small_bytes)
+        file.read_small(self.reader, small.numpy().data)
+        return AdoptedUnit(unit, file, small)
+
+    @property
+    def _making(self) -> FillingWork:
+        """What is done to a unit that stays in memory and has no packed file."""
+        return FillingWork.PACKING if self._packing.writes else FillingWork.CONVERTING
+
+    def _load(self, unit: ModelUnit) -> None:
+        """Load its tensors that are left; one that is in two units is loaded into both at once."""
+        names = self._sources.tensors[unit.name]
+        self._loader.load({name: self._left.pop(name) for name in list(self._left) if name in names})
+
+    def _write(self, unit: ModelUnit) -> PackedFile | None:
+        data = unit_bytes(unit)
+        if data is None:
+            return None
+        return self._sources.write(unit.name, data.entries, data.small, data.large, data.large_bytes)
+
+    def _read(self, unit: ModelUnit, file: PackedFile) -> None:
+        """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
+        self._meter.begin(FillingWork.READING)
+        memory = unit_memory(file.header.data_bytes)
+        done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
+        self._reading.append(_UnitRead(unit, file, memory, done))
+        self._settle(1)
+
+    def _settle(self, left: int) -> None:
+        """Place units that were read, until so many are on their way."""
+        while len(self._reading) > left:
+            read = self._reading.popleft()
+            read.done.result()
+            AdoptedUnit(read.unit, read.file, read.memory).place(read.memory[read.file.header.small_bytes :])
+            self._done(read.unit)
+
+
+def _held_bytes(unit: ModelUnit, itemsize: int) -> int:
+    """What a unit's tensors take once they are packed, but for what pads them."""
+    total = sum(projection.matrix_bytes(itemsize) for _, projection in unit.projections())
+    for _, owner, leaf, tensor in unit.tensors():
+        if not (isinstance(owner, Projection) and leaf == "weight"):
+            total += tensor.numel() * itemsize
+    return total
+
+
+def units_of(modules: DecoderModules) -> list[ModelUnit]:
+    """The units of a stage in the order they run."""
+    units = []
+    if hasattr(modules, "embed_tokens"):
+        units.append(ModelUnit(EMBEDDING_UNIT, (("embed_tokens", modules.embed_tokens),)))
+    for index, block in modules.layers.items():
+        units.extend(_units_of_block(int(index), block))
+    if modules.context.is_last:
+        units.append(ModelUnit(HEAD_UNIT, (("norm", modules.norm), ("lm_head", modules.lm_head))))
+    return units
+
+
+def _units_of_block(index: int, block: nn.Module) -> Iterator[ModelUnit]:
+    if not (isinstance(block, Block) and isinstance(block.mlp, MixtureMlp)):
+        yield ModelUnit(layer_unit(index), (("", block),))
+        return
+    yield ModelUnit(layer_unit(index), (("", block),), without="mlp.experts.")
+    for number, expert in enumerate(block.mlp.experts):
+        yield ModelUnit(expert_unit(index, number), (("", expert),))

@@ -1,0 +1,62 @@
+"""How far a stage's weights are on their way into memory, and how long the rest will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edgeshard.domain.nodes.device import FillingWork, StageFilling
+
+
+@dataclass(slots=True)
+class Share:
+    """Bytes of one sort of work, and the seconds that those done have taken."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float = 0.0
+
+
+def seconds_left(shares: Iterable[Share]) -> float | None:
+    """Seconds that the rest takes if each sort goes on at its rate so far; None while one has no rate yet."""
+    left = 0.0
+    for share in shares:
+        rest = max(0, share.total_bytes - share.done_bytes)
+        if rest and not share.done_bytes:
+            return None
+        left += rest * share.seconds / share.done_bytes if rest else 0.0
+    return left
+
+
+class FillingMeter:
+    """Tells `tell` how far it is. What is read from packed files has a rate of its own: it is many times as fast."""
+
+    def __init__(self, tell: Callable[[StageFilling], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._now = now
+        self._since = now()
+        self._work = FillingWork.CONVERTING
+        self._read, self._made = Share(), Share()
+
+    def expect(self, size: int, *, read: bool) -> None:
+        """There are so many bytes more to do, from a packed file or not."""
+        (self._read if read else self._made).total_bytes += size
+
+    def begin(self, work: FillingWork) -> None:
+        """This is done from now on."""
+        self._work = work
+        self.say()
+
+    def done(self, size: int) -> None:
+        """So many bytes of the present work are done."""
+        share, now = self._read if self._work is FillingWork.READING else self._made, self._now()
+        share.done_bytes += size
+        share.seconds += now - self._since
+        self._since = now
+        self.say()
+
+    def say(self) -> None:
+        shares = (self._read, self._made)
+        done, total = sum(share.done_bytes for share in shares), sum(share.total_bytes for share in shares)
+        self._tell(StageFilling(self._work, done, total, seconds_left(shares) or 0.0))

@@ -1,0 +1,101 @@
+"""Weights of some layers without memory for keys and values: what a stage runs, or what is kept for one to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.residency import Residency
+from edgeshard.domain.nodes.device import StageFilling
+from edgeshard_agent.model.adapters import build_modules
+from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.modules import StageModules
+from edgeshard_agent.model.weights.expert_store import ExpertStore
+from edgeshard_agent.model.weights.filling import Filled, Packing, fill
+from edgeshard_agent.model.weights.loader import TensorSource
+from edgeshard_agent.model.weights.weight_store import WeightStore
+
+
+class StageWeights:
+    """The modules of [layers.first, layers.end), filled."""
+
+    def __init__(
+        self, shape: ModelShape, layers: LayerRange, modules: StageModules, filled: Filled | None = None
+    ) -> None:
+        self.shape = shape
+        self.layers = layers
+        self.modules = modules
+        self._filled = filled or Filled()
+
+    @classmethod
+    def load(  # noqa: PLR0913 (as `StageModel.load`)
+        cls,
+        source: TensorSource,
+        config: Mapping[str, Any],
+        layers: LayerRange,
+        *,
+        dtype: DType,
+        device: str,
+        quantisation: Quantisation | None = None,
+        progress: Callable[[StageFilling], None] = lambda filling: None,
+        reuse: Sequence[StageWeights] = (),
+        packing: Packing | None = None,
+    ) -> StageWeights:
+        """`packing` says where units come from and how much may stay in memory; without it all does.
+
+        `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
+        Raises as `StageModel.load` does.
+        """
+        shape = parse_config(config)
+        if not 0 <= layers.first < layers.end <= shape.layer_count:
+            raise InvalidArgumentError(
+                f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
+            )
+        modules = build_modules(config, layers, dtype, device, quantisation)
+        shared = frozenset[str]().union(*(modules.share(held.modules) for held in reuse))
+        expected = expected_tensors(config, layers)
+        wanted = {name: tensor for name, tensor in expected.items() if not modules.has(name, shared)}
+        filled = fill(modules, config, source, wanted, packing, progress)
+        if filled.store is not None:
+            assert isinstance(modules, DecoderModules)
+            modules.store = filled.store
+        return cls(shape, layers, modules, filled)
+
+    @property
+    def store(self) -> WeightStore | None:
+        """Through which some layers pass; None where all stay in memory."""
+        return self._filled.store
+
+    @property
+    def residency(self) -> Residency | None:
+        """Which layers stay in memory; None where nobody asked."""
+        return self._filled.residency
+
+    def close(self) -> None:
+        """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
+        for store in (self._filled.store, self._filled.experts):
+            if store is not None:
+                store.close()
+
+    @property
+    def experts(self) -> ExpertStore | None:
+        """Which experts are in memory; None where all are, or where whole layers pass."""
+        return self._filled.experts
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters on the device; a tied embedding counts once, what others share too."""
+        return self.modules.parameter_bytes
+
+    def shareable(self, layers: LayerRange) -> frozenset[int]:
+        """Layers of these for which `load` with `reuse` reads nothing."""
+        return frozenset(self.modules.shareable_blocks) & frozenset(range(layers.first, layers.end))
+
+    def keep(self, layers: LayerRange) -> None:
+        """Give back the memory of blocks of other layers. Nothing can run in the modules any more."""
+        self.close()
+        self.modules.drop_blocks(layers)

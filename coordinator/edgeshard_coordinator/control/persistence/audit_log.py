@@ -1,0 +1,303 @@
+"""The audit log on disk: who changed the site, and who was refused. A thread writes it, and nobody waits for it.
+
+What operators do has files of its own, and so has what others did; whoever is refused as often as he likes pushes
+neither out. Refusals have one rate for each kind, so that those of one kind hide no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from edgeshard.domain.audit import OK, SUPPRESSED, AuditCheck, AuditEntry
+from edgeshard.domain.clock import Clock
+from edgeshard.domain.errors import DeadlineError, FailedPreconditionError, InternalError
+from edgeshard_coordinator.control.persistence.rotated import RotatedLines
+from edgeshard_coordinator.core.values.seals import SealKey
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
+
+REFUSALS_PER_S = 1.0
+"""Of each kind that are written; more are counted."""
+REFUSALS_HELD = 10
+"""Of each kind that are written at once."""
+REPEATS_HELD = 60
+"""Of what one member other than an operator did, all by one method, that are written at once, and one a second; more
+are counted. An honest one renews its certificate or changes its address now and then."""
+MOST_KINDS = 1024
+TOLD_EVERY_S = 60.0
+"""Counts of what was not written are."""
+MOST_WAITING = 4096
+"""Entries that the disk may be behind; more are counted."""
+_BATCH = 256
+_LONGEST = 200
+"""Characters of a field: a target may be whatever a caller wrote."""
+_ANSWER_LIMIT_S = 5.0
+_STOP_LIMIT_S = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """The newest `count` entries, all that were added before it among them."""
+
+    count: int
+    answer: Future[tuple[AuditEntry, ...]] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class _Check:
+    """What the seals say."""
+
+    answer: Future[tuple[AuditCheck, ...]] = field(default_factory=Future)
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Entries that are counted together where they are not written: of `what`, with this result, by `who` or all."""
+
+    file: RotatedLines
+    what: str = ""
+    result: str = ""
+    who: str = ""
+    pace: TokenBucket | None = None
+    suppressed: int = 0
+
+
+_Item = tuple[AuditEntry, RotatedLines] | _Wanted | _Check | None
+"""An entry and where it goes; None for the end."""
+
+
+class AuditLog:
+    """`add` entries from the event loop's thread. `directory` is None where nothing is kept, `key` where nothing is
+    sealed."""
+
+    def __init__(self, directory: Path | None, clock: Clock, key: SealKey | None = None) -> None:
+        self._keeps = directory is not None
+        self._clock = clock
+        self._key = key
+        where = directory or Path()
+        self._operators, self._others, self._refusals = self._files = tuple(
+            RotatedLines(where, name, key=key) for name in ("operators", "others", "refusals")
+        )
+        self._of_operators = _Kind(self._operators)
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._told_at = 0.0
+        self._queue: queue.Queue[_Item] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lost = 0
+
+    def start(self) -> None:
+        if self._keeps and self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
+            self._thread.start()
+
+    async def stop(self) -> None:
+        """What was added is on disk, unless the disk says nothing for a second. A second call changes nothing."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._tell_suppressed()
+            self._put(None)
+            await asyncio.to_thread(thread.join, _STOP_LIMIT_S)
+
+    def add(
+        self,
+        who: str,
+        what: str,
+        target: str,
+        result: str = OK,
+        address: str = "",
+        *,
+        by_operator: bool = True,
+        kind: str = "",
+    ) -> None:
+        """Returns at once.
+
+        What operators do, and what others did, is written. What others were refused is at a bounded rate for each
+        result and `kind` (else `what`), and counted beyond it.
+        """
+        if not self._keeps:
+            return
+        now = self._clock.now()
+        if now - self._told_at >= TOLD_EVERY_S:
+            self._told_at = now
+            self._tell_suppressed()
+        found = self._of_operators if by_operator else self._kind(kind or what, result, who, now)
+        if found.pace is not None:
+            if found.pace.debt_s(now) > 0:
+                found.suppressed += 1
+                return
+            found.pace = found.pace.charged(1, now)
+        who, what, target, result, address = (text[:_LONGEST] for text in (who, what, target, result, address))
+        self._put_entry(AuditEntry(_time(), who, what, target, result, address, found.suppressed), found)
+
+    def _kind(self, what: str, result: str, who: str, now: float) -> _Kind:
+        is_done = result == OK
+        key = (what, f"{OK} {who}" if is_done else result)
+        found = self._kinds.get(key)
+        if found is None and len(self._kinds) >= MOST_KINDS:
+            self._forget_quiet(now)
+            if is_done and len(self._kinds) >= MOST_KINDS:
+                return _Kind(self._others)
+            if len(self._kinds) >= MOST_KINDS:
+                what, result, key = "", "", ("", "")
+                found = self._kinds.get(key)
+        if found is None and is_done:
+            found = _Kind(self._others, what, result, who, TokenBucket(1.0, REPEATS_HELD - 1.0))
+        elif found is None:
+            pace = TokenBucket(REFUSALS_PER_S, (REFUSALS_HELD - 1) / REFUSALS_PER_S)
+            found = _Kind(self._refusals, what, result, pace=pace)
+        self._kinds[key] = found
+        return found
+
+    def _forget_quiet(self, now: float) -> None:
+        for key, kind in list(self._kinds.items()):
+            if not kind.suppressed and (kind.pace is None or kind.pace.is_full(now)):
+                del self._kinds[key]
+
+    async def newest(self, count: int) -> tuple[AuditEntry, ...]:
+        """At most so many, the oldest first, all that were added until now among them. Refusals are half of them at
+        most, where there is enough else.
+
+        Raises DeadlineError where the disk says nothing, InternalError where it cannot be read.
+        """
+        return () if self._thread is None else await self._answered(_Wanted(count))
+
+    async def check(self) -> tuple[AuditCheck, ...]:
+        """What the seals say of each file, all that was added until now among it.
+
+        Raises FailedPreconditionError where nothing is sealed, and as `newest`.
+        """
+        if self._key is None:
+            raise FailedPreconditionError(
+                "the audit log of this coordinator is not sealed: it has no --ca-key, the key of the site's authority",
+                field="ca-key",
+                reason="NO_SEALS",
+            )
+        return () if self._thread is None else await self._answered(_Check())
+
+    async def _answered(self, asked: _Wanted | _Check) -> Any:
+        self._tell_suppressed()
+        try:
+            if not self._put(asked):
+                raise TimeoutError  # It is as far behind as it may be.
+            async with asyncio.timeout(_ANSWER_LIMIT_S):
+                return await asyncio.wrap_future(asked.answer)
+        except TimeoutError:
+            raise DeadlineError(
+                f"the disk of --state-dir has not answered for {_ANSWER_LIMIT_S:g} s", field="state-dir"
+            ) from None
+        except OSError as error:
+            raise InternalError(f"the audit log cannot be read: {error.strerror}", field="state-dir") from None
+
+    def _put(self, item: _Item) -> bool:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            return False
+        return True
+
+    def _put_entry(self, entry: AuditEntry, kind: _Kind) -> None:
+        """It and those that it counts are counted by the next one of its kind where there is no room."""
+        is_put = self._put((entry, kind.file))
+        kind.suppressed = 0 if is_put else entry.suppressed + (entry.result != SUPPRESSED)
+
+    def _tell_suppressed(self) -> None:
+        for kind in (self._of_operators, *self._kinds.values()):
+            if kind.suppressed:
+                entry = AuditEntry(_time(), kind.who, kind.what, kind.result, SUPPRESSED, "", kind.suppressed)
+                self._put_entry(entry, kind)
+
+    # The thread that has the files
+
+    def _work(self) -> None:
+        items: list[_Item] = []
+        while None not in items:
+            items = self._next_items()
+            for file in self._files:
+                self._write(file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file])
+            for item in items:
+                if isinstance(item, _Wanted) and item.answer.set_running_or_notify_cancel():
+                    _answer(item.answer, partial(self._newest, item.count))
+                elif isinstance(item, _Check) and item.answer.set_running_or_notify_cancel():
+                    _answer(item.answer, lambda: tuple(check for file in self._files for check in file.check()))
+        for file in self._files:
+            with suppress(OSError):  # the last seal: what it would seal is sealed by the next process
+                file.close()
+
+    def _write(self, file: RotatedLines, entries: list[AuditEntry]) -> None:
+        """Those that the disk refuses are counted by the next entry that it takes."""
+        if not entries:
+            return
+        entries[0] = replace(entries[0], suppressed=entries[0].suppressed + self._lost)
+        try:
+            file.append([_line(entry) for entry in entries])
+        except OSError as error:
+            if self._lost == 0:
+                log.error("audit_not_written", error=error.strerror or str(error))
+            self._lost = sum(entry.suppressed + (entry.result != SUPPRESSED) for entry in entries)
+        else:
+            self._lost = 0
+
+    def _newest(self, count: int) -> tuple[AuditEntry, ...]:
+        done = _entries([*self._operators.newest(count), *self._others.newest(count)])
+        refused = _entries(self._refusals.newest(count))
+        oldest = sorted(entry.time for entry in (*done, *refused))[-count:][:1]
+        shown = [entry for entry in refused if [entry.time] >= oldest]
+        room = max((count + 1) // 2, count - len(done))
+        shown = shown[max(0, len(shown) - room) :]
+        kept = [*done[max(0, len(done) - (count - len(shown))) :], *shown]
+        return tuple(sorted(kept, key=lambda entry: entry.time))
+
+    def _next_items(self) -> list[_Item]:
+        items = [self._queue.get()]
+        while len(items) < _BATCH:
+            try:
+                items.append(self._queue.get_nowait())
+            except queue.Empty:
+                break
+        return items
+
+
+def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        answer = work()
+    except OSError as error:
+        future.set_exception(error)
+    else:
+        future.set_result(answer)
+
+
+def _entries(lines: list[bytes]) -> list[AuditEntry]:
+    return sorted(filter(None, map(_entry, lines)), key=lambda entry: entry.time)
+
+
+def _time() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _line(entry: AuditEntry) -> bytes:
+    return json.dumps(asdict(entry)).encode() + b"\n"
+
+
+def _entry(line: bytes) -> AuditEntry | None:
+    """None for a line that is no entry of this version, or could not be sent as one."""
+    try:
+        entry = AuditEntry(**json.loads(line))
+        for text in (entry.time, entry.who, entry.what, entry.target, entry.result, entry.address):
+            text.encode()
+        return entry if 0 <= entry.suppressed < 2**63 else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,413 @@
+"""The part of the state that outlives the process: one SQLite file, written off the event loop.
+
+WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
+order they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from pydantic import TypeAdapter
+
+from edgeshard.domain.control.commands import Term
+from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.traffic import Traffic
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
+from edgeshard.storage.files import full_disk
+from edgeshard_coordinator.core.deployments.deployments import restored_record
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+
+log = structlog.get_logger()
+
+TRAFFIC_KEPT = 1_000
+"""Names whose lengths are remembered; the ones written longest ago go first."""
+OPERATIONS_KEPT = 10_000
+"""Answers of the latest operations; a client that repeats a call does so within minutes."""
+_FIRST_SCHEMA = """
+CREATE TABLE IF NOT EXISTS deployments (name TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS retired (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS nodes (node_id TEXT PRIMARY KEY, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS operations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    operation_id TEXT NOT NULL UNIQUE,
+    fingerprint TEXT NOT NULL,
+    outcome BLOB NOT NULL
+);
+"""
+_MEASUREMENTS = """
+CREATE TABLE profiles (
+    node_id TEXT NOT NULL,
+    reported_at REAL NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX profiles_of_node ON profiles (node_id);
+CREATE TABLE links (
+    sender TEXT NOT NULL,
+    receiver TEXT NOT NULL,
+    reported_at REAL NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (sender, receiver)
+);
+"""
+_TRAFFIC = """
+CREATE TABLE traffic (
+    name TEXT NOT NULL,
+    model TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (name, model)
+);
+"""
+_TERM = "CREATE TABLE term (site TEXT NOT NULL, number INTEGER NOT NULL);"
+_MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC, _TERM)
+"""The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedFailure:
+    code: int
+    reason: str
+    field: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedDeployment:
+    uid: str
+    spec: DeploymentSpec
+    manifest_digest: Digest
+    placement: Placement
+    epoch: Epoch
+    phase: DeploymentPhase
+    ever_ready: bool
+    failure: _SavedFailure | None
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedNode:
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+
+
+_DEPLOYMENT = TypeAdapter(_SavedDeployment)
+_NODE = TypeAdapter(_SavedNode)
+_TRAFFIC_BODY = TypeAdapter(Traffic)
+
+
+class StateStore:
+    """Every method raises ResourceExhaustedError (DISK_FULL) or InternalError (STATE_STORE) when the disk or the file
+    refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-store")
+        self._database: sqlite3.Connection | None = None
+
+    async def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
+        """The state as it was saved, deployments waiting for their boxes; `now` is in monotonic seconds.
+
+        Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
+        """
+        return await self._run(lambda: self._open(instance, timings, now))
+
+    async def save(self, record: DeploymentRecord) -> None:
+        """Write the record and the operations it carries in one transaction."""
+        await self._run(lambda: self._save(record))
+
+    async def forget(self, record: DeploymentRecord) -> None:
+        """Remove the deployment and keep its last epoch, in one transaction."""
+        await self._run(lambda: self._forget(record))
+
+    async def save_node(self, node: KnownNode) -> None:
+        body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
+        await self._run(lambda: self._replace_node(node, body.decode()))
+
+    async def forget_node(self, node_id: NodeId) -> None:
+        """Remove a box and all that was measured of it."""
+        await self._run(lambda: self._forget_node(node_id))
+
+    async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
+        """Replace a box's measurements; `now` is in monotonic seconds."""
+        await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
+
+    async def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+        """What deployments served, by their name and model."""
+        return await self._run(self._load_traffic)
+
+    async def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
+        """Write these in place of those on disk; others stay."""
+        rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
+        await self._run(lambda: self._save_traffic(rows))
+
+    async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+        return await self._run(lambda: self._find_operation(operation_id))
+
+    async def save_operation(self, operation: ServedOperation) -> None:
+        await self._run(lambda: self._save_operation(operation))
+
+    async def close(self) -> None:
+        """Finish the pending writes, then close."""
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        def call() -> ResultT:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+                    raise full_disk(self._path, "the coordinator's state") from error
+                raise InternalError(
+                    f"the coordinator's state file {self._path.name} cannot be used: {error}; "
+                    "check the disk that --state-dir is on",
+                    field="state-dir",
+                    reason="STATE_STORE",
+                ) from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # Below: in the thread that owns the connection.
+
+    @property
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise sqlite3.ProgrammingError("it is not open")
+        return self._database
+
+    def _open(self, instance: str, timings: Timings, now: float) -> State:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
+        # The lock is held until the end: two coordinators with one state would hand out the same epochs.
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        try:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            database.close()
+            if "locked" not in str(error):
+                raise
+            raise FailedPreconditionError(
+                f"state-dir {self._path.parent} is in use by another coordinator; stop it or choose another",
+                field="state-dir",
+                reason="STATE_DIR_IN_USE",
+            ) from None
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            database.close()
+            raise FailedPreconditionError(
+                f"state-dir {self._path.parent} was written by a newer edgeshard-coordinator; upgrade this one",
+                field="state-dir",
+                reason="STATE_VERSION",
+            )
+        for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
+            database.executescript(f"BEGIN; {script} PRAGMA user_version={number}; COMMIT;")
+        self._database = database
+        return self._load(instance, timings, now)
+
+    def _load(self, instance: str, timings: Timings, now: float) -> State:
+        database = self._open_database
+        records = [_record(body) for (body,) in database.execute("SELECT body FROM deployments ORDER BY name")]
+        nodes = [_node(body) for (body,) in database.execute("SELECT body FROM nodes")]
+        retired = database.execute("SELECT name, epoch FROM retired").fetchall()
+        return State(
+            instance=instance,
+            timings=timings,
+            term=self._next_term(),
+            nodes={node.node_id: node for node in nodes},
+            deployments={record.name: record for record in records},
+            retired={DeploymentName(name): Epoch(epoch) for name, epoch in retired},
+            measured=self._load_measurements({node.node_id for node in nodes}, time.time() - now),
+        )
+
+    def _next_term(self) -> Term:
+        """One more than the last, on disk before any box hears of it."""
+        database = self._open_database
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            row = database.execute("SELECT site, number FROM term").fetchone()
+            site, number = row if row is not None else (uuid.uuid4().hex, 0)
+            database.execute("DELETE FROM term")
+            database.execute("INSERT INTO term VALUES (?, ?)", (site, number + 1))
+        return Term(site, number + 1)
+
+    def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
+        """Those of known boxes; `offset` takes a monotonic time to the wall clock's."""
+        database = self._open_database
+        profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
+        links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
+        for node_id, reported_at, body in database.execute("SELECT node_id, reported_at, body FROM profiles"):
+            profile = _readable(ComputeProfile.from_json, body, node_id)
+            if profile is not None and node_id in profiles:
+                profiles[node_id][key_of(profile)] = Reported(profile, reported_at - offset)
+        for sender, receiver, reported_at, body in database.execute("SELECT * FROM links"):
+            link = _readable(LinkProfile.from_json, body, sender)
+            if link is not None and sender in links and receiver in links:
+                links[sender][receiver] = Reported(link, reported_at - offset)
+        return {
+            node_id: Measurements(profiles[node_id], links[node_id])
+            for node_id in nodes
+            if profiles[node_id] or links[node_id]
+        }
+
+    def _save(self, record: DeploymentRecord) -> None:
+        body = _DEPLOYMENT.dump_json(_saved(record)).decode()
+        with _Transaction(self._open_database) as database:
+            database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
+            for operation in record.operations:
+                _insert_operation(database, operation)
+
+    def _forget(self, record: DeploymentRecord) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
+            database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
+            database.execute(
+                "DELETE FROM operations WHERE number <= (SELECT MAX(number) FROM operations) - ?", (OPERATIONS_KEPT,)
+            )
+
+    def _replace_node(self, node: KnownNode, body: str) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
+
+    def _forget_node(self, node_id: NodeId) -> None:
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
+
+    def _replace_measurements(self, node_id: NodeId, measurements: Measurements, offset: float) -> None:
+        profiles = [(node_id, p.reported_at + offset, p.value.to_json()) for p in measurements.profiles.values()]
+        links = [
+            (node_id, to, link.reported_at + offset, link.value.to_json()) for to, link in measurements.links.items()
+        ]
+        with _Transaction(self._open_database) as database:
+            database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
+            database.execute("DELETE FROM links WHERE sender = ?", (node_id,))
+            database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
+            database.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", links)
+
+    def _load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+        rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
+        return {
+            (DeploymentName(name), ModelName(model)): _TRAFFIC_BODY.validate_json(body) for name, model, body in rows
+        }
+
+    def _save_traffic(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        with _Transaction(self._open_database) as database:
+            database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
+            database.execute(
+                "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid DESC LIMIT ?)",
+                (TRAFFIC_KEPT,),
+            )
+
+    def _find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+        row = self._open_database.execute(
+            "SELECT fingerprint, outcome FROM operations WHERE operation_id = ?", (operation_id,)
+        ).fetchone()
+        return None if row is None else ServedOperation(operation_id, row[0], row[1])
+
+    def _save_operation(self, operation: ServedOperation) -> None:
+        with _Transaction(self._open_database) as database:
+            _insert_operation(database, operation)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+class _Transaction:
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._database.execute("BEGIN IMMEDIATE")
+        return self._database
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._database.execute("COMMIT")
+        finally:
+            # Also after a commit that the disk refused: while its transaction is open, no other can begin.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+
+
+def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) -> None:
+    database.execute(
+        "INSERT OR IGNORE INTO operations (operation_id, fingerprint, outcome) VALUES (?, ?, ?)",
+        (operation.operation_id, operation.fingerprint, operation.outcome),
+    )
+
+
+def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> ResultT | None:
+    """A measurement; None for one in a form of an earlier version that is not known any more: it is measured again."""
+    try:
+        return read(body)
+    except EdgeShardError as error:
+        log.warning("measurement_forgotten", node_id=node_id, error=error.message)
+        return None
+
+
+def _saved(record: DeploymentRecord) -> _SavedDeployment:
+    record = record.on_disk
+    failure = record.failure
+    return _SavedDeployment(
+        uid=record.uid,
+        spec=record.spec,
+        manifest_digest=record.manifest_digest,
+        placement=record.placement,
+        epoch=record.epoch,
+        phase=record.phase,
+        ever_ready=record.ever_ready,
+        failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
+    )
+
+
+def _record(body: str) -> DeploymentRecord:
+    saved = _DEPLOYMENT.validate_json(body)
+    return restored_record(
+        DeploymentRecord(
+            uid=saved.uid,
+            spec=saved.spec,
+            manifest_digest=saved.manifest_digest,
+            placement=saved.placement,
+            epoch=saved.epoch,
+            phase=saved.phase,
+            ever_ready=saved.ever_ready,
+            failure=_failure(saved.failure) if saved.failure else None,
+        )
+    )
+
+
+def _failure(saved: _SavedFailure) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(saved.code, InternalError)
+    return kind(saved.message, field=saved.field, reason=saved.reason)
+
+
+def _node(body: str) -> KnownNode:
+    node = _NODE.validate_json(body)
+    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)

@@ -1,0 +1,1 @@
+"""The way in for requests, and the tokens back."""

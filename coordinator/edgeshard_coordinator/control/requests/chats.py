@@ -1,0 +1,67 @@
+"""What the site's models say of talking with them: prompts of conversations, and their tokenizers.
+
+`identity` is who asks: all get a fair share. Counting tokens is for texts of bounded length, and is counted itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from edgeshard.chat.process import ChatProcess, ModelFiles
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import text_bytes
+from edgeshard_coordinator.control.requests.models import Models, max_context
+from edgeshard_coordinator.core.values.state import DeploymentRecord
+
+COUNTED_LIMIT_BYTES = 1 << 20
+"""Of a text, or of a conversation, whose token ids alone are wanted."""
+
+
+class Chats:
+    """`record_of` gives the deployment that serves under a name, as for a request to generate."""
+
+    def __init__(self, record_of: Callable[[str], DeploymentRecord], models: Models) -> None:
+        self._record_of = record_of
+        self._models = models
+        self._process = ChatProcess()
+
+    async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
+        """Raises as `RequestFront.record_of` and `ChatProcess.prompt` do."""
+        record = self._record_of(model)
+        files = self._files(record)
+        prompt = await self._process.prompt(files, conversation, identity)
+        context = files.max_context
+        left = context - len(prompt.tokens) if context else record.spec.max_new_tokens
+        return replace(prompt, room=min(record.spec.max_new_tokens, left) or -1)
+
+    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+        """Raises InvalidArgumentError naming `prompt` for a text that is too long, and as `prompt` does."""
+        check_counted(text, "prompt")
+        return await self._process.tokenize(self._files(self._record_of(model)), text, special, identity)
+
+    async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:
+        return await self._process.detokenize(self._files(self._record_of(model)), tokens, identity)
+
+    async def texts(self, model: str, tokens: Sequence[int]) -> list[str]:
+        """What each token reads within a text."""
+        return await self._process.texts(self._files(self._record_of(model)), tokens)
+
+    async def close(self) -> None:
+        await self._process.close()
+
+    def _files(self, record: DeploymentRecord) -> ModelFiles:
+        manifest, digest = self._models.get(record.manifest_digest)
+        paths = {file.name: self._models.file_path(file.sha256) for file in manifest.files}
+        return ModelFiles(digest, paths, max_context(record, self._models))
+
+
+def check_counted(text: str, field: str) -> None:
+    """Raise InvalidArgumentError naming `field` for a text that is too long to have its tokens counted."""
+    if text_bytes(text) > COUNTED_LIMIT_BYTES:
+        raise InvalidArgumentError(
+            f"{field}: at most {COUNTED_LIMIT_BYTES} bytes are made tokens of at once; send it in pieces",
+            field=field,
+            reason="PROMPT_TOO_LONG",
+        )

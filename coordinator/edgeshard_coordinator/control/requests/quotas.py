@@ -1,0 +1,103 @@
+"""Holds every identity to its quota: what it has running and waiting, and the tokens that it used lately."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
+from edgeshard.domain.ids import DeploymentName
+from edgeshard_coordinator.core.values.quotas import QUEUED_OF_ONE, Quota, Quotas
+from edgeshard_coordinator.core.values.state import DeploymentRecord
+from edgeshard_coordinator.core.values.token_bucket import TokenBucket
+
+BURST_S = 60.0
+"""So many seconds' worth of its tokens an identity may use at once."""
+
+
+class QuotaBook:
+    """Knows what each identity used; an identity that used nothing for a while takes no memory. `now` is in seconds of
+    a steady clock."""
+
+    def __init__(self, quotas: Quotas, now: Callable[[], float]) -> None:
+        self._quotas = quotas
+        self.of_key: Callable[[str], Quota | None] = lambda identity: None
+        """What an API key was given when it was made."""
+        self._now = now
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
+        """Raise for a request beyond what who asks for it may have at once, who has one running or waiting at each of
+        `held`. It counts for a request that its client comes back for, too.
+
+        DeniedError naming `priority`; ResourceExhaustedError naming `requests`, with reason QUOTA.
+        """
+        quota, who = self._of(identity), identity or "everyone together"
+        highest = self._quotas.max_priority_of(identity)
+        if priority > highest:
+            raise DeniedError(
+                f"priority {priority} is above {highest}, the highest that {who} may ask for: ask for less, or have "
+                "the operator raise max_priority in the coordinator's quotas",
+                field="priority",
+                reason="PRIORITY",
+            )
+        if quota.requests is not None and len(held) >= quota.requests:
+            raise _too_many(f"{who} has {len(held)} requests running or waiting, as many as its quota of requests")
+        # In plaintext everyone is one identity, which would leave the rest to nobody.
+        share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
+        if quota.requests is None and identity and held.count(record.name) >= share:
+            raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
+
+    def check_place(self, identity: str, at_once: int) -> None:
+        """Raise ResourceExhaustedError as `check` and `check_debt` do, for what can be told before anybody knows what
+        is asked for: `at_once` are the requests of this identity that run, wait or are being read."""
+        quota, who = self._of(identity), identity or "everyone together"
+        if quota.requests is not None and at_once >= quota.requests:
+            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        self.check_debt(identity)
+
+    def check_debt(self, identity: str) -> None:
+        """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for one that used too many."""
+        debt_s = self._debt_s(identity)
+        if debt_s > 0:
+            quota, who = self._of(identity), identity or "everyone together"
+            raise ResourceExhaustedError(
+                f"{who} has used more than its quota of {quota.tokens_per_minute} tokens_per_minute; try again in "
+                f"{debt_s:g} s, or have the operator raise tokens_per_minute in the coordinator's quotas",
+                field="tokens_per_minute",
+                reason="QUOTA",
+                retry_after_s=debt_s,
+            )
+
+    def charge(self, identity: str, tokens: int) -> None:
+        """They were used; whoever uses them goes on, and may be refused the next time."""
+        per_minute = self._of(identity).tokens_per_minute
+        if per_minute is None:
+            return
+        now, bucket = self._now(), self._buckets.get(identity)
+        if bucket is None:
+            self._buckets = {who: kept for who, kept in self._buckets.items() if not kept.is_full(now)}
+            bucket = TokenBucket(per_minute / 60, BURST_S)
+        self._buckets[identity] = bucket.charged(tokens, now)
+
+    def _of(self, identity: str) -> Quota:
+        """The file's, and above it what a key has of its own."""
+        quota, own = self._quotas.of(identity), self.of_key(identity)
+        if own is None:
+            return quota
+        requests = quota.requests if own.requests is None else own.requests
+        per_minute = quota.tokens_per_minute if own.tokens_per_minute is None else own.tokens_per_minute
+        return Quota(requests, per_minute, quota.max_priority)
+
+    def _debt_s(self, identity: str) -> float:
+        bucket = self._buckets.get(identity)
+        return 0.0 if bucket is None else math.ceil(10 * bucket.debt_s(self._now())) / 10
+
+
+def _too_many(what: str) -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"{what}: wait until one ends, or have the operator raise requests in the coordinator's quotas",
+        field="requests",
+        reason="QUOTA",
+        retry_after_s=1.0,
+    )

@@ -1,0 +1,149 @@
+"""Counts what becomes of requests, for the metrics: how many, how long their parts took, how their service was lost.
+
+A token costs a reading of the clock and an addition to a histogram. Labels are bounded: no request's id, no text and no
+client's name, of whom only the role is kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from edgeshard.domain.errors import Code, EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch
+from edgeshard.domain.requests.generation import FinishReason
+from edgeshard.metrics.histogram import LATENCY_S, STEP_S, Histogram
+
+EPOCH, STREAM = "epoch", "stream"
+NO_ROLE = "none"
+"""Of whoever calls in plaintext."""
+
+
+CODES = tuple(code.name.lower() for code in Code)
+
+
+def _latency() -> Histogram:
+    return Histogram(LATENCY_S)
+
+
+def _zeros(words: Iterable[str]) -> Counter[str]:
+    """A word that never came is 0, not absent: rates need a beginning."""
+    return Counter(dict.fromkeys(words, 0))
+
+
+@dataclass(slots=True, eq=False)
+class DeploymentCounts:
+    """Of one deployment, since the coordinator began. Histograms are of seconds.
+
+    `begun` is by the role of who asked, `finished` by the reason, `failed` by the error's code; `recovered` by whether
+    another epoch took the service up or the same head attached again, after the `pauses`.
+    """
+
+    begun: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=lambda: _zeros(FinishReason))
+    failed: Counter[str] = field(default_factory=lambda: _zeros(CODES))
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    first_token: Histogram = field(default_factory=_latency)
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_S))
+    whole: Histogram = field(default_factory=_latency)
+    queue: Histogram = field(default_factory=_latency)
+    prefill: Histogram = field(default_factory=_latency)
+    decode: Histogram = field(default_factory=_latency)
+    recovered: Counter[str] = field(default_factory=lambda: _zeros((EPOCH, STREAM)))
+    pauses: Histogram = field(default_factory=_latency)
+
+
+class RequestTimes:
+    """When the parts of one request were, in seconds of a steady clock. Of one that its client `resumed`, nothing is
+    timed but what lies between its tokens."""
+
+    __slots__ = ("_admitted_at", "_began_at", "_counts", "_first_at", "_newest_at", "_resumed")
+
+    def __init__(self, counts: DeploymentCounts, now: float, *, resumed: bool) -> None:
+        self._counts = counts
+        self._began_at = now
+        self._resumed = resumed
+        self._admitted_at: float | None = None
+        self._first_at: float | None = None
+        self._newest_at = 0.0
+
+    @classmethod
+    def untold(cls) -> RequestTimes:
+        """Of a request whose times nobody asks for."""
+        return cls(DeploymentCounts(), 0.0, resumed=True)
+
+    def accepted(self, prompt_tokens: int) -> None:
+        """The head has tokenised it, for the first time."""
+        if not self._resumed:
+            self._counts.prompt_tokens += prompt_tokens
+
+    def admitted(self, now: float) -> None:
+        """The head computes it from now on; only the first time counts."""
+        if self._admitted_at is None and not self._resumed:
+            self._admitted_at = now
+            self._counts.queue.add(now - self._began_at)
+
+    def token(self, now: float) -> None:
+        counts = self._counts
+        counts.new_tokens += 1
+        if self._first_at is not None:
+            counts.between_tokens.add(now - self._newest_at)
+        else:
+            self._first_at = now
+            if not self._resumed:
+                counts.first_token.add(now - self._began_at)
+                if self._admitted_at is not None:
+                    counts.prefill.add(now - self._admitted_at)
+        self._newest_at = now
+
+    def finished(self, reason: str, now: float) -> None:
+        counts = self._counts
+        counts.finished[reason] += 1
+        if not self._resumed:
+            counts.whole.add(now - self._began_at)
+            if self._first_at is not None:
+                counts.decode.add(self._newest_at - self._first_at)
+
+    def failed(self, error: EdgeShardError) -> None:
+        self._counts.failed[error.code.name.lower()] += 1
+
+
+class RequestMeter:
+    """The counts of all deployments. `refused` are requests that never began, by the error's code."""
+
+    def __init__(self) -> None:
+        self.refused = _zeros(CODES)
+        self._counts: dict[DeploymentName, DeploymentCounts] = {}
+        self._lost: dict[DeploymentName, tuple[Epoch, float]] = {}
+
+    def of(self, deployment: DeploymentName) -> DeploymentCounts:
+        counts = self._counts.get(deployment)
+        if counts is None:
+            counts = self._counts[deployment] = DeploymentCounts()
+        return counts
+
+    def began(self, deployment: DeploymentName, client: str, now: float, *, resumed: bool) -> RequestTimes:
+        """`client` is ROLE/ID, or '' in plaintext; the role alone is kept."""
+        counts = self.of(deployment)
+        if not resumed:
+            counts.begun[client.partition("/")[0] or NO_ROLE] += 1
+        return RequestTimes(counts, now, resumed=resumed)
+
+    def head_lost(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:
+        self._lost.setdefault(deployment, (epoch, now))
+
+    def head_back(self, deployment: DeploymentName, epoch: Epoch, now: float) -> None:
+        """Its first head ever recovers nothing."""
+        lost = self._lost.pop(deployment, None)
+        if lost is not None:
+            counts = self.of(deployment)
+            counts.recovered[EPOCH if epoch > lost[0] else STREAM] += 1
+            counts.pauses.add(now - lost[1])
+
+    def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
+        """Of these; of others nothing is kept from now on: names come and go, and memory must not grow with them."""
+        self._counts = {name: self.of(name) for name in deployments}
+        self._lost = {name: lost for name, lost in self._lost.items() if name in deployments}
+        return self._counts

@@ -1,0 +1,223 @@
+"""Which clients that come back for the rest of a request are believed: those of whom somebody else knows it.
+
+Of this run of the coordinator, it knows itself: the request runs, or ended lately. Of a former run, the deployment's
+head knows it, and says when it attaches what it has and what is over; until then a request waits. A client is believed
+once, for the request that it had, and with no more of it than was sent.
+
+What the head does not name was never let in, unless another head was lost together with the coordinator, or not long
+before. None was lost with it where the disk has the deployment as ready, with the very epoch and box of the head that
+attaches: a deployment is ready only once its head has been given all requests that run, each loss of a head is another
+epoch, and an epoch is on disk before any box prepares it. Of requests that had ended the former run alone knew where
+their head was lost before it, so the head also has to have been there for as long as a client may be back. In every
+other case a request may have been another head's, and comes in where every limit lets it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum, auto
+from hashlib import blake2b
+from typing import Any
+
+from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.requests.generation import Generation
+from edgeshard.domain.requests.head import HeldRequest
+from edgeshard_coordinator.core.values.quotas import KEY_ROLE
+
+COME_BACK_S = 180.0
+"""So long after the end of its call a client may be back for the rest: it tries for 60 s, and may hear of it late."""
+RESERVED_S = 15.0
+"""So long the place is kept of a request that a head has of a former run: a client that lives tries twice a second, and
+dials at least every 2 s."""
+FIRST_EPOCH = 1
+"""The one epoch that no other head can have served before."""
+MOST_ENDED = 20_000
+"""Requests that are remembered so; the oldest is forgotten first."""
+
+
+class Standing(Enum):
+    """How a request comes in, and what counts for it. Priority and its identity's places count for each."""
+
+    NEW = auto()
+    """Whatever counts at all."""
+    BELIEVED = auto()
+    """It was let in before: neither its identity's debt nor a full deployment refuses it."""
+    REPLAYED = auto()
+    """Another head may have had it: it is as a new one, but for a full deployment, and the head takes it."""
+    AWAITING = auto()
+    """Its deployment's head has not said yet what it has of a former run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a client has of a request, as it says or as others know: so many new `tokens`, and log-probabilities of the
+    prompt before position `scored`."""
+
+    deployment: DeploymentName
+    client: str
+    digest: bytes
+    tokens: int
+    scored: int
+
+    def covers(self, other: Claim) -> bool:
+        """Whether the other is of the same request, with no more of it."""
+        same = (other.deployment, other.client, other.digest) == (self.deployment, self.client, self.digest)
+        return same and other.tokens <= self.tokens and other.scored <= self.scored
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """`is_spent`: its client was believed already. `is_charged`: its prompt was counted."""
+
+    claim: Claim
+    at: float
+    is_charged: bool
+    is_spent: bool
+
+
+@dataclass(slots=True)
+class ResumptionBook:
+    """`now` gives seconds of a steady clock. A claim of another client is refused as one of no request at all is."""
+
+    now: Callable[[], float]
+    began_at: float = field(init=False)
+    _ended: OrderedDict[RequestId, _Ended] = field(default_factory=OrderedDict)
+    _held: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
+    """What heads have of a former run, and since when that is known; without a digest from an older head."""
+    _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
+    _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
+    """Of each deployment whose head attached in this run: whether another had requests that it cannot know."""
+
+    def __post_init__(self) -> None:
+        self.began_at = self.now()
+
+    def restore(self, served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None]) -> None:
+        """The deployments that a former run had; of those that were ready on disk, the epoch and the head's box."""
+        self._served = served
+
+    def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
+        """Its client may come back for the rest, if it does not know of the end."""
+        now = self.now()
+        self._ended[request_id] = _Ended(claim, now, is_charged, is_spent)
+        self._ended.move_to_end(request_id)
+        while len(self._ended) > MOST_ENDED or next(iter(self._ended.values())).at + COME_BACK_S < now:
+            self._ended.popitem(last=False)
+
+    def reported(
+        self,
+        deployment: DeploymentName,
+        epoch: Epoch,
+        node_id: NodeId,
+        held: Iterable[HeldRequest],
+        known: Collection[RequestId],
+        head_for_s: float | None = None,
+    ) -> None:
+        """A head attaches, with what it has of former runs. `known` are the requests here that wait for no word, and
+        `head_for_s` how many seconds it has been the head, None where it does not say."""
+        is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
+        self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
+        if self._is_late:
+            return
+        for item in held:
+            if item.request_id in self._ended or item.request_id in known:
+                continue
+            claim = Claim(deployment, item.client, item.digest, item.tokens, item.scored)
+            if not item.over:
+                self._held.setdefault(item.request_id, (claim, self.now()))
+            elif item.digest:
+                self.ended(item.request_id, claim, is_charged=True, is_spent=False)
+
+    def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
+        """How one comes in that says it is back, and whether its prompt was counted.
+
+        Raises FailedPreconditionError naming `resume` for one of which nobody knows.
+        """
+        if (ended := self._ended.get(request_id)) is not None and self.now() <= ended.at + COME_BACK_S:
+            if not ended.claim.covers(claim):
+                raise _refused(request_id)
+            return (Standing.NEW, False) if ended.is_spent else (Standing.BELIEVED, ended.is_charged)
+        # No client waits so long.
+        if self._is_late or claim.deployment not in self._served:
+            raise _refused(request_id)
+        if (held := self._held.get(request_id)) is not None:
+            told, _ = held
+            if not told.digest and told.deployment == claim.deployment:
+                return Standing.REPLAYED, False
+            if not told.covers(claim):
+                raise _refused(request_id)
+            return Standing.BELIEVED, True
+        if claim.deployment not in self._lost_heads:
+            return Standing.AWAITING, False
+        if not self._lost_heads[claim.deployment]:
+            raise _refused(request_id)
+        return Standing.REPLAYED, False
+
+    def take(self, request_id: RequestId) -> None:
+        """It runs here now: its client is believed once."""
+        self._ended.pop(request_id, None)
+        self._held.pop(request_id, None)
+
+    def reserved(self, but: RequestId) -> list[Claim]:
+        """Whose places are kept, but for one request's."""
+        if self._is_late:
+            self._held.clear()
+        since = self.now() - RESERVED_S
+        return [claim for id, (claim, at) in self._held.items() if at >= since and id != but and _can_return(claim)]
+
+    def is_held(self, request_id: RequestId) -> bool:
+        """Whether a head has one of this id of a former run: no other may have it."""
+        return request_id in self._held and not self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        return self.now() > self.began_at + COME_BACK_S
+
+
+def digest_of(generation: Generation) -> bytes:
+    """Of all that a client asked for. What has its default does not count, so that a later version with more options
+    gives the same."""
+    digest = blake2b(digest_size=16)
+    _put(digest.update, generation)
+    return digest.digest()
+
+
+def _put(update: Callable[[bytes], None], value: Any) -> None:
+    """Whatever two values differ in, the bytes do: each says its kind and its size first."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for item in fields(value):
+            if (part := getattr(value, item.name)) != _default_of(item):
+                _put(update, item.name)
+                _put(update, part)
+        update(b".")
+    elif isinstance(value, str):
+        text = value.encode("utf-8", "surrogatepass")
+        update(b"s%d:%s" % (len(text), text))
+    elif isinstance(value, tuple) and all(type(item) is int for item in value):
+        update(b"i%d:%s" % (len(value), array("q", value).tobytes()))
+    elif isinstance(value, tuple):
+        update(b"t%d:" % len(value))
+        for item in value:
+            _put(update, item)
+    else:
+        update(f"{type(value).__name__}:{value!r};".encode())
+
+
+def _default_of(item: Any) -> Any:
+    return item.default_factory() if callable(item.default_factory) else item.default
+
+
+def _can_return(claim: Claim) -> bool:
+    """Whoever comes by HTTP cannot: an answer that broke off is asked for anew there."""
+    return not claim.client.startswith(f"{KEY_ROLE}/")
+
+
+def _refused(request_id: RequestId) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"resume: nothing is known of a request {request_id} of yours that could go on like this; send it as a new one",
+        field="resume",
+        reason="NOT_RESUMABLE",
+    )

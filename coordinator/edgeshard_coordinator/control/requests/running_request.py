@@ -1,0 +1,172 @@
+"""One request as the coordinator has it: its journal, and the events its client has not read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, PromptLogprobs, Started
+from edgeshard.domain.requests.head import StartRequest
+from edgeshard_coordinator.control.requests.request_meter import RequestTimes
+from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
+
+if TYPE_CHECKING:
+    from edgeshard_coordinator.control.requests.requests import Attachment
+
+
+MESSAGE_CHARACTERS = 1 << 20
+"""Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
+characters; one that completes what many began may have any number."""
+
+
+class RunningRequest:
+    """`emitted` is what the client has or will have: it gets no other tokens, whatever box computes them.
+
+    A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
+    One that is `resumed` says that it had a start before: its client came with the tokens it has. `deadline` is when
+    its client will have left, in seconds of the coordinator's clock.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        deployment: DeploymentName,
+        generation: Generation,
+        client: str = "",
+        emitted: tuple[int, ...] | None = None,
+        deadline: float | None = None,
+        scored: int = 1,
+        times: RequestTimes | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.deployment = deployment
+        self.generation = generation
+        self.client = client
+        self.attachment: Attachment | None = None
+        self.prompt_tokens: tuple[int, ...] | None = None
+        self.emitted: list[int] = list(emitted or ())
+        self.scored = scored
+        """The position behind the last one whose prompt log-probability the client has or will have."""
+        self.resumed = emitted is not None
+        self.digest = digest_of(generation)
+        self.standing = Standing.NEW
+        self.is_charged = False
+        """Whether its prompt was counted, here or by a former run of the coordinator."""
+        self.is_back = False
+        """Whether its client was believed that it came back: it is not a second time."""
+        self.deadline = deadline
+        self.times = times or RequestTimes.untold()
+        self.parked_at = 0.0
+        self.fruitless = 0
+        """Heads in a row that were lost before the request had a token of them."""
+        self.cancel_wanted = False
+        self.unread_by_choice = False
+        """Its events are not read any more: the client left, or was given up."""
+        self.on_news: Callable[[], None] = self._nobody_waits
+        """Called when there is something to `take`."""
+        self._had_at_start = -1
+        self._unread: deque[GenerationEvent] = deque()
+        self._error: EdgeShardError | None = None
+
+    @property
+    def next_position(self) -> int | None:
+        """Where the next token goes; None before a head accepted the request."""
+        return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.deployment, self.client, self.digest, len(self.emitted), self.scored)
+
+    def goes_on_as(self, other: RunningRequest) -> bool:
+        """Whether the other is this very request, with no token that this one has not."""
+        begins_so = self.emitted[: len(other.emitted)] == other.emitted
+        return other.resumed and self.claim.covers(other.claim) and begins_so
+
+    @property
+    def backlog(self) -> int:
+        return len(self._unread)
+
+    def start(self, instance: str) -> StartRequest:
+        """What has a head begin it, or go on with it."""
+        had = self.scored + len(self.emitted)
+        self.fruitless = self.fruitless + 1 if had == self._had_at_start else 0
+        # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
+        resumed = self._had_at_start >= 0 or self.standing in (Standing.BELIEVED, Standing.REPLAYED)
+        self._had_at_start = had
+        generation = self.generation
+        if self.prompt_tokens is not None:
+            generation = replace(generation, prompt=self.prompt_tokens)
+        emitted = tuple(self.emitted)
+        return StartRequest(
+            self.request_id, generation, emitted, self.client, resumed, instance, self.scored, self.digest
+        )
+
+    def deliver(self, event: GenerationEvent) -> None:
+        if self._error is not None:
+            return  # The client has been told another end.
+        self._unread.append(event)
+        self.on_news()
+
+    def fail(self, error: EdgeShardError, *, drop_unread: bool = False) -> None:
+        """End the client's stream with `error`, after its unread events unless these are dropped."""
+        if drop_unread:
+            self._unread.clear()
+        self._error = self._error or error
+        self.on_news()
+
+    def take(
+        self, most: int, most_characters: int = MESSAGE_CHARACTERS
+    ) -> tuple[list[GenerationEvent], EdgeShardError | None]:
+        """At most so many events of so much text, and behind the last one the error that the request ended with.
+        Finished counts as no event: it comes with the token before it."""
+        unread, taken = self._unread, list[GenerationEvent]()
+        while unread and (len(taken) < most or isinstance(unread[0], Finished)):
+            most_characters -= characters_of(unread[0])
+            if most_characters < 0:
+                break
+            taken.append(unread.popleft())
+        return taken, None if unread else self._error
+
+    @property
+    def next_characters(self) -> int:
+        """Of the first event that nobody took; 0 where there is none."""
+        return characters_of(self._unread[0]) if self._unread else 0
+
+    async def events(self) -> AsyncIterator[GenerationEvent]:
+        """What the client gets, ending after Finished; raises the error the request ended with."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
+        while True:
+            while self._unread:
+                event = self._unread.popleft()
+                yield event
+                if isinstance(event, Finished):
+                    return
+            if self._error is not None:
+                raise self._error
+            wake.clear()
+            await wake.wait()
+
+    async def first(self) -> GenerationEvent:
+        """The first event. Raises the error of a request that never started."""
+        wake = asyncio.Event()
+        self.on_news = wake.set
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            wake.clear()
+            await wake.wait()
+        return self._unread.popleft()
+
+    def _nobody_waits(self) -> None:
+        """Before anyone reads its events."""
+
+
+def characters_of(event: GenerationEvent) -> int:
+    """The text of an event, as far as an empty message has room for: what is longer goes alone."""
+    return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)

@@ -1,0 +1,44 @@
+"""The lengths of what deployments served. They outlive a deployment: the next one of its name is planned for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
+from edgeshard.domain.ids import DeploymentName, ModelName
+
+TrafficKey = tuple[DeploymentName, ModelName]
+"""Another model under the same name begins anew."""
+
+
+class TrafficBook:
+    """Counted in memory; whoever has it writes what `changed` to the disk, and says so."""
+
+    def __init__(self) -> None:
+        self._known: dict[TrafficKey, Traffic] = {}
+        self._changed: set[TrafficKey] = set()
+
+    def restore(self, known: Mapping[TrafficKey, Traffic]) -> None:
+        self._known = dict(known)
+
+    def changed(self) -> dict[TrafficKey, Traffic]:
+        """What is not on disk."""
+        return {key: self._known[key] for key in self._changed}
+
+    def saved(self, written: Mapping[TrafficKey, Traffic]) -> None:
+        """These are on disk; what was counted meanwhile is not."""
+        self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
+
+    def count(self, name: DeploymentName, model: ModelName, prompt_tokens: int, new_tokens: int, at_once: int) -> None:
+        """A request was served; one without a token counts for nothing."""
+        if prompt_tokens > 0 and new_tokens > 0:
+            key = name, model
+            self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once)
+            self._changed.add(key)
+
+    def of(self, name: DeploymentName, model: ModelName) -> Traffic:
+        return self._known.get((name, model), NO_TRAFFIC)
+
+    def of_model(self, model: ModelName) -> Traffic:
+        """Of all deployments of a model, those that are gone included."""
+        return Traffic.of_all(traffic for (_, served), traffic in self._known.items() if served == model)

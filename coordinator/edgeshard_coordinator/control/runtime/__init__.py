@@ -1,0 +1,1 @@
+"""The loop that owns the state, and what carries out its actions."""

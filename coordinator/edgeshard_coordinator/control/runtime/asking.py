@@ -1,0 +1,57 @@
+"""Waiting for a box that was asked something over its control stream, beside the state."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from edgeshard.domain.control.commands import ControlMessage
+from edgeshard.domain.errors import DeadlineError, UnavailableError
+from edgeshard.domain.ids import OperationId
+from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.values.state import KnownNode
+
+AnswerT = TypeVar("AnswerT")
+
+
+class Asking:
+    """Sends a box a command over the control stream that it has now. `what` names an answer in errors."""
+
+    def __init__(self, loop: StateLoop, hub: ControlHub, limit_s: float, what: str) -> None:
+        self._loop = loop
+        self._hub = hub
+        self._limit_s = limit_s
+        self._what = what
+
+    def check_there(self, node: KnownNode) -> None:
+        """Raise UnavailableError for a box that is not connected, or not any more as `node` has it."""
+        if self._is_gone(node):
+            raise UnavailableError("the box is not connected", reason="NODE_AWAY")
+
+    async def answer(
+        self, node: KnownNode, operation_id: OperationId, command: ControlMessage, answer: asyncio.Future[AnswerT]
+    ) -> AnswerT:
+        """What comes of `answer`, which whoever hears the box resolves.
+
+        Raises UnavailableError when the box goes away, DeadlineError when it stays silent, and what `answer` raises.
+        """
+        self.check_there(node)
+        self._hub.send(node.node_id, node.connection, operation_id, command)
+        gone = asyncio.create_task(self._loop.until(lambda _: self._is_gone(node)))
+        either: set[asyncio.Future[Any]] = {answer, gone}
+        try:
+            await asyncio.wait(either, timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if gone.done():
+                raise UnavailableError("the box went away before it answered", reason="NODE_LOST")
+            raise DeadlineError(f"no {self._what} came within {self._limit_s:g} s", reason="NO_ANSWER")
+        finally:
+            answer.cancel()
+            gone.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+
+    def _is_gone(self, node: KnownNode) -> bool:
+        now = self._loop.state.nodes.get(node.node_id)
+        return now is None or not now.connected or now.connection != node.connection

@@ -1,0 +1,82 @@
+"""The control streams of connected boxes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from edgeshard.domain.control.commands import ControlMessage, Heartbeat
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId, OperationId
+
+
+@dataclass(slots=True, eq=False)
+class ControlStream:
+    """One box's control stream: what goes down, and the box's newest heartbeat.
+
+    `outgoing` ends with None, or with the error that ends the stream; commands are few, so it needs no bound.
+    """
+
+    node_id: NodeId
+    incarnation: str
+    number: int
+    outgoing: asyncio.Queue[tuple[OperationId, ControlMessage] | EdgeShardError | None] = field(
+        default_factory=asyncio.Queue
+    )
+    heartbeat: Heartbeat | None = None
+
+    def close(self) -> None:
+        self.outgoing.put_nowait(None)
+
+    def fail(self, error: EdgeShardError) -> None:
+        """End the stream; the agent gets the error as its status."""
+        self.outgoing.put_nowait(error)
+
+
+class ControlHub:
+    """At most one stream for each box: a newer one closes the older."""
+
+    def __init__(self) -> None:
+        self._connections: dict[NodeId, ControlStream] = {}
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def open(self, node_id: NodeId, incarnation: str) -> ControlStream:
+        self._last_number += 1
+        older = self._connections.get(node_id)
+        if older is not None:
+            older.close()
+        connection = self._connections[node_id] = ControlStream(node_id, incarnation, self._last_number)
+        return connection
+
+    def discard(self, connection: ControlStream) -> None:
+        """Forget a stream that ended."""
+        if self._connections.get(connection.node_id) is connection:
+            del self._connections[connection.node_id]
+
+    def send(self, node_id: NodeId, number: int, operation_id: OperationId, command: ControlMessage) -> None:
+        """Put a command on the stream numbered `number`; when it is gone the command is sent again on the next."""
+        connection = self._connections.get(node_id)
+        if connection is not None and connection.number == number:
+            connection.outgoing.put_nowait((operation_id, command))
+
+    def fail(self, node_id: NodeId, error: EdgeShardError) -> None:
+        """End a box's stream with an error, which the box gets as its status."""
+        connection = self._connections.get(node_id)
+        if connection is not None:
+            connection.fail(error)
+
+    def tell_all(self, operation_id: OperationId, command: ControlMessage) -> None:
+        for connection in self._connections.values():
+            connection.outgoing.put_nowait((operation_id, command))
+
+    def close(self, node_id: NodeId, number: int) -> None:
+        connection = self._connections.get(node_id)
+        if connection is not None and connection.number == number:
+            connection.close()
+
+    def close_all(self) -> None:
+        for connection in self._connections.values():
+            connection.close()

@@ -1,0 +1,151 @@
+"""Asks the placer in a thread: a planner may take seconds, and what it reads is the state itself, which is frozen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.loss import Loss
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import Replan
+from edgeshard.domain.deployments.traffic import Outlook, Traffic
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.traffic import TrafficBook
+from edgeshard_coordinator.control.runtime.solver import Solver
+from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
+from edgeshard_coordinator.core.deployments.standby import choose
+from edgeshard_coordinator.core.placement.afresh import planned_afresh
+from edgeshard_coordinator.core.placement.locality import with_held
+from edgeshard_coordinator.core.placement.placing import Placer, checked_shape, sizes_of
+from edgeshard_coordinator.core.placement.repair import Lost, without_most
+from edgeshard_coordinator.core.placement.sources import place_from_any
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.lengths import typical_request
+from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice, State
+
+
+class Planner:
+    """`state` gives the newest state. Every call raises what the placer raises."""
+
+    def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
+        self._state = state
+        self._models = models
+        self._placer = placer
+        self._traffic = traffic
+        self._solver = Solver()
+
+    async def place(self, state: State, spec: DeploymentSpec, manifest: ModelManifest, digest: Digest) -> Placement:
+        """A placement, from any source that is best where the spec names none. `digest` is the manifest's."""
+        traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
+
+        def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
+            return self._placer.place(sourced, manifest, nodes, state.measured, traffic)
+
+        def placed() -> Placement:
+            candidates = with_held(state.candidates(), spec, manifest, digest)
+            return place(spec, candidates) if spec.source else place_from_any(spec, candidates, place)
+
+        return await self._solver.run(placed)
+
+    async def afresh(self, state: State, record: DeploymentRecord) -> Replan:
+        """The placement of a deployment beside the best one for the boxes of `state`."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
+        return await self._solver.run(
+            lambda: planned_afresh(
+                self._placer,
+                record.spec,
+                manifest,
+                _candidates(state, record, manifest),
+                state.measured,
+                traffic,
+                record.placement,
+            )
+        )
+
+    async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
+        state = self._state()
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: self._placer.outlook(
+                record.spec,
+                manifest,
+                _candidates(state, record, manifest),
+                state.measured,
+                traffic,
+                record.placement,
+            )
+        )
+
+    async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
+        """What the death of each of its boxes would cost. Each is planned for as if it had happened."""
+        state = self._state()
+        manifest, _ = self._models.get(record.manifest_digest)
+        spec, placement = record.spec, record.placement
+        typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
+
+        def repaired(node_id: NodeId, name: NodeName, candidates: Sequence[Candidate]) -> Repaired:
+            began = time.monotonic()
+            lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
+            found: Placement | EdgeShardError
+            try:
+                found = self._placer.repair(spec, manifest, candidates, state.measured, traffic, placement, lost)
+            except EdgeShardError as error:
+                found = error
+            return Repaired(name, found, time.monotonic() - began)
+
+        def weighed() -> tuple[Loss, ...]:
+            nodes = _candidates(state, record, manifest)
+            return tuple(
+                loss_of(state, record, repaired(stage.node_id, stage.node_name, nodes), nodes, typical)
+                for stage in placement.stages
+            )
+
+        return await self._solver.run(weighed)
+
+    async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
+        """The boxes that are to keep weights of others' layers."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        return await self._solver.run(
+            lambda: tuple(
+                choose(
+                    record.spec,
+                    record.placement,
+                    state.candidates(record.name),
+                    sizes_of(record.spec, manifest, record.placement),
+                    [entry.node_id for entry in record.standbys if entry.layers is not None],
+                )
+            )
+        )
+
+    async def repair(self, state: State, record: DeploymentRecord) -> Placement:
+        """A placement without the boxes that are away or failed the deployment, and over no bad link.
+
+        One that could not move goes back to what it had, whose boxes failed it only with other layers.
+        """
+        manifest, _ = self._models.get(record.manifest_digest)
+        traffic = self._traffic.of(record.name, record.model)
+        broken, avoided = record.placement, record.avoided
+        if record.former is not None:
+            broken = record.former
+            avoided -= {stage.node_id for stage in broken.stages}
+
+        def repaired() -> Placement:
+            candidates = _candidates(state, record, manifest)
+
+            def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
+                lost = Lost(avoided, frozenset(links))
+                return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
+
+            return without_most(without, state.bad_links)
+
+        return await self._solver.run(repaired)
+
+
+def _candidates(state: State, record: DeploymentRecord, manifest: ModelManifest) -> tuple[Candidate, ...]:
+    """The boxes for a deployment, with its own memory counted as free, and what they hold of its model."""
+    return with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)

@@ -1,0 +1,1 @@
+"""The gRPC services, the gateway's way in, and metrics."""

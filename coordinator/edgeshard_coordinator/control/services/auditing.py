@@ -1,0 +1,157 @@
+"""Which calls the audit log has an entry of, and what that says of a call: who, what, about what, with what result.
+
+Most entries are made around the call, by the server (`CallWatch`). A method that is in no table here is a mistake,
+which a test finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from edgeshard.domain.audit import BEGUN, OK
+from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.domain.identity import Role
+from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, caller, peer_address
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+
+_PACKAGE = "edgeshard.proto.v1"
+_ADMIN, _STORE, _INFERENCE = (f"/{_PACKAGE}.{name}Service" for name in ("Admin", "ModelStore", "Inference"))
+_COORDINATOR, _HEAD, _STAGE = (f"/{_PACKAGE}.{name}Service" for name in ("Coordinator", "Head", "Stage"))
+_IDENTITY = f"/{_PACKAGE}.IdentityService"
+_HEALTH = "/grpc.health.v1.Health"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`target` is the field of the request that names what it is about, '' for none. `counts` says of an answer whether
+    something was done, `asks` of a request whether it wants something done."""
+
+    target: str = ""
+    counts: Callable[[Any], bool] = lambda _: True
+    asks: Callable[[Any], bool] = lambda _: True
+
+    def target_of(self, request: Any) -> str:
+        return str(attrgetter(self.target)(request)) if self.target else ""
+
+
+MUTATIONS: Mapping[str, Mutation] = {
+    f"{_ADMIN}/DeleteModel": Mutation("name"),
+    f"{_ADMIN}/DropPacked": Mutation("node"),
+    f"{_ADMIN}/Profile": Mutation("model"),
+    f"{_ADMIN}/Deploy": Mutation("spec.name"),
+    f"{_ADMIN}/DeleteDeployment": Mutation("name"),
+    f"{_ADMIN}/Replan": Mutation("name", asks=lambda request: not request.dry_run),
+    f"{_ADMIN}/Trace": Mutation("deployment"),
+    f"{_ADMIN}/Dump": Mutation(),
+    f"{_IDENTITY}/CreateToken": Mutation("id"),
+    f"{_IDENTITY}/Revoke": Mutation("id"),
+    f"{_IDENTITY}/RemoveNode": Mutation("node"),
+    f"{_IDENTITY}/CreateKey": Mutation("key.name"),
+    f"{_IDENTITY}/RevokeKey": Mutation("name"),
+    f"{_IDENTITY}/Renew": Mutation(),
+    ENROLMENT: Mutation("token_id"),
+    # Asked twice for each model: before its blobs are sent, and when all are there.
+    f"{_STORE}/RegisterModel": Mutation("manifest.name", lambda answer: answer.registered),
+    f"{_STORE}/AddLocalModel": Mutation("manifest.name"),
+}
+"""The server makes the entry."""
+
+NOTED: Mapping[str, Mutation] = {
+    f"{_COORDINATOR}/Register": Mutation("name"),
+    f"{_INFERENCE}/Cancel": Mutation("request_id"),
+}
+"""The servicer does where there is something to say: boxes register over and over, and clients cancel their own."""
+
+READS = frozenset(
+    {
+        f"{_ADMIN}/ListNodes",
+        f"{_ADMIN}/GetNode",
+        f"{_ADMIN}/ListPacked",
+        f"{_ADMIN}/ListModels",
+        f"{_ADMIN}/GetSite",
+        f"{_ADMIN}/Plan",
+        f"{_ADMIN}/ListDeployments",
+        f"{_ADMIN}/GetDeployment",
+        f"{_ADMIN}/ListAudit",
+        f"{_IDENTITY}/ListKeys",
+        f"{_ADMIN}/ListEvents",
+        AUTHORITIES,
+        f"{_STORE}/GetManifest",
+        f"{_STORE}/ReadBlob",
+        f"{_INFERENCE}/ListModels",
+        f"{_INFERENCE}/RenderChat",
+        f"{_INFERENCE}/Tokenize",
+        f"{_INFERENCE}/Detokenize",
+        f"{_HEALTH}/Check",
+        f"{_HEALTH}/Watch",
+    }
+)
+
+TRAFFIC = frozenset(
+    {
+        f"{_STORE}/PutBlob",  # RegisterModel says it.
+        f"{_INFERENCE}/Generate",
+        f"{_INFERENCE}/Listen",
+        f"{_COORDINATOR}/Control",
+        f"{_COORDINATOR}/Heartbeat",
+        f"{_COORDINATOR}/ReportProfile",
+        f"{_HEAD}/Attach",
+        f"{_STAGE}/Exchange",
+        f"{_STAGE}/Probe",
+    }
+)
+"""What clients and boxes are there for."""
+
+
+class CallAudit:
+    """A `CallWatch` that makes entries of mutations, and of every call that was refused as its caller's."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
+
+    def began(self, method: str, context: Any, request: Any) -> None:
+        mutation = MUTATIONS.get(method)
+        if mutation is not None:
+            self.note(context, _name(method), mutation.target_of(request), BEGUN)
+
+    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+        mutation = MUTATIONS.get(method)
+        if isinstance(error, DeniedError):
+            mutation = mutation or NOTED.get(method)
+            self._note_refusal(context, method, "" if mutation is None else mutation.target_of(request), error)
+        elif mutation is None or not mutation.asks(request):
+            pass
+        elif error is not None or answer is None or mutation.counts(answer):
+            result = OK if error is None else error.reason
+            self.note(context, _name(method), mutation.target_of(request), result)
+
+    def note(self, context: Any, what: str, target: str, result: str = OK) -> None:
+        """Make an entry of something that a caller did; `context` is its call's."""
+        address = who = peer_address(context)
+        try:
+            principal = caller(context)
+        except DeniedError:
+            by_operator = False  # Who joins has no certificate yet, and may be anybody.
+        else:
+            by_operator = principal is None or principal.role is Role.OPERATOR
+            who = address if principal is None else f"{principal.role}/{principal.id}"
+        self._log.add(who, what, target, result, address, by_operator=by_operator)
+
+    def _note_refusal(self, context: Any, method: str, target: str, error: DeniedError) -> None:
+        address = peer_address(context)
+        try:
+            principal = caller(context)
+        except DeniedError:
+            who = "nobody"
+        else:
+            # Of another site: in full, or it would be taken for one of ours.
+            is_ours = error.reason != "SITE"
+            who = address if principal is None else f"{principal.role}/{principal.id}" if is_ours else principal.uri
+        self._log.add(who, _name(method), target, error.reason, address, by_operator=False)
+
+
+def _name(method: str) -> str:
+    return method.rpartition("/")[2]

@@ -1,0 +1,41 @@
+"""Who comes in by HTTP."""
+
+from __future__ import annotations
+
+from edgeshard.domain.errors import UnauthenticatedError
+from edgeshard.gateway.access.callers import Caller
+from edgeshard_coordinator.control.persistence.audit_log import AuditLog
+from edgeshard_coordinator.membership.keys import PREFIX, KeyBook, identity_of
+
+ANYONE = ""
+"""Who comes without a key where none is asked for: as everybody in plaintext."""
+
+
+class KeyDoors:
+    """Lets in who shows a key of the site; where it `asks` for none, anybody else too."""
+
+    def __init__(self, keys: KeyBook, audit: AuditLog, *, asks: bool = True) -> None:
+        self._keys = keys
+        self._audit = audit
+        self._asks = asks
+
+    def enter(self, key: str | None, what: str, address: str) -> Caller:
+        try:
+            return self._caller(key)
+        except UnauthenticatedError as error:
+            self._audit.add("nobody", what, "", error.reason, address, by_operator=False, kind="HTTP")
+            raise
+
+    def _caller(self, key: str | None) -> Caller:
+        # Clients that must be given some key send "EMPTY", "none" and the like.
+        if not self._asks and (key is None or not key.startswith(PREFIX)):
+            return Caller(ANYONE)
+        if key is None:
+            raise UnauthenticatedError(
+                "no API key was shown: send `Authorization: Bearer KEY`; an operator makes a key with edgectl key "
+                "create NAME",
+                field="api_key",
+                reason="NO_API_KEY",
+            )
+        found = self._keys.find(key)
+        return Caller(identity_of(found.name), frozenset(found.models) if found.models else None)

@@ -1,0 +1,117 @@
+"""Dumps of the coordinator and of all connected boxes, for whoever looks for a fault.
+
+As with traces, nothing in the state depends on them: commands go straight to the control streams, and what waits for
+their answers ends with the call that wants them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from edgeshard.debugging.dump import ProcessDump, to_text
+from edgeshard.domain.control.commands import CommandResult, DumpPart, TakeDump
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
+from edgeshard_coordinator.control.runtime.asking import Asking
+from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.machine.machine import machine
+from edgeshard_coordinator.core.values.state import KnownNode
+
+ANSWER_LIMIT_S = 10.0
+AT_ONCE = 4
+"""Boxes asked at a time: their dumps are in memory until the caller has them."""
+MOST_BYTES = 32 << 20
+"""Of one box's dump."""
+_BYTES_OF_A_PART = 64
+"""Of a part without content, so that a box cannot send them without end."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    node_id: NodeId
+    answer: asyncio.Future[bytes]
+    parts: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Dumps:
+    """`take` them; `came` and `refused` are told what boxes answer. `about` says what this process is."""
+
+    def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
+        self._loop = loop
+        self._asking = Asking(loop, hub, answer_limit_s, "dump")
+        self._asked: dict[OperationId, _Asked] = {}
+        self.about: Callable[[], dict[str, Any]] = dict
+
+    @property
+    def waiting(self) -> int:
+        """Answers that somebody waits for."""
+        return len(self._asked)
+
+    async def take(self) -> AsyncGenerator[ProcessDump, None]:
+        """The coordinator's, then one of each box it knows, by name, with a failure where a box gave none."""
+        nodes = sorted(self._loop.state.nodes.values(), key=lambda node: (node.name, node.node_id))
+        try:
+            own = ProcessDump(NodeName(""), await self._own())
+        except Exception:
+            log.exception("dump_crashed")
+            failure = InternalError("the coordinator's own dump crashed; its log says why")
+            own = ProcessDump(NodeName(""), failure=failure)
+        yield own
+        for start in range(0, len(nodes), AT_ONCE):
+            for dump in await asyncio.gather(*(self._of(node) for node in nodes[start : start + AT_ONCE])):
+                yield dump
+
+    def came(self, node_id: NodeId, part: DumpPart) -> None:
+        """Take a part that a box sent, if anybody waits for it."""
+        asked = self._asked.get(part.operation_id)
+        if asked is None or asked.node_id != node_id or asked.answer.done():
+            return
+        asked.parts.append(part.part)
+        asked.size_bytes += len(part.part) + _BYTES_OF_A_PART
+        if asked.size_bytes > MOST_BYTES:
+            asked.answer.set_exception(ResourceExhaustedError(f"its dump is larger than {MOST_BYTES >> 20} MiB"))
+        elif part.last:
+            asked.answer.set_result(b"".join(asked.parts))
+
+    def refused(self, node_id: NodeId, result: CommandResult) -> bool:
+        """Take the answer if it is one to a dump: a box of another version may know none."""
+        asked = self._asked.get(result.operation_id)
+        if asked is None or asked.node_id != node_id:
+            return False
+        if not asked.answer.done():
+            asked.answer.set_exception(result.failure or UnavailableError("it answered without a dump"))
+        return True
+
+    async def _own(self) -> bytes:
+        about, state, ring = self.about(), self._loop.state, self._loop.recorded()
+        # The values are frozen: they can become text beside the event loop.
+        return await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
+
+    async def _of(self, node: KnownNode) -> ProcessDump:
+        try:
+            return ProcessDump(node.name, await self._ask(node))
+        except EdgeShardError as error:
+            return ProcessDump(node.name, failure=error)
+
+    async def _ask(self, node: KnownNode) -> bytes:
+        operation_id = OperationId(f"{uuid.uuid4().hex}/dump")
+        asked = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
+        try:
+            return await self._asking.answer(node, operation_id, TakeDump(), asked.answer)
+        finally:
+            del self._asked[operation_id]

@@ -1,0 +1,83 @@
+"""The HTTP gateway in this process: a request goes straight to the way in for requests, under its key's identity."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from functools import partial
+
+from edgeshard.domain.control.site import ServedModel, StoredModel
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Digest, RequestId
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.domain.requests.generation import Generation, GenerationEvent
+from edgeshard.gateway.words import Words
+from edgeshard_coordinator.control.requests.chats import Chats, check_counted
+from edgeshard_coordinator.control.requests.models import Models, served_model, stored_model
+from edgeshard_coordinator.control.requests.requests import RequestFront
+
+
+class SiteBackend:
+    """What the gateway asks of the coordinator. No token passes the state loop."""
+
+    def __init__(self, front: RequestFront, models: Models, chats: Chats) -> None:
+        self._front = front
+        self._models = models
+        self._words: dict[tuple[DeploymentName, Digest], Words] = {}
+        self._chats = chats
+        self.prompt, self.detokenize = chats.prompt, chats.detokenize
+        self.check_place = front.check_place
+
+    async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
+        self._front.check_debt(identity)
+        tokens = await self._chats.tokenize(model, text, special, identity)
+        self._front.charge(identity, len(tokens))
+        return tokens
+
+    async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
+        self._front.check_debt(identity)
+        for field in ("messages", "tools"):
+            check_counted(getattr(conversation, field), field)
+        prompt = await self._chats.prompt(model, conversation, identity)
+        self._front.charge(identity, len(prompt.tokens))
+        return prompt
+
+    def models(self) -> tuple[ServedModel, ...]:
+        ready = [record for record in self._front.records() if record.phase is DeploymentPhase.READY]
+        return tuple(served_model(record, self._models) for record in ready)
+
+    def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
+        return served_model(self._front.find(model, only), self._models)
+
+    def stored(self, model: str) -> StoredModel | None:
+        try:
+            return stored_model(*self._models.get(self._front.find(model).manifest_digest))
+        except EdgeShardError:
+            return None  # Its manifest is damaged; the boxes still serve what they loaded.
+
+    def added_at(self, model: str) -> float:
+        try:
+            return self._models.added_at(self._front.find(model).manifest_digest)
+        except (EdgeShardError, OSError):
+            return 0.0  # It was deleted since; the boxes still serve what they loaded.
+
+    async def generate(
+        self, model: str, generation: Generation, identity: str
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        running = self._front.start(model, generation, RequestId(uuid.uuid4().hex), identity)
+        try:
+            async for event in running.events():
+                yield event
+        finally:
+            self._front.abandon(running)
+
+    def words(self, model: str) -> Words:
+        record = self._front.find(model)
+        # Asked for by the deployment's name: another one of the same model may go away.
+        wanted = (record.name, record.manifest_digest)
+        if wanted not in self._words:
+            known = {(record.name, record.manifest_digest) for record in self._front.records()}
+            self._words = {kept: words for kept, words in self._words.items() if kept in known}
+            self._words[wanted] = Words(partial(self._chats.texts, record.name))
+        return self._words[wanted]

@@ -1,0 +1,186 @@
+"""What heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import structlog
+
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    InternalError,
+    InvalidArgumentError,
+    StaleEpochError,
+    UnavailableError,
+)
+from edgeshard.domain.requests.head import (
+    HeadAccepted,
+    HeadAdmitted,
+    HeadBeacon,
+    HeadCommand,
+    HeadFailed,
+    HeadFinished,
+    HeadHello,
+    HeadMessage,
+    HeadPromptLogprobs,
+    HeadToken,
+    HeadTokens,
+)
+from edgeshard.proto.v1 import head_pb2 as pb
+from edgeshard.proto.v1 import head_pb2_grpc
+from edgeshard.rpc.access import check_acts_for_itself
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.rpc.hello import first_message
+from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
+from edgeshard_coordinator.control.requests.requests import Attachment, RequestFront
+from edgeshard_coordinator.control.runtime.head_watch import HeadWatch, WatchedHead
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.values.events import HeadAttached, HeadDetached
+
+log = structlog.get_logger()
+
+BULK_BYTES = 64 << 10
+"""No beacon comes through behind a larger message before all of it has: the head is told not to wait for one."""
+
+
+class HeadServicer(head_pb2_grpc.HeadServiceServicer):
+    def __init__(self, loop: StateLoop, front: RequestFront, watch: HeadWatch) -> None:
+        self._loop = loop
+        self._front = front
+        self._watch = watch
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[pb.AttachRequest], context: Any
+    ) -> AsyncIterator[pb.AttachResponse]:
+        """Raises StaleEpochError when the deployment is not awaiting this head at this epoch (any more)."""
+        hello = await _hello(request_iterator)
+        record = self._loop.state.deployments.get(hello.deployment)
+        if record is not None:
+            check_acts_for_itself(context, record.head.node_name, "node_id")
+        attachment = self._open(hello)
+        watched = self._watch.open(attachment) if hello.beacons else None
+        reader: asyncio.Task[None] | None = None
+
+        def ended(_: object = None) -> None:
+            if reader is not None:
+                reader.cancel()
+            if watched is not None:
+                self._watch.close(watched)
+            self._front.detach(attachment)
+            self._loop.post(HeadDetached(attachment.deployment, attachment.number, self._loop.now()))
+
+        context.add_done_callback(ended)
+        await self._loop.ask(
+            HeadAttached(
+                attachment.node_id, attachment.deployment, attachment.epoch, attachment.number, self._loop.now()
+            )
+        )
+        log.info("head_attached", deployment=attachment.deployment, epoch=attachment.epoch, node=attachment.node_name)
+        # The head's sign that it is attached: it answers its activate command only then.
+        await context.send_initial_metadata(())
+        reader = asyncio.create_task(self._read(attachment, watched, request_iterator))
+        while (item := await attachment.outgoing.get()) is not None:
+            if (message := self._message(attachment, item)) is None:
+                continue
+            if watched is not None and message.ByteSize() > BULK_BYTES:
+                yield head_command_to_wire(HeadBeacon())
+            yield message
+
+    def _message(self, attachment: Attachment, command: HeadCommand) -> pb.AttachResponse | None:
+        """None for a request that cannot be sent: it fails alone, since a refused message would end the stream."""
+        if isinstance(command, HeadBeacon):
+            return head_command_to_wire(command)
+        try:
+            message = head_command_to_wire(command)
+            too_large = not is_sendable(message)
+        except (TypeError, ValueError) as error:  # a value that no message holds
+            log.error("request_not_sent", request=command.request_id, error=type(error).__name__)
+            failure: EdgeShardError = InternalError("the request could not be sent to its head; the log says why")
+        else:
+            if not too_large:
+                return message
+            failure = InvalidArgumentError(
+                f"prompt: the request has {message.ByteSize()} bytes on its way to the head, more than a message "
+                "holds: shorten it",
+                field="prompt",
+                reason="REQUEST_TOO_LARGE",
+            )
+        self._front.on_failed(attachment, command.request_id, attachment.epoch, failure)
+        return None
+
+    def _open(self, hello: HeadHello) -> Attachment:
+        deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
+        record = self._loop.state.deployments.get(deployment)
+        if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
+            raise UnavailableError(
+                f"the other boxes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
+                reason="NOT_YET",
+                retry_after_s=0.2,
+            )
+        if (
+            record is None
+            or record.epoch != epoch
+            or record.head.node_id != node_id
+            or record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
+        ):
+            raise StaleEpochError(
+                f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
+                field="epoch",
+            )
+        node_name = record.head.node_name
+        return self._front.attach(deployment, epoch, node_id, node_name, hello.held, hello.head_for_s)
+
+    async def _read(
+        self, attachment: Attachment, watched: WatchedHead | None, messages: AsyncIterator[pb.AttachRequest]
+    ) -> None:
+        try:
+            async for message in messages:
+                if watched is not None:
+                    self._watch.heard(watched)
+                self._deliver(attachment, head_message_from_wire(message))
+        except grpc.aio.UsageError:
+            pass  # The call ended while this was reading.
+        except Exception as error:
+            # Not its text: it could quote a message.
+            log.warning("attach_stream_broke", deployment=attachment.deployment, error=type(error).__name__)
+        finally:
+            attachment.close()
+
+    def _deliver(self, attachment: Attachment, message: HeadMessage | None) -> None:
+        front = self._front
+        match message:
+            case HeadToken():
+                self._deliver_token(attachment, message)
+            case HeadTokens():
+                for token in message.tokens:
+                    self._deliver_token(attachment, token)
+            case HeadPromptLogprobs():
+                front.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
+            case HeadAccepted():
+                front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case HeadAdmitted():
+                front.on_admitted(attachment, message.request_id, message.epoch)
+            case HeadFinished():
+                front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
+            case HeadFailed():
+                front.on_failed(attachment, message.request_id, message.epoch, message.failure)
+            case _:
+                pass  # A beacon, a second hello, or a message of a later version: nothing to do.
+
+    def _deliver_token(self, attachment: Attachment, message: HeadToken) -> None:
+        taken = self._front.on_token(attachment, message.request_id, message.epoch, message.token)
+        if taken and message.finish_reason is not None:
+            reason, text = message.finish_reason, message.final_text
+            self._front.on_finished(attachment, message.request_id, message.epoch, reason, text)
+
+
+async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> HeadHello:
+    message = await first_message(messages, "hello", "an attach stream")
+    hello = head_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, HeadHello):
+        raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+    return hello

@@ -1,0 +1,121 @@
+"""What members and operators call about who belongs to the site."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.identity import Principal, Role, parse_role
+from edgeshard.domain.ids import check_name
+from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.proto.v1 import identity_pb2_grpc
+from edgeshard.rpc.access import caller
+from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_request_from_wire, token_to_wire
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.values.events import NodeRemoved
+from edgeshard_coordinator.core.values.state import KnownNode
+from edgeshard_coordinator.membership.addresses import Addresses
+from edgeshard_coordinator.membership.keys import KeyBook
+from edgeshard_coordinator.membership.membership import Membership
+
+log = structlog.get_logger()
+
+
+class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
+    """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen. `keys`
+    is None where none are kept."""
+
+    def __init__(
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        store: StateStore,
+        membership: Membership | None,
+        keys: KeyBook | None = None,
+    ) -> None:
+        self._loop = loop
+        self._hub = hub
+        self._store = store
+        self._membership = membership
+        self._keys = keys
+        self.addresses: Addresses | None = None
+
+    async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
+        wanted = token_request_from_wire(request)
+        membership = self._checked()
+        if self.addresses is None:
+            raise FailedPreconditionError(
+                "nobody can join: start the coordinator with --enrol-listen HOST:PORT and --ca-key FILE",
+                field="enrol-listen",
+                reason="NO_ENROLMENT",
+            )
+        coordinator, enrolment = self.addresses.for_joiner(wanted.host)
+        token = await membership.create_token(wanted, coordinator, enrolment)
+        return pb.CreateTokenResponse(token=token_to_wire(token))
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
+        membership = self._checked()
+        member = _member(context)
+        certificate, authorities = await membership.renew(
+            member, request.request, lambda: membership.denials.check(context, member)
+        )
+        return pb.RenewResponse(certificate=certificate, authorities=authorities)
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeResponse:
+        await self._checked().revoke(parse_role(request.role), check_name(request.id, "name"))
+        return pb.RevokeResponse()
+
+    async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
+        node = self._loop.state.find_node(request.node)
+        if node is None:
+            raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
+        if self._membership is None:
+            await self.expel(node)
+        else:
+            await self._membership.revoke(Role.AGENT, node.name)  # which expels it
+        return pb.RemoveNodeResponse()
+
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Any) -> pb.CreateKeyResponse:
+        key, text = await self._kept_keys().create(api_key_from_wire(request.key))
+        return pb.CreateKeyResponse(key=api_key_to_wire(key), text=text)
+
+    async def ListKeys(self, request: pb.ListKeysRequest, context: Any) -> pb.ListKeysResponse:
+        return pb.ListKeysResponse(keys=[api_key_to_wire(key) for key in self._kept_keys().list()])
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.RevokeKeyResponse:
+        await self._kept_keys().revoke(check_name(request.name, "name"))
+        return pb.RevokeKeyResponse()
+
+    def _kept_keys(self) -> KeyBook:
+        if self._keys is None:
+            raise FailedPreconditionError("this coordinator keeps no API keys", reason="NO_KEYS")
+        return self._keys
+
+    async def expel(self, node: KnownNode) -> None:
+        """Forget a box, and have its agent stop. Deployments go on without it, in another epoch."""
+        gone = DeniedError(
+            f"box {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
+            field="node",
+            reason="REMOVED",
+        )
+        self._hub.fail(node.node_id, gone)
+        await self._loop.ask(NodeRemoved(node.node_id, self._loop.now()))
+        await self._store.forget_node(node.node_id)
+        log.warning("node_removed", node_id=node.node_id, node=node.name)
+
+    def _checked(self) -> Membership:
+        if self._membership is None:
+            raise FailedPreconditionError(
+                "this site is in plaintext: nobody has a certificate; see edgectl init", reason="NO_TLS"
+            )
+        return self._membership
+
+
+def _member(context: Any) -> Principal:
+    principal = caller(context)
+    assert principal is not None  # there is a membership only where every caller shows a certificate
+    return principal

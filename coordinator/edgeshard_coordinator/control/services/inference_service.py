@@ -1,0 +1,170 @@
+"""What applications call."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Principal, Role
+from edgeshard.domain.ids import RequestId, check_id
+from edgeshard.domain.requests.generation import Finished, Started
+from edgeshard.domain.requests.listening import ListenerHello, TokensRead
+from edgeshard.proto.v1 import inference_pb2 as pb
+from edgeshard.proto.v1 import inference_pb2_grpc
+from edgeshard.rpc.access import caller
+from edgeshard.rpc.hello import first_message
+from edgeshard.wire.chat import chat_prompt_to_wire, conversation_from_wire, tokenize_request_from_wire
+from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
+from edgeshard.wire.listening import heard_to_wire, listener_message_from_wire
+from edgeshard.wire.site import served_model_to_wire
+from edgeshard_coordinator.control.requests.chats import Chats
+from edgeshard_coordinator.control.requests.listeners import Listeners, ListenerStream, listener_lost
+from edgeshard_coordinator.control.requests.models import Models, served_model
+from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.services.auditing import CallAudit
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    def __init__(self, loop: StateLoop, front: RequestFront, models: Models, audit: CallAudit, chats: Chats) -> None:
+        self._loop = loop
+        self._front = front
+        self._models = models
+        self._audit = audit
+        self._chats = chats
+        self._listeners = Listeners()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        wanted = generate_request_from_wire(request)
+        request_id = RequestId(check_id(wanted.request_id or uuid.uuid4().hex, "request_id"))
+        left_s = context.time_remaining()
+        running = self._front.start(
+            wanted.model,
+            wanted.generation,
+            request_id,
+            client_of(context),
+            deadline=None if left_s is None else self._loop.now() + left_s,
+            emitted=wanted.emitted,
+            scored=wanted.scored,
+        )
+        # Disconnect, deadline and cancel alike end the call; so does its ordinary end, which changes nothing more.
+        context.add_done_callback(lambda _: self._front.abandon(running))
+        first = await running.first()
+        # Not before the head's answer: the listener's stream was opened at the same moment, and may come later.
+        listens = isinstance(first, Started) and not wanted.generation.prompt_logprobs
+        stream = self._listeners.find(_owner(context), wanted.listener) if listens else None
+        if stream is None or wanted.listener is None or not isinstance(first, Started):
+            yield event_to_wire(first)
+            if not isinstance(first, Finished):  # cancelled before it started
+                async for event in running.events():
+                    yield event_to_wire(event)
+            return
+        yield event_to_wire(replace(first, listened=True))
+        followed = stream.follow(wanted.listener.number, running)
+        try:
+            await followed.ended.wait()
+        finally:
+            stream.leave(followed)
+        if not followed.has_end:
+            raise listener_lost()
+
+    async def Listen(
+        self, request_iterator: AsyncIterator[pb.ListenRequest], context: Any
+    ) -> AsyncIterator[pb.ListenResponse]:
+        """Raises InvalidArgumentError where the first message names no listener."""
+        owner, listener_id = _owner(context), await _listener_id(request_iterator)
+        stream = self._listeners.open(owner, listener_id)
+        reader = asyncio.create_task(_take_reads(stream, request_iterator))
+
+        def ended(_: object) -> None:
+            self._listeners.close(owner, listener_id)
+            reader.cancel()
+
+        context.add_done_callback(ended)
+        await context.send_initial_metadata(())  # the sign that requests can name it
+        async for heard in stream.heard():
+            yield heard_to_wire(heard)
+
+    def end_listeners(self) -> None:
+        """The coordinator goes down: listeners end once they have said what there is to say."""
+        self._listeners.finish()
+
+    async def Cancel(
+        self, request: pb.InferenceServiceCancelRequest, context: Any
+    ) -> pb.InferenceServiceCancelResponse:
+        principal = caller(context)
+        everyones = principal is None or principal.role is Role.OPERATOR
+        request_id = RequestId(check_id(request.request_id, "request_id"))
+        owner, client = self._front.owner_of(request_id), client_of(context)
+        cancelled = self._front.cancel(request_id, None if everyones else client)
+        if cancelled and owner != client:
+            self._audit.note(context, "Cancel", f"{request_id} of {owner}")
+        return pb.InferenceServiceCancelResponse(cancelled=cancelled)
+
+    async def ListModels(
+        self, request: pb.InferenceServiceListModelsRequest, context: Any
+    ) -> pb.InferenceServiceListModelsResponse:
+        ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
+        served = [served_model(record, self._models) for record in ready]
+        return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        prompt = await self._chats.prompt(
+            request.model, conversation_from_wire(request.conversation), client_of(context)
+        )
+        return pb.RenderChatResponse(prompt=chat_prompt_to_wire(prompt))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        wanted = tokenize_request_from_wire(request)
+        client = client_of(context)
+        self._front.check_debt(client)
+        tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
+        self._front.charge(client, len(tokens))
+        return pb.TokenizeResponse(tokens=tokens)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
+        text = await self._chats.detokenize(request.model, request.tokens, client_of(context))
+        return pb.DetokenizeResponse(text=text)
+
+
+async def _listener_id(messages: AsyncIterator[pb.ListenRequest]) -> str:
+    message = await first_message(messages, "listener", "a Listen stream")
+    hello = listener_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, ListenerHello):
+        raise InvalidArgumentError("listener: a Listen stream begins with the listener's id", field="listener")
+    return check_id(hello.id, "listener")
+
+
+async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenRequest]) -> None:
+    try:
+        async for message in messages:
+            read = listener_message_from_wire(message)
+            if isinstance(read, TokensRead):
+                stream.read(read.number, read.count)
+    except grpc.aio.UsageError:
+        pass  # The call ended while this was reading.
+    finally:
+        stream.close()
+
+
+def _owner(context: Any) -> str:
+    """Whose listener it is: the client's by its certificate, also over another connection; else the connection's."""
+    return client_of(context) or context.peer()
+
+
+def client_of(context: Any) -> str:
+    """The caller, as its certificate names it; '' in plaintext, where callers cannot be told apart."""
+    principal = caller(context)
+    return "" if principal is None else client_name(principal)
+
+
+def client_name(principal: Principal) -> str:
+    """As requests carry it."""
+    return f"{principal.role}/{principal.id}"

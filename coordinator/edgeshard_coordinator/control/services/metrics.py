@@ -1,0 +1,360 @@
+"""What the coordinator knows, as metrics: read from state and counts at each scrape. docs/metrics.md lists them.
+
+Labels are names of boxes and deployments, which operators choose, and words from short lists.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from edgeshard import WIRE_VERSION, __version__
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.ids import DeploymentName, NodeName
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import LinkProfile
+from edgeshard.metrics.families import counter, gauge, histogram
+from edgeshard.metrics.histogram import Histogram
+from edgeshard.metrics.tiers import EXPERTS
+from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
+from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.runtime.conditions import Conditions
+from edgeshard_coordinator.core.values.quotas import QUEUED_PER_SLOT
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
+
+_OF = ("deployment",)
+_STAGE = ("deployment", "stage", "node")
+_HOP = ("deployment", "from_stage", "to_stage")
+_ABORTED = {"cancelled": "abort"}
+"""vLLM's word."""
+_STATUSES = ("connected", "starting", "away")
+
+
+_OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
+    ("memory_available_bytes", "Memory that the system could give out.", lambda known: known.memory_available_bytes),
+    ("swap_used_bytes", "Swap in use.", lambda known: known.swap_used_bytes),
+    ("disk_size_bytes", "Of the disk with the cache.", lambda known: known.disk_total_bytes),
+    ("disk_free_bytes", "Of the disk with the cache.", lambda known: known.disk_free_bytes),
+    ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda known: known.clock_ahead_s),
+)
+_OF_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
+    ("kv_used_bytes", "KV memory in use.", lambda stage: stage.kv_bytes_in_use),
+    ("kv_capacity_bytes", "KV memory that there is.", lambda stage: stage.kv_bytes_capacity),
+    ("weights_bytes", "Memory that the stage's weights take.", lambda stage: stage.parameter_bytes),
+    ("busy_ratio", "Share of the last seconds in which it computed.", lambda stage: stage.busy_share),
+    ("bubble_ratio", "Share of the last seconds in which it did not.", lambda stage: 1.0 - stage.busy_share),
+    ("steps_waiting", "Steps that have arrived and wait for their turn.", lambda stage: stage.steps_waiting),
+    ("step_age_seconds", "Since the step that computes now began.", lambda stage: stage.step_age_s),
+)
+_DONE_BY_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
+    ("steps", "Steps done, in this epoch.", lambda stage: stage.steps_done),
+    ("tokens", "Positions computed, in this epoch.", lambda stage: stage.tokens_done),
+)
+
+
+class CoordinatorMetrics:
+    """`collect` is called on the event loop's thread. `suspicions` counts incidents of links by deployment."""
+
+    def __init__(
+        self,
+        state: Callable[[], State],
+        front: RequestFront,
+        models: Models,
+        conditions: Conditions,
+        suspicions: Counter[DeploymentName],
+        now: Callable[[], float],
+    ) -> None:
+        self._state = state
+        self._front = front
+        self._models = models
+        self._conditions = conditions
+        self._suspicions = suspicions
+        self._now = now
+
+    def collect(self) -> Iterable[Metric]:
+        state = self._state()
+        yield gauge(
+            "edgeshard_build_info",
+            "Always 1; the labels say which version runs.",
+            ("version", "wire_version"),
+            [((__version__, str(WIRE_VERSION)), 1)],
+        )
+        yield from self._nodes(state)
+        yield from self._deployments(state)
+        yield from self._requests(state)
+        yield from _stages(state)
+        yield from self._links(state)
+        yield from self._store()
+
+    def _nodes(self, state: State) -> Iterator[Metric]:
+        nodes = sorted(state.nodes.values(), key=lambda node: node.name)
+        counts = Counter(
+            "away" if not node.connected else "starting" if node.starting else "connected" for node in nodes
+        )
+        yield gauge(
+            "edgeshard_nodes", "Boxes of the site, by status.", ("status",), [((s,), counts[s]) for s in _STATUSES]
+        )
+        now = self._now()
+        yield gauge(
+            "edgeshard_node_heartbeat_age_seconds",
+            "Since a box was last heard.",
+            ("node",),
+            [((node.name,), max(0.0, now - node.heard_at)) for node in nodes if node.heard_at],
+        )
+        budgets = [((node.name,), float(node.facts.memory_budget_bytes)) for node in nodes]
+        free = [((node.name,), float(state.free_bytes(node))) for node in nodes]
+        yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a box's memory.", ("node",), budgets)
+        yield gauge("edgeshard_node_memory_free_bytes", "What of that is not taken.", ("node",), free)
+        said = [
+            (node.name, known)
+            for node in nodes
+            if node.connected and (known := self._conditions.of(node.node_id)) is not None
+        ]
+        yield gauge(
+            "edgeshard_node_info",
+            "Always 1; the labels say what a box runs.",
+            ("node", "version"),
+            [((name, known.version), 1) for name, known in said],
+        )
+        yield from _conditions(said)
+
+    def _deployments(self, state: State) -> Iterator[Metric]:
+        phases = Counter(record.phase for record in state.deployments.values())
+        yield gauge(
+            "edgeshard_deployments",
+            "Deployments, by phase.",
+            ("phase",),
+            [((phase.value,), phases[phase]) for phase in DeploymentPhase],
+        )
+        records = state.deployments.items()
+        yield gauge(
+            "edgeshard_deployment_ready",
+            "1 where it answers requests.",
+            _OF,
+            [((name,), float(record.phase is DeploymentPhase.READY)) for name, record in records],
+        )
+        yield gauge(
+            "edgeshard_deployment_epoch",
+            "How often it was opened; it grows with each recovery.",
+            _OF,
+            [((name,), record.epoch) for name, record in records],
+        )
+
+    def _requests(self, state: State) -> Iterator[Metric]:
+        counts = self._front.meter.kept(state.deployments.keys())
+        load = {name: self._load(record, state) for name, record in state.deployments.items()}
+        running = [((name,), float(now)) for name, (now, _) in load.items()]
+        waiting = [((name,), float(later)) for name, (_, later) in load.items()]
+        limits = [
+            ((name,), float(record.spec.concurrency * (1 + QUEUED_PER_SLOT)))
+            for name, record in state.deployments.items()
+        ]
+        yield gauge("edgeshard_requests_running", "Requests that are computed now.", _OF, running)
+        yield gauge("edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting)
+        yield gauge("edgeshard_requests_limit", "Most requests that may run or wait.", _OF, limits)
+        yield counter(
+            "edgeshard_requests",
+            "Requests that began, by the role of who asked.",
+            ("deployment", "role"),
+            _by_word(counts, lambda of: of.begun),
+        )
+        yield counter(
+            "edgeshard_requests_finished",
+            "Requests that ended with an answer, by the reason.",
+            ("deployment", "reason"),
+            _by_word(counts, lambda of: of.finished),
+        )
+        yield counter(
+            "edgeshard_requests_failed",
+            "Requests that began and ended with an error, by its code.",
+            ("deployment", "code"),
+            _by_word(counts, lambda of: of.failed),
+        )
+        yield counter(
+            "edgeshard_requests_refused",
+            "Requests that never began, by the error's code.",
+            ("code",),
+            [((code,), count) for code, count in self._front.meter.refused.items()],
+        )
+        yield counter(
+            "edgeshard_recoveries",
+            "How often a service was taken up again: by another epoch, or by the same head over another stream.",
+            ("deployment", "kind"),
+            _by_word(counts, lambda of: of.recovered),
+        )
+        yield _seconds("edgeshard_recovery_pause_seconds", "How long each recovery took.", counts, lambda of: of.pauses)
+        yield from _times(counts, "deployment", "edgeshard_", _OURS)
+        yield from self._as_vllm(state, counts, running, waiting)
+
+    def _load(self, record: DeploymentRecord, state: State) -> tuple[int, int]:
+        """Requests that run, and that wait as the head last said."""
+        active = self._front.active_requests(record.name)
+        head = state.nodes.get(record.head.node_id)
+        waiting = 0
+        for stage in () if head is None else head.stages:
+            if (stage.deployment, stage.epoch) == (record.name, record.epoch):
+                waiting = max(waiting, min(active, stage.requests_waiting))
+        return active - waiting, waiting
+
+    def _as_vllm(
+        self,
+        state: State,
+        counts: Mapping[DeploymentName, DeploymentCounts],
+        running: list[tuple[tuple[DeploymentName], float]],
+        waiting: list[tuple[tuple[DeploymentName], float]],
+    ) -> Iterator[Metric]:
+        """The same under the names that vLLM's dashboards ask for."""
+        label = ("model_name",)
+        yield gauge("vllm:num_requests_running", "edgeshard_requests_running.", label, running)
+        yield gauge("vllm:num_requests_waiting", "edgeshard_requests_waiting.", label, waiting)
+        used: dict[DeploymentName, float] = {}
+        for record, _, stage in _held(state):
+            share = stage.kv_bytes_in_use / stage.kv_bytes_capacity if stage.kv_bytes_capacity else 0.0
+            used[record.name] = max(share, used.get(record.name, 0.0))
+        shares = [((name,), share) for name, share in used.items()]
+        yield gauge("vllm:kv_cache_usage_perc", "Of the fullest stage, 1 is full.", label, shares)
+        ended = [
+            ((name, _ABORTED.get(reason, reason)), count)
+            for name, of in counts.items()
+            for reason, count in of.finished.items()
+        ]
+        yield counter("vllm:request_success", "edgeshard_requests_finished.", ("model_name", "finished_reason"), ended)
+        yield from _times(counts, "model_name", "vllm:", _VLLM)
+
+    def _links(self, state: State) -> Iterator[Metric]:
+        suspect = Counter(known.deployment for known in state.suspects)
+        yield gauge(
+            "edgeshard_links_suspect",
+            "Links that carry nothing although their connection stands.",
+            _OF,
+            [((name,), suspect[name]) for name in state.deployments],
+        )
+        for name in [name for name in self._suspicions if name not in state.deployments]:
+            del self._suspicions[name]
+        yield counter(
+            "edgeshard_link_suspicions",
+            "How often a link became suspect.",
+            _OF,
+            [((name,), self._suspicions[name]) for name in state.deployments],
+        )
+        rates, latencies = [], []
+        for name, record in state.deployments.items():
+            for hop, profile in _measured_hops(state, record.placement):
+                labels = (name, str(hop[0]), str(hop[1]))
+                rates.append((labels, profile.bandwidth_bps / 8))
+                latencies.append((labels, profile.latency_s))
+        yield gauge("edgeshard_link_bandwidth_bytes_per_second", "As the link was measured.", _HOP, rates)
+        yield gauge("edgeshard_link_latency_seconds", "As the link was measured.", _HOP, latencies)
+
+    def _store(self) -> Iterator[Metric]:
+        stored = {digest: manifest.stored_bytes for manifest, digest in self._models.list()}
+        yield gauge("edgeshard_store_models", "Models in the store.", (), [((), len(stored))])
+        yield gauge("edgeshard_store_bytes", "What the store's models take.", (), [((), sum(stored.values()))])
+
+
+def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
+    """What boxes say of their machines."""
+    ends = [((name,), known.certificate_ends_s) for name, known in said if known.certificate_ends_s]
+    for name, meaning, figure in _OF_CONDITION:
+        yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(known)) for of, known in said])
+    yield gauge(
+        "edgeshard_node_certificate_expiry_timestamp_seconds", "When a box's certificate ends.", ("node",), ends
+    )
+
+
+def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatus]]:
+    """The stages of each deployment's epoch, as their boxes last said."""
+    for record in state.deployments.values():
+        for index, placed in enumerate(record.placement.stages):
+            node = state.nodes.get(placed.node_id)
+            for stage in () if node is None or not node.connected else node.stages:
+                of_it = (stage.deployment, stage.epoch, stage.stage) == (record.name, record.epoch, index)
+                if of_it and stage.phase is not StagePhase.STANDBY:
+                    yield record, placed.node_name, stage
+
+
+def _stages(state: State) -> Iterator[Metric]:
+    held = [((record.name, str(stage.stage), node), stage) for record, node, stage in _held(state)]
+    for name, meaning, figure in _OF_STAGE:
+        yield gauge(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
+    for name, meaning, figure in _DONE_BY_STAGE:
+        yield counter(f"edgeshard_stage_{name}", meaning, _STAGE, [(labels, figure(stage)) for labels, stage in held])
+    experts = [(labels, stage.experts) for labels, stage in held if stage.experts is not None]
+    yield from EXPERTS.metrics("edgeshard_stage_experts", _STAGE, experts)
+
+
+def _measured_hops(state: State, placement: Placement) -> Iterator[tuple[tuple[int, int], LinkProfile]]:
+    stages = placement.stages
+    for index, sender in enumerate(stages):
+        after = (index + 1) % len(stages)
+        receiver = stages[after]
+        known = state.measured.get(sender.node_id)
+        reported = None if known is None else known.links.get(receiver.node_id)
+        if reported is not None:
+            yield (index, after), reported.value
+
+
+def _by_word(
+    counts: Mapping[DeploymentName, DeploymentCounts], words: Callable[[DeploymentCounts], Mapping[str, int]]
+) -> list[tuple[tuple[str, str], float]]:
+    return [((name, word), float(count)) for name, of in counts.items() for word, count in words(of).items()]
+
+
+def _seconds(
+    name: str,
+    meaning: str,
+    counts: Mapping[DeploymentName, DeploymentCounts],
+    part: Callable[[DeploymentCounts], Histogram],
+    label: str = "deployment",
+) -> Metric:
+    return histogram(name, meaning, (label,), [((of,), part(found)) for of, found in counts.items()])
+
+
+_OURS = {
+    "prompt_tokens": "prompt_tokens",
+    "new_tokens": "generated_tokens",
+    "first_token": "time_to_first_token_seconds",
+    "between_tokens": "inter_token_latency_seconds",
+    "whole": "request_seconds",
+    "queue": "request_queue_seconds",
+    "prefill": "request_prefill_seconds",
+    "decode": "request_decode_seconds",
+}
+_VLLM = {
+    "prompt_tokens": "prompt_tokens",
+    "new_tokens": "generation_tokens",
+    "first_token": "time_to_first_token_seconds",
+    "between_tokens": "inter_token_latency_seconds",
+    "whole": "e2e_request_latency_seconds",
+    "queue": "request_queue_time_seconds",
+    "prefill": "request_prefill_time_seconds",
+    "decode": "request_decode_time_seconds",
+}
+_TOKENS = ("prompt_tokens", "new_tokens")
+_MEANINGS = {
+    "prompt_tokens": "Tokens of prompts that began.",
+    "new_tokens": "Tokens that were generated.",
+    "first_token": "From a request's call to its first token.",
+    "between_tokens": "Between a request's tokens, pauses of recoveries among them.",
+    "whole": "From a request's call to its end.",
+    "queue": "From a request's call until its head let it in.",
+    "prefill": "From there to its first token.",
+    "decode": "From its first token to its last.",
+}
+
+
+def _times(
+    counts: Mapping[DeploymentName, DeploymentCounts], label: str, prefix: str, names: Mapping[str, str]
+) -> Iterator[Metric]:
+    """Tokens and times, by deployment, under the names of `names`."""
+    for part, name in names.items():
+        found = [((of,), getattr(values, part)) for of, values in counts.items()]
+        if part in _TOKENS:
+            yield counter(prefix + name, _MEANINGS[part], (label,), found)
+        else:
+            yield histogram(prefix + name, _MEANINGS[part], (label,), found)

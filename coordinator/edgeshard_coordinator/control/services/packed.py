@@ -1,0 +1,84 @@
+"""The packed units of the boxes, for an operator who wants to see or remove them.
+
+As with dumps, nothing in the state depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
+from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.ids import NodeId, OperationId
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.runtime.asking import Asking
+from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.deployments.deployments import at_node
+
+ANSWER_LIMIT_S = 10.0
+
+
+class _Asked(NamedTuple):
+    node_id: NodeId
+    answer: asyncio.Future[tuple[PackedUnit, ...]]
+
+
+class Packed:
+    """`list` and `drop` ask a box; `answered` is told of every answer to a command."""
+
+    def __init__(
+        self, loop: StateLoop, hub: ControlHub, models: Models, answer_limit_s: float = ANSWER_LIMIT_S
+    ) -> None:
+        self._loop = loop
+        self._models = models
+        self._asking = Asking(loop, hub, answer_limit_s, "answer about packed units")
+        self._asked: dict[OperationId, _Asked] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Answers that a call waits for."""
+        return len(self._asked)
+
+    async def list(self, node: str) -> tuple[PackedUnit, ...]:
+        """What the box (its name or id) keeps. Raises NotFoundError, UnavailableError, DeadlineError, and what the box
+        answers."""
+        return await self._ask(node, ListPacked())
+
+    async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
+        """Remove these, or without any all that are not in use; those in use stay. Raises as `list` does."""
+        return await self._ask(node, DropPacked(tuple(ids)))
+
+    def answered(self, node_id: NodeId, result: CommandResult) -> bool:
+        """Take the answer if it is one to a question of this class."""
+        asked = self._asked.get(result.operation_id)
+        if asked is None or asked.node_id != node_id:
+            return False
+        if asked.answer.done():
+            return True
+        if result.failure is not None:
+            asked.answer.set_exception(result.failure)
+        else:
+            asked.answer.set_result(result.packed)
+        return True
+
+    async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:
+        found = self._loop.state.find_node(node)
+        if found is None:
+            raise NotFoundError(f"node: there is no box {node[:80]!r}", field="node")
+        operation_id = OperationId(f"{uuid.uuid4().hex}/packed")
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[operation_id] = _Asked(found.node_id, answer)
+        try:
+            units = await self._asking.answer(found, operation_id, command, answer)
+        except EdgeShardError as error:
+            raise at_node(error, found.name) from None
+        finally:
+            del self._asked[operation_id]
+        names = {digest[:12]: manifest.name for manifest, digest in self._models.list()}
+        return tuple(replace(unit, model_name=names.get(unit.model, "")) for unit in units)

@@ -1,0 +1,132 @@
+"""Deployments that are planned again while they run: what an operator asks, and what was found before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.errors import AbortedError, NotFoundError
+from edgeshard.domain.ids import DeploymentName, NodeId
+from edgeshard.wire.deployment import replan_to_wire
+from edgeshard_coordinator.control.persistence.operations import answered
+from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.planner import Planner
+from edgeshard_coordinator.core.deployments.deployments import check_movable
+from edgeshard_coordinator.core.placement.afresh import is_same, judged
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.events import ReplanRequested
+from edgeshard_coordinator.core.values.measurements import Measurements
+from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State
+
+PLACING_ATTEMPTS = 5
+"""A placement is found again while boxes or deployments change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A plan, and the site that it was made for."""
+
+    uid: str
+    candidates: Sequence[Candidate]
+    measured: Mapping[NodeId, Measurements]
+    plan: Replan
+
+    def holds(self, now: _Planned) -> bool:
+        """Whether boxes, links, profiles and the deployment's placement are the same."""
+        boxes = (self.uid, self.candidates) == (now.uid, now.candidates)
+        return boxes and is_same(self.plan.current, now.plan.current) and _same_figures(self.measured, now.measured)
+
+
+class Replans:
+    """What was found last for each deployment is kept, so that to ask whether there is something new costs nothing."""
+
+    def __init__(self, loop: StateLoop, planner: Planner, store: StateStore) -> None:
+        self._loop = loop
+        self._planner = planner
+        self._store = store
+        self._known: dict[DeploymentName, _Planned] = {}
+
+    def placed(self, state: State, record: DeploymentRecord) -> None:
+        """A new deployment was planned in `state`."""
+        self._keep(record, _planned(state, record, _as_it_is(record.placement)))
+
+    async def look(self, name: DeploymentName, *, force: bool) -> Replan:
+        """What `move` would do. Raises as that does."""
+        state = self._loop.state
+        record = _movable(state, name)
+        now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
+        if known is None or not known.holds(now):
+            found = await self._planner.afresh(state, record)
+            self._keep(record, replace(now, plan=found))
+            return judged(found, force=force)
+        again = judged(known.plan, force=force)
+        return again if again.reason is ReplanReason.WOULD_MOVE else replace(again, reason=ReplanReason.NOTHING_NEW)
+
+    async def move(self, name: DeploymentName, operation: ServedOperation, *, force: bool) -> ServedOperation:
+        """Plan on the newest state until nothing changed meanwhile, then move where it is worth it; the operation done.
+
+        Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
+        UnavailableError for one that is not ready, and what the placer raises.
+        """
+        for attempt in range(1, PLACING_ATTEMPTS + 1):
+            state = self._loop.state
+            record = _movable(state, name)
+            plan = judged(await self._planner.afresh(state, record), force=force)
+            moves = plan.reason is ReplanReason.WOULD_MOVE
+            answer = replan_to_wire(replace(plan, reason=ReplanReason.MOVED) if moves else plan)
+            done = replace(operation, outcome=answer.SerializeToString())
+            if moves:
+                asked = ReplanRequested(name, record.uid, plan.found, state.version, done, self._loop.now())
+                try:
+                    await self._loop.ask(asked)
+                except AbortedError:
+                    if attempt == PLACING_ATTEMPTS:
+                        raise
+                    continue
+            else:
+                await answered(self._store.save_operation(done))
+            self._keep(record, _planned(state, record, _as_it_is(plan.found) if moves else plan))
+            return done
+        raise AssertionError("unreachable")
+
+    def _keep(self, record: DeploymentRecord, planned: _Planned) -> None:
+        there = self._loop.state.deployments
+        self._known = {name: known for name, known in self._known.items() if name in there}
+        self._known[record.name] = planned
+
+
+def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
+    record = state.deployments.get(name)
+    if record is None:
+        raise NotFoundError(f"name: there is no deployment {name[:80]!r}", field="name")
+    check_movable(record)
+    return record
+
+
+def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
+    # What boxes keep packed says where a deployment moves to, not whether; a disk's figures are never twice the same.
+    boxes = tuple(replace(box, packed=(), disk=None) for box in state.candidates(record.name))
+    return _Planned(record.uid, boxes, state.measured, plan)
+
+
+def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
+    """Whatever the times at which they came."""
+    if one is other:
+        return True
+    pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)
+    same = all(known is there or _figures(known) == _figures(there) for known, there in pairs)
+    return one.keys() == other.keys() and same
+
+
+def _figures(known: Measurements) -> object:
+    profiles = {key: reported.value for key, reported in known.profiles.items()}
+    return profiles, {receiver: reported.value for receiver, reported in known.links.items()}
+
+
+def _as_it_is(placement: Placement) -> Replan:
+    """The best one is the one that it has."""
+    gain = None if placement.predicted is None else 0.0
+    return Replan(placement, placement, placement.predicted, gain, ReplanReason.SAME_LAYERS)

@@ -1,0 +1,72 @@
+"""What the death of a box would cost: who takes its layers, and how long requests would stand still. Pure.
+
+The time until a loss is known and a placement is found is as measured; that for loading comes from what the same boxes
+took to load what they hold; that for computing again from the placement's costs, for one request of typical lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgeshard.domain.deployments.loss import Loss, Pause
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard_coordinator.core.placement.repair import cold_layers
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.lengths import Typical
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
+
+DEATH_NOTICED_S = 0.05
+"""The connections of a process that died end at once. A box that falls silent is noticed after about 2.8 s."""
+OPEN_S = 0.1
+"""To link the stages of a new epoch and to attach its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The placement for the case that a box dies, or why there is none, and how long it took to find, in seconds."""
+
+    node: NodeName
+    found: Placement | EdgeShardError
+    plan_s: float
+
+
+def loss_of(
+    state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
+) -> Loss:
+    """`candidates` are those of the record: with what they keep warm for it."""
+    found = repaired.found
+    if isinstance(found, EdgeShardError):
+        return Loss(repaired.node, note=f"It could not go on: {found.message}.")
+    changed = cold_layers(found, record.placement, candidates)
+    taken_by = tuple(ExplicitStage(stage.node_name, stage.layers) for stage, _ in changed)
+    warm = not any(layers for _, layers in changed)
+    rates = load_rates(state)
+    load_s = 0.0
+    for stage, layers in changed:
+        if not layers:
+            continue
+        rate = rates.get(stage.node_id) or min(rates.values(), default=0.0)
+        if not rate:
+            return Loss(repaired.node, None, taken_by, warm, "How long boxes take to load is not known yet.")
+        load_s = max(load_s, stage.parameter_bytes * len(layers) / len(stage.layers) / rate)
+    pause = Pause(DEATH_NOTICED_S, repaired.plan_s, load_s, OPEN_S + rebuild_s(record.placement, typical))
+    return Loss(repaired.node, pause, taken_by, warm)
+
+
+def load_rates(state: State) -> Mapping[NodeId, float]:
+    """Parameter bytes a second that each box took to fetch and load what it holds, where it holds anything."""
+    rates = {}
+    for node in state.nodes.values():
+        timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]
+        if timed:
+            rates[node.node_id] = sum(s.parameter_bytes for s in timed) / sum(s.load_s for s in timed)
+    return rates
+
+
+def rebuild_s(placement: Placement, typical: Typical) -> float:
+    """To compute a prompt and half its answer again, at the pace of the present placement; 0 where that is unknown."""
+    tokens = typical.prompt_tokens + typical.new_tokens // 2
+    return sum(cost.step_s([(0, tokens)]) + cost.transfer_s(tokens) for cost in placement.costs)

@@ -1,0 +1,161 @@
+"""Which boxes keep weights of others' layers in memory, and the commands for it. Pure.
+
+Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a box that holds the
+weights already has nothing to do.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from edgeshard.domain.deployments.deployment import AUTO_STANDBY, DeploymentPhase, DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase
+from edgeshard_coordinator.core.placement.placing import StageSizes
+from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
+from edgeshard_coordinator.core.values.events import StandbyPlanned
+from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, Standby, StandbyChoice, State
+
+
+def choose(
+    spec: DeploymentSpec,
+    placement: Placement,
+    candidates: Sequence[Candidate],
+    sizes: StageSizes,
+    former: Collection[NodeId] = (),
+) -> list[StandbyChoice]:
+    """Boxes for the stages of a placement. Their memory counts it, and no standby of it, as free.
+
+    The named boxes in their order, each for as many stages as it has room for; with "auto" boxes until every stage has
+    one: spare boxes first, then the `former` ones, then those with the most room. A box with a stage of its own stands
+    by for one beside it: those two it could run as one.
+    """
+    auto = AUTO_STANDBY in spec.standby
+    own = {stage.node_id: stage.index for stage in placement.stages}
+    usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
+    rooms = {
+        node.node_id: node.free_bytes
+        - spec.reserve_of(node.name)
+        - (held_bytes(placement.stages[own[node.node_id]]) if node.node_id in own else 0)
+        for node in usable
+    }
+    if auto:
+        usable.sort(key=lambda node: (node.node_id in own, node.node_id not in former, -rooms[node.node_id], node.name))
+    else:
+        named = {node.name: node for node in usable}
+        usable = [named[NodeName(name)] for name in spec.standby if name in named]
+    everything = range(len(placement.stages))
+    uncovered, chosen = set(everything), []
+    for node in usable:
+        if not uncovered and auto:
+            break
+        choice = _best_run(node, own.get(node.node_id), uncovered or set(everything), rooms, placement, sizes)
+        if choice is not None:
+            run, layers, reserved = choice
+            uncovered -= set(run)
+            chosen.append(StandbyChoice(node.node_id, node.name, layers, reserved))
+    return chosen
+
+
+def _best_run(
+    node: Candidate,
+    own: int | None,
+    wanted: set[int],
+    rooms: dict[NodeId, int],
+    placement: Placement,
+    sizes: StageSizes,
+) -> tuple[range, LayerRange, int] | None:
+    """The longest run of wanted stages that fits."""
+    count = len(placement.stages)
+    for length in range(count, 0, -1):
+        for first in range(count - length + 1):
+            run = range(first, first + length)
+            if not wanted.issuperset(run) or own in run:
+                continue
+            if own is not None and (length > 1 or abs(own - first) != 1):
+                continue
+            layers = LayerRange(placement.stages[first].layers.first, placement.stages[run[-1]].layers.end)
+            working = max(_working_bytes(sizes, placement.stages[index].layers) for index in run)
+            reserved = sizes.parameter_bytes(layers, node.name) + working
+            if reserved <= rooms[node.node_id]:
+                return run, layers, reserved
+    return None
+
+
+def _working_bytes(sizes: StageSizes, layers: LayerRange) -> int:
+    """What a stage takes beside its weights."""
+    return sizes.kv_bytes(layers) + sizes.workspace_bytes(layers)
+
+
+def wants_plan(state: State, record: DeploymentRecord) -> bool:
+    asked = bool(record.spec.standby or record.standbys)
+    return asked and record.phase is DeploymentPhase.READY and record.standby_for != state.version
+
+
+def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> DeploymentRecord:
+    """The record with the standbys that were chosen; a choice from an older state is made again."""
+    if record.uid != event.uid or record.phase is not DeploymentPhase.READY:
+        return record
+    if event.version != state.version:
+        return replace(record, standby_for=-1)
+    known = {(entry.node_id, entry.layers): entry for entry in record.standbys if entry.epoch == record.epoch}
+    wanted: list[tuple[NodeId, LayerRange | None, int]] = [
+        (choice.node_id, choice.layers, choice.reserved_bytes) for choice in event.chosen
+    ]
+    chosen = {choice.node_id for choice in event.chosen}
+    wanted += [(node_id, None, 0) for node_id in _keepers(state, record) if node_id not in chosen]
+    entries, count = [], record.standby_count
+    for node_id, layers, reserved in wanted:
+        entry = known.get((node_id, layers))
+        if entry is None:
+            # Boxes remember commands by their number, and those of an earlier run of the coordinator too.
+            number = (zlib.crc32(state.instance.encode()) << 20) + count
+            entry = Standby(number, node_id, record.epoch, layers, reserved)
+            count += 1
+        entries.append(entry)
+    return replace(record, standbys=tuple(entries), standby_for=state.version, standby_count=count)
+
+
+def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
+    """Boxes that keep something for the deployment, or were told to."""
+    told = [entry.node_id for entry in record.standbys if entry.layers is not None]
+    say = [
+        node_id
+        for node_id, node in state.nodes.items()
+        if any(stage.phase is StagePhase.STANDBY and stage.deployment == record.name for stage in node.stages)
+    ]
+    return list(dict.fromkeys([*told, *say]))
+
+
+def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:
+    """Those whose command is to be sent, over the connection there is now."""
+    if record.phase is not DeploymentPhase.READY:
+        return
+    for entry in record.standbys:
+        node = state.nodes.get(entry.node_id)
+        if node is None or not node.placeable or entry.epoch != record.epoch:
+            continue
+        # Over a new connection also what was answered: the box may have restarted, and holds nothing then.
+        if entry.sent.sent_on != node.connection:
+            yield entry
+
+
+def sent(record: DeploymentRecord, number: int, connection: int) -> DeploymentRecord:
+    return _with(record, number, Progress(connection, False))
+
+
+def answered(record: DeploymentRecord, number: int, *, failed: bool) -> DeploymentRecord:
+    """One that failed is not sent again over this connection; the box's log says why."""
+    entry = next((entry for entry in record.standbys if entry.number == number), None)
+    if entry is None or failed:
+        return record
+    return _with(record, number, replace(entry.sent, done=True))
+
+
+def _with(record: DeploymentRecord, number: int, progress: Progress) -> DeploymentRecord:
+    entries = (replace(entry, sent=progress) if entry.number == number else entry for entry in record.standbys)
+    return replace(record, standbys=tuple(entries))

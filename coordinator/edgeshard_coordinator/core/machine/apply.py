@@ -1,0 +1,381 @@
+"""How the state changes: one pure step for every event, then the transitions that follow for each deployment.
+
+`apply` raises a typed error for a request that cannot be granted; the state is then the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar, assert_never
+
+from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
+from edgeshard.domain.nodes.profile import config_hash
+from edgeshard_coordinator.core.deployments import deployments, standby
+from edgeshard_coordinator.core.nodes import boxes, eviction, ghosts, suspicion
+from edgeshard_coordinator.core.nodes.boxes import with_measurements, with_node
+from edgeshard_coordinator.core.profiling import measuring
+from edgeshard_coordinator.core.values.actions import (
+    DropConnection,
+    EndService,
+    ForgetDeployment,
+    PlanStandby,
+    ReleaseOrphans,
+    Replan,
+    SaveDeployment,
+    SaveMeasurements,
+    SaveNode,
+    SendCommand,
+    TellMeasured,
+    TellStrangers,
+)
+from edgeshard_coordinator.core.values.events import (
+    ActionIssued,
+    CommandAnswered,
+    DeleteRequested,
+    DeploymentForgotten,
+    DeploymentSaved,
+    DeployRequested,
+    Event,
+    HeadAttached,
+    HeadDetached,
+    HeadReported,
+    HeartbeatsReceived,
+    LinkReported,
+    MeasureRequested,
+    ModelDeleted,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    NodeRemoved,
+    ProfileReported,
+    Replanned,
+    ReplanRequested,
+    SaveFailed,
+    StandbyPlanned,
+    Ticked,
+)
+from edgeshard_coordinator.core.values.state import (
+    DeploymentRecord,
+    KnownNode,
+    RefusedOperation,
+    ServedOperation,
+    State,
+)
+
+REFUSED_KEPT = 64
+"""Operations that the disk refused; a call is told within a moment."""
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def apply(state: State, event: Event) -> State:
+    """The state after `event`."""
+    if isinstance(event, ActionIssued):
+        after = _dispatch(state, event)
+    else:
+        after = _dispatch(eviction.noticed(state, event.now), event)
+        if not _was_routine(state, event, after):
+            after = _settled(after, event.now)
+    return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
+
+
+def _was_routine(before: State, event: Event, after: State) -> bool:
+    """Heartbeats that broke nothing: what else is due with time is looked for at ticks."""
+    if not isinstance(event, HeartbeatsReceived):
+        return False
+    nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
+    # What a box says first may let an epoch be adopted.
+    unbroken = before.deployments is after.deployments and before.awaited is after.awaited
+    return unbroken and all(node is None or node.reported for node in nodes)
+
+
+def _settled(state: State, now: float) -> State:
+    state = suspicion.settle(state, now)
+    return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
+
+
+def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
+    match event:
+        case NodeRegistered():
+            return boxes.registered(state, event)
+        case NodeConnected():
+            return boxes.connected(state, event)
+        case NodeDisconnected():
+            return boxes.disconnected(state, event)
+        case NodeRemoved():
+            return boxes.removed(state, event)
+        case HeartbeatsReceived():
+            return boxes.heartbeats(state, event)
+        case LinkReported():
+            return suspicion.reported(state, event)
+        case HeadReported():
+            return suspicion.head_reported(state, event)
+        case ProfileReported():
+            return boxes.measured(state, event)
+        case MeasureRequested():
+            return measuring.requested(state, event)
+        case DeployRequested():
+            return _deploy(state, event)
+        case ReplanRequested():
+            return _replan(state, event)
+        case DeleteRequested():
+            return _delete(state, event)
+        case ModelDeleted():
+            return replace(
+                state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
+            )
+        case CommandAnswered():
+            return _answered(boxes.with_reported_stage(state, event.node_id, event.result), event)
+        case HeadAttached():
+            return _attached(state, event)
+        case HeadDetached():
+            return _detached(state, event)
+        case DeploymentSaved():
+            return _saved(state, event)
+        case SaveFailed():
+            return _save_failed(state, event)
+        case DeploymentForgotten():
+            return _forgotten(state, event)
+        case Replanned():
+            return _replanned(state, event)
+        case StandbyPlanned():
+            record = state.deployments.get(event.deployment)
+            return state if record is None else _with_record(state, standby.planned(state, record, event))
+        case ActionIssued():
+            return _issued(state, event)
+        case Ticked():
+            after = ghosts.forgotten(eviction.ticked(state, event.now), event.now)
+            return measuring.ticked(after, event.active_requests, event.now)
+        case _:
+            assert_never(event)
+
+
+def _outdates_placements(before: State, after: State) -> bool:
+    """Whether a placement still being computed from `before` may be wrong: other boxes, or other free memory on them.
+
+    New measurements do not count: the best placement of a moment ago is good enough.
+    """
+    if before.nodes.keys() != after.nodes.keys() or before.deployments.keys() != after.deployments.keys():
+        return True
+    if before.nodes is not after.nodes and any(
+        _node_view(node) != _node_view(before.nodes[node_id]) for node_id, node in _changed(before.nodes, after.nodes)
+    ):
+        return True
+    changed = _changed(before.deployments, after.deployments)
+    return any(_memory_view(record) != _memory_view(before.deployments[name]) for name, record in changed)
+
+
+def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> list[tuple[KeyT, ValueT]]:
+    return [(key, value) for key, value in after.items() if value is not before[key]]
+
+
+def _node_view(node: KnownNode) -> object:
+    return node.name, node.address, node.facts, node.connected, node.starting
+
+
+def _memory_view(record: DeploymentRecord) -> object:
+    standbys = [(entry.node_id, entry.reserved_bytes) for entry in record.standbys]
+    return record.placement, record.phase is DeploymentPhase.FAILED, standbys, record.move
+
+
+def _with_record(state: State, record: DeploymentRecord) -> State:
+    return replace(state, deployments={**state.deployments, record.name: record})
+
+
+# Requests of operators
+
+
+def _deploy(state: State, event: DeployRequested) -> State:
+    record = event.record
+    if record.name in state.deployments:
+        raise AlreadyExistsError(
+            f"name: there is a deployment {record.name} already; delete it first or choose another name", field="name"
+        )
+    _check_snapshot(state, event.snapshot_version)
+    record = replace(record, operations=(event.operation,))
+    if event.config is not None:
+        shape = config_hash(event.config)
+        record = replace(record, shape=shape)
+        state = replace(state, configs={**state.configs, shape: event.config})
+    return replace(_with_record(state, record), refused=_without(state.refused, event.operation))
+
+
+def _check_snapshot(state: State, version: int) -> None:
+    if version != state.version:
+        raise AbortedError(
+            "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
+        )
+
+
+def _replan(state: State, event: ReplanRequested) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid:
+        raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
+    deployments.check_movable(record)
+    _check_snapshot(state, event.snapshot_version)
+    state = replace(state, refused=_without(state.refused, event.operation))
+    asked = deployments.asked_to_move(state, record, event.placement)
+    return _with_record(state, replace(asked, operations=(*record.operations, event.operation)))
+
+
+def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
+    """The call is made again."""
+    return tuple(item for item in refused if item.operation_id != operation.operation_id)
+
+
+def _delete(state: State, event: DeleteRequested) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None:
+        raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
+    state = replace(state, refused=_without(state.refused, event.operation))
+    # A new revision, so that the operation reaches the disk; also for a repeat under another operation id.
+    asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
+    if record.phase is not DeploymentPhase.DELETING:
+        asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
+    return _with_record(state, asked)
+
+
+# Boxes' answers
+
+
+def _answered(state: State, event: CommandAnswered) -> State:
+    """Raises InvalidArgumentError for an operation id that is no command's."""
+    key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
+    measured = measuring.answered(state, event.node_id, key, failure, event.now)
+    if measured is not state:
+        return measured
+    record = _record_of(state, key)
+    if record is None:
+        return state  # Of a deployment that is gone, or the release of an orphan.
+    if key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.answered(record, key.stage, failed=failure is not None))
+    stages = record.placement.stages
+    if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
+        return state  # Of an earlier epoch.
+    if key.kind is CommandKind.RELEASE:
+        state = boxes.without_stage(state, event.node_id, record)
+    if failure is not None:
+        failure = deployments.at_node(failure, stages[key.stage].node_name)
+    return _with_record(state, deployments.answered(state, record, key, failure, event.now))
+
+
+def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
+    return next((record for record in state.deployments.values() if record.uid == key.uid), None)
+
+
+def _attached(state: State, event: HeadAttached) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.epoch != event.epoch or record.head.node_id != event.node_id:
+        return state  # Of an earlier epoch.
+    if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        return state
+    return _with_record(state, replace(record, attachment=event.attachment))
+
+
+def _detached(state: State, event: HeadDetached) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.attachment != event.attachment:
+        return state  # A stream that a newer one has replaced.
+    return _with_record(state, replace(record, attachment=0))
+
+
+# The disk's answers
+
+
+def _saved(state: State, event: DeploymentSaved) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid or event.revision <= record.saved:
+        return state
+    operations = () if event.revision == record.revision else record.operations
+    saving = max(record.saving, event.revision)
+    saved = replace(record, saved=event.revision, saving=saving, operations=operations)
+    if 0 < record.delete_revision <= event.revision:
+        saved = deployments.deleted(saved)
+    elif record.move is not None and record.move.revision <= event.revision:
+        saved = deployments.moved(state, saved, event.now)
+    # The disk is ahead where it has the epoch of a move that is off meanwhile.
+    return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
+
+
+def _save_failed(state: State, event: SaveFailed) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid or event.revision < record.saving:
+        return state  # A newer write with all of this one is under way: its outcome counts.
+    refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
+    state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
+    if not record.saved:
+        # Nothing of it is on disk, so no box was told of it.
+        return replace(state, deployments={name: r for name, r in state.deployments.items() if name != record.name})
+    retry = replace(
+        record,
+        saving=record.saved,
+        forgetting=False,
+        save_after=event.now + event.retry_after_s,
+        operations=(),
+        delete_revision=0,
+        move=None,
+    )
+    return _with_record(state, retry)
+
+
+def _forgotten(state: State, event: DeploymentForgotten) -> State:
+    record = state.deployments.get(event.deployment)
+    if record is None or record.uid != event.uid:
+        return state
+    remaining = {name: other for name, other in state.deployments.items() if name != record.name}
+    return replace(state, deployments=remaining, retired={**state.retired, record.name: record.epoch})
+
+
+def _replanned(state: State, event: Replanned) -> State:
+    record = state.deployments.get(event.deployment)
+    return state if record is None else _with_record(state, deployments.replanned(state, record, event))
+
+
+# Actions that were issued
+
+
+def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one line for each action
+    action = event.action
+    match action:
+        case SendCommand():
+            return _sent(state, action, event.now)
+        case SaveDeployment():
+            record = state.deployments[action.record.name]
+            return _with_record(state, replace(record, saving=action.record.revision))
+        case ForgetDeployment():
+            return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
+        case SaveNode():
+            return with_node(state, replace(state.nodes[action.node.node_id], saved=True))
+        case SaveMeasurements():
+            return with_measurements(state, action.node_id, replace(action.measurements, saved=True))
+        case TellMeasured():
+            return measuring.told(state, action)
+        case EndService():
+            return _with_record(state, replace(state.deployments[action.deployment], ended=None))
+        case Replan():
+            return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
+        case PlanStandby():
+            return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
+        case ReleaseOrphans():
+            return boxes.told_to_release(state, action)
+        case TellStrangers():
+            return with_node(state, replace(state.nodes[action.node_id], strangers_told=True))
+        case DropConnection():
+            # It is lost from now on, whenever the stream's end is noticed.
+            return _settled(boxes.away(state, state.nodes[action.node_id]), event.now)
+        case _:
+            assert_never(action)
+
+
+def _sent(state: State, action: SendCommand, now: float) -> State:
+    command = action.command
+    if isinstance(command, MeasureCompute | ProbeLinks):
+        return measuring.sent(state, action, now)
+    record = _record_of(state, action.command_key)
+    assert record is not None  # what is asked for in a state is issued in it
+    if action.command_key.kind is CommandKind.STANDBY:
+        return _with_record(state, standby.sent(record, action.command_key.stage, action.connection))
+    return _with_record(state, deployments.sent(record, action.command_key, action.connection))

@@ -1,0 +1,17 @@
+"""The coordinator's state machine as a dump has it: what its state and events look like in JSON, and the pure step."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from edgeshard.debugging.codec import Codec
+from edgeshard.debugging.dump import Machine
+from edgeshard_coordinator.core.machine.apply import apply
+from edgeshard_coordinator.core.values.events import Event
+from edgeshard_coordinator.core.values.state import State
+
+
+@cache
+def machine() -> Machine[State, Event]:
+    """Made at the first dump; nothing else needs it."""
+    return Machine(Codec(State), Codec(Event), apply)

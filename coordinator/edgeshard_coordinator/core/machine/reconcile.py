@@ -1,0 +1,192 @@
+"""The actions that the state calls for. Asking twice gives the same answer until an action is issued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edgeshard.domain.control.commands import (
+    ActivateHead,
+    CommandKey,
+    CommandKind,
+    KeepStandby,
+    PrepareStage,
+    ReleaseStage,
+    StageCommand,
+)
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.ids import NodeId
+from edgeshard_coordinator.core.deployments import standby
+from edgeshard_coordinator.core.deployments.deployments import IN_VAIN, wants_replan
+from edgeshard_coordinator.core.nodes import suspicion
+from edgeshard_coordinator.core.nodes.eviction import is_evicted
+from edgeshard_coordinator.core.profiling import measuring
+from edgeshard_coordinator.core.values.actions import (
+    Action,
+    DropConnection,
+    EndService,
+    ForgetDeployment,
+    PlanStandby,
+    ReleaseOrphans,
+    Replan,
+    SaveDeployment,
+    SaveMeasurements,
+    SaveNode,
+    SendCommand,
+    TellStrangers,
+)
+from edgeshard_coordinator.core.values.state import (
+    NO_EPOCH,
+    DeploymentRecord,
+    HeldStage,
+    KnownNode,
+    Progress,
+    State,
+    is_left_over,
+)
+
+
+def reconcile(state: State, now: float, rested: State | None = None) -> list[Action]:
+    """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements.
+
+    Nothing was due in the earlier state `rested`, if there is one, so that only boxes of which something changed since
+    are looked at.
+    """
+    actions: list[Action] = []
+    for node in _changed_nodes(state, rested):
+        actions += _node_actions(state, node)
+    for node_id in suspicion.lost(state, now):
+        if (lost := state.nodes.get(node_id)) is not None and lost.connected and not is_evicted(state, lost):
+            actions.append(DropConnection(node_id, lost.connection))
+    for record in state.deployments.values():
+        actions += _deployment_actions(state, record, now)
+    actions += measuring.actions(state)
+    return actions
+
+
+def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> CommandKey:
+    """The key of a command for the deployment's current epoch."""
+    return CommandKey(record.uid, record.epoch, kind, stage)
+
+
+def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
+    """Those for which `_node_actions` may say anything else than in `rested`."""
+    # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
+    if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
+        return state.nodes.values()
+    if rested.nodes is state.nodes and rested.measured is state.measured:
+        return ()
+    nodes, measured = rested.nodes, rested.measured
+    return [
+        node
+        for node_id, node in state.nodes.items()
+        if nodes.get(node_id) is not node or measured.get(node_id) is not state.measured.get(node_id)
+    ]
+
+
+def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
+    if not node.joined:
+        return
+    if not node.saved:
+        yield SaveNode(node)
+    measurements = state.measured.get(node.node_id)
+    if measurements is not None and not measurements.saved:
+        yield SaveMeasurements(node.node_id, measurements)
+    if not node.connected:
+        return
+    if is_evicted(state, node):
+        yield DropConnection(node.node_id, node.connection)
+        return
+    orphans, strangers = _unclaimed(state, node)
+    if orphans:
+        yield ReleaseOrphans(state.instance, node.node_id, node.connection, orphans)
+    if strangers and not node.strangers_told:
+        yield TellStrangers(node.node_id, node.name, node.connection, strangers)
+
+
+def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
+    """The stages of deployments that are not in the state: of deleted ones that the box is to release, and of others.
+
+    A box is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
+    disk says so, as after a delete that the box did not hear of. Otherwise it is this coordinator that lacks something,
+    such as the newest part of its disk, and the stage may be serving.
+    """
+    orphans: list[HeldStage] = []
+    strangers: list[HeldStage] = []
+    for stage in node.stages:
+        held = (stage.deployment, stage.epoch)
+        if stage.deployment in state.deployments:
+            if is_left_over(state, node, stage) and held not in node.released:
+                orphans.append(held)
+        elif stage.epoch > state.retired.get(stage.deployment, NO_EPOCH):
+            strangers.append(held)
+        elif held not in node.released:
+            orphans.append(held)
+    return tuple(orphans), tuple(strangers)
+
+
+def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
+    if record.ended is not None:
+        final = record.phase in (Phase.FAILED, Phase.DELETING)
+        yield EndService(record.name, record.ended.epoch, record.ended.failure, final)
+    if record.saving < record.revision and now >= record.save_after and not record.forgetting:
+        yield SaveDeployment(record)
+    # A box must never hold an epoch that a restarted coordinator could hand out again.
+    if record.phase is Phase.LOADING and record.saved_epoch == record.epoch:
+        yield from _prepare(state, record)
+    elif record.phase is Phase.ACTIVATING:
+        yield from _activate(state, record)
+    elif record.phase is Phase.WAITING:
+        if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
+            yield Replan(record.name, record.uid, state.version)
+    elif record.phase is Phase.READY:
+        yield from _keep_standbys(state, record)
+    elif record.phase is Phase.FAILED:
+        yield from _release(state, record)
+    elif record.phase is Phase.DELETING and not record.forgetting:
+        yield from _release(state, record)
+        if record.durable and now >= record.save_after and is_released(state, record):
+            yield ForgetDeployment(record)
+
+
+def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    if standby.wants_plan(state, record):
+        yield PlanStandby(record.name, record.uid, state.version)
+    for entry in standby.due(state, record):
+        node = state.nodes[entry.node_id]
+        command = KeepStandby(record.spec, record.epoch, record.manifest_digest, node.name, entry.layers)
+        key = command_key(record, CommandKind.STANDBY, entry.number)
+        yield SendCommand(entry.node_id, node.connection, key, command)
+
+
+def is_released(state: State, record: DeploymentRecord) -> bool:
+    """Whether no connected box still has to release a stage."""
+    pairs = zip(record.placement.stages, record.released, strict=True)
+    return all(progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs)
+
+
+def _prepare(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    for index, progress in enumerate(record.prepared):
+        command = PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
+        key = command_key(record, CommandKind.PREPARE, index)
+        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+
+
+def _activate(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    command = ActivateHead(record.name, record.epoch)
+    yield from _send(state, record.head.node_id, command_key(record, CommandKind.ACTIVATE), command, record.activated)
+
+
+def _release(state: State, record: DeploymentRecord) -> Iterator[Action]:
+    for index, progress in enumerate(record.released):
+        command = ReleaseStage(record.name, record.epoch)
+        key = command_key(record, CommandKind.RELEASE, index)
+        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+
+
+def _send(
+    state: State, node_id: NodeId, key: CommandKey, command: StageCommand, progress: Progress
+) -> Iterator[Action]:
+    """Send unless answered, or already on its way over the connection there is now."""
+    node = state.nodes.get(node_id)
+    if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
+        yield SendCommand(node_id, node.connection, key, command)

@@ -1,0 +1,1 @@
+"""Nodes that register, say how they are, fall silent and go away."""

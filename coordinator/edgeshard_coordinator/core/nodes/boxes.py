@@ -1,0 +1,220 @@
+"""Boxes that register, connect, say how they are and go away: what the state keeps of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.domain.control.commands import CommandResult, Heartbeat
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
+from edgeshard.profiles.doubts import OTHERS
+from edgeshard_coordinator.core.deployments import deployments
+from edgeshard_coordinator.core.nodes import eviction, ghosts, suspicion
+from edgeshard_coordinator.core.profiling import measuring
+from edgeshard_coordinator.core.values.actions import ReleaseOrphans
+from edgeshard_coordinator.core.values.events import (
+    HeartbeatsReceived,
+    NodeConnected,
+    NodeDisconnected,
+    NodeRegistered,
+    NodeRemoved,
+    ProfileReported,
+)
+from edgeshard_coordinator.core.values.measurements import Measurements, same_device
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
+
+
+def with_node(state: State, node: KnownNode) -> State:
+    return replace(state, nodes={**state.nodes, node.node_id: node})
+
+
+def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
+    return replace(state, measured={**state.measured, node_id: measurements})
+
+
+def registered(state: State, event: NodeRegistered) -> State:
+    new = event.registration
+    namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
+    if any(node.connected for node in namesakes):
+        raise AlreadyExistsError(
+            f"name: another box is connected as {new.name}; give this one another --name", field="name"
+        )
+    state = ghosts.without(state, {node.node_id for node in namesakes})
+    state = ghosts.with_room(state, new.node_id)
+    known = state.nodes.get(new.node_id)
+    # While a box starts, what it was before is nearer the truth than what it can say of itself.
+    facts = known.facts if new.starting and known is not None else new.facts
+    node = KnownNode(
+        node_id=new.node_id,
+        name=new.name,
+        address=new.address,
+        wire_version=new.wire_version,
+        facts=facts,
+        incarnation=new.incarnation,
+        starting=new.starting,
+        joined=known is not None and known.joined,
+    )
+    if known is not None and known.incarnation == new.incarnation:
+        state, node = _registered_again(state, known, node, event.now)
+    elif known is not None:
+        if known.incarnation:
+            state = eviction.died(state, new.node_id)
+        state = away(state, known)
+        state = measuring.forget_tries(state, new.node_id)
+    return _checked_device(with_node(state, replace(node, heard_at=event.now)), known, facts)
+
+
+def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
+    """The same process: what it holds and its stream go on, and what has started does not start again."""
+    node = replace(
+        node,
+        starting=known.starting and node.starting,
+        connection=known.connection,
+        stages=known.stages,
+        released=known.released,
+        huge_pages=known.huge_pages,
+        packed=known.packed,
+        reported=known.reported,
+        others_at=known.others_at,
+        strangers_told=known.strangers_told,
+        saved=_same_identity(known, node),
+    )
+    # Links are not probed in the moment after a start, as after a connection.
+    return (replace(state, busy_at=now) if known.starting and not node.starting else state), node
+
+
+def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -> State:
+    """Drop the box's times when it is another device than before."""
+    if known is None or known.node_id not in state.measured or same_device(known.facts, facts):
+        return state
+    return with_measurements(state, known.node_id, state.measured[known.node_id].of_new_device())
+
+
+def _same_identity(old: KnownNode, new: KnownNode) -> bool:
+    return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
+
+
+def connected(state: State, event: NodeConnected) -> State:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.incarnation != event.incarnation:
+        raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
+    if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
+        raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
+    fresh = replace(
+        node,
+        connection=event.connection,
+        joined=True,
+        heard_at=event.now,
+        others_at=event.now,
+        released=frozenset(),
+        excused=False,
+        strangers_told=False,
+        reported=False,
+    )
+    state = suspicion.reconnected(eviction.not_awaited(state, (node.node_id,)), node.node_id)
+    return replace(with_node(state, fresh), busy_at=event.now)
+
+
+def disconnected(state: State, event: NodeDisconnected) -> State:
+    node = state.nodes.get(event.node_id)
+    if node is None or not node.connected or node.connection != event.connection:
+        return state  # A stream that a newer one has replaced.
+    return eviction.stream_ended(away(state, node), node.node_id, event.now)
+
+
+def removed(state: State, event: NodeRemoved) -> State:
+    """The box is none of the site's any more: nothing waits for it."""
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        return state
+    return ghosts.without(eviction.died(away(state, node), node.node_id), {node.node_id})
+
+
+def away(state: State, node: KnownNode) -> State:
+    return with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
+
+
+def heartbeats(state: State, event: HeartbeatsReceived) -> State:
+    nodes = dict(state.nodes)
+    failed: list[tuple[KnownNode, StageStatus]] = []
+    for heard in event.heartbeats:
+        node = nodes.get(heard.node_id)
+        if node is None or not node.connected or node.incarnation != heard.incarnation:
+            continue  # Of a stream that ended meanwhile.
+        nodes[heard.node_id] = _heard(node, heard, event.now)
+        failed += [(node, stage) for stage in heard.stages if stage.phase is StagePhase.FAILED]
+    state = replace(state, nodes=nodes)
+    for node, stage in failed:
+        state = _stage_failed(state, node, stage, event.now)
+    return state
+
+
+def _heard(node: KnownNode, heard: Heartbeat, now: float) -> KnownNode:
+    released = node.released
+    if released and heard.stages is not node.stages:
+        released &= {(stage.deployment, stage.epoch) for stage in heard.stages}
+    return replace(
+        node,
+        heard_at=now,
+        others_at=now if heard.others_share > OTHERS else node.others_at,
+        stages=heard.stages,
+        huge_pages=heard.huge_pages,
+        packed=heard.packed,
+        released=released,
+        excused=False,
+        reported=True,
+    )
+
+
+def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float) -> State:
+    record = state.deployments.get(stage.deployment)
+    if record is None or record.epoch != stage.epoch or not record.is_live:
+        return state
+    failure = UnavailableError(
+        f"stage {stage.stage} of {stage.deployment} failed on box {node.name}; the box's log says why",
+        reason=stage.failure_reason or "STAGE_FAILED",
+        retry_after_s=1.0,
+    )
+    broken = deployments.broke(state, record, failure, now)
+    return replace(state, deployments={**state.deployments, record.name: broken})
+
+
+def measured(state: State, event: ProfileReported) -> State:
+    report = event.report
+    node = state.nodes.get(report.node_id)
+    if node is None:
+        raise NotFoundError("node_id: this box is not registered; register first", field="node_id")
+    stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
+    if stranger is not None:
+        raise NotFoundError(f"links: there is no box {stranger}; ask for the boxes again", field="links")
+    if report.facts is not None:
+        state = _checked_device(state, node, report.facts)
+        state = with_node(state, replace(node, facts=report.facts, saved=False))
+    if report.compute or report.links:
+        known = state.measured.get(report.node_id, Measurements())
+        state = with_measurements(state, report.node_id, known.reported(report, event.now))
+    return state
+
+
+def with_reported_stage(state: State, node_id: NodeId, result: CommandResult) -> State:
+    node, status = state.nodes.get(node_id), result.stage
+    if node is None or status is None:
+        return state
+    others: tuple[StageStatus, ...] = tuple(
+        stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)
+    )
+    return with_node(state, replace(node, stages=(*others, status)))
+
+
+def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> State:
+    node = state.nodes.get(node_id)
+    if node is None:
+        return state
+    stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
+    return with_node(state, replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
+
+
+def told_to_release(state: State, action: ReleaseOrphans) -> State:
+    node = state.nodes[action.node_id]
+    return with_node(state, replace(node, released=node.released.union(action.stages)))

@@ -1,0 +1,192 @@
+"""What a link under suspicion means: which of its boxes is lost, or that the link itself is at fault.
+
+A suspicion is remembered for an epoch that is live. Both boxes of the link are looked at: one that says nothing is
+lost, and `reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch
+ends, and for a while the pair of boxes is kept as a bad link.
+
+Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
+left to it to dial another request stream. None is lost while the coordinator may be the blind one (`core.nodes.eviction`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVAL_S
+from edgeshard.domain.errors import UnavailableError
+from edgeshard.domain.ids import NodeId
+from edgeshard_coordinator.core.deployments import deployments
+from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.values.events import HeadReported, LinkReported
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State, SuspectLink
+
+STOOD_STILL_S = 1.0
+
+
+def reported(state: State, event: LinkReported) -> State:
+    """The state with what a box says of its link to the next stage. What is not of a live epoch changes nothing."""
+    told = event.suspected
+    record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
+    if record is None or node is None or not _is_of(record, event):
+        return state
+    stages = record.placement.stages
+    sender, receiver = event.node_id, stages[told.to_stage].node_id
+    others = _others(state, told.deployment, told.from_stage, told.to_stage)
+    state = replace(state, nodes={**state.nodes, node.node_id: replace(node, heard_at=event.now)}, suspects=others)
+    if told.recovered:
+        return state
+    suspect = SuspectLink(
+        deployment=told.deployment,
+        epoch=told.epoch,
+        from_stage=told.from_stage,
+        to_stage=told.to_stage,
+        sender=sender,
+        receiver=receiver,
+        since=event.now,
+        checked_at=event.now,
+        why=told.why,
+    )
+    bad_links = dict(state.bad_links)
+    if (sender, receiver) in bad_links:
+        bad_links[sender, receiver] = event.now + state.timings.bad_link_s
+    return replace(state, suspects=(*others, suspect), bad_links=bad_links)
+
+
+def head_reported(state: State, event: HeadReported) -> State:
+    """The state with what the coordinator finds of a head's stream. What is not of a live epoch changes nothing."""
+    record = state.deployments.get(event.deployment)
+    if record is None or not record.is_live or record.epoch != event.epoch:
+        return state
+    others = _others(state, event.deployment, 0, 0)
+    if event.recovered:
+        return replace(state, suspects=others)
+    suspect = SuspectLink(
+        deployment=event.deployment,
+        epoch=event.epoch,
+        from_stage=0,
+        to_stage=0,
+        sender=None,
+        receiver=record.head.node_id,
+        since=event.now,
+        checked_at=event.now,
+        why=event.why,
+    )
+    return replace(state, suspects=(*others, suspect))
+
+
+def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tuple[SuspectLink, ...]:
+    """The suspicions of other links than this."""
+    link = (deployment, from_stage, to_stage)
+    return tuple(known for known in state.suspects if (known.deployment, known.from_stage, known.to_stage) != link)
+
+
+def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
+    """Whether it is of the live epoch, and of a link that begins at the box which reports it."""
+    told, stages = event.suspected, record.placement.stages
+    return (
+        record.is_live
+        and record.epoch == told.epoch
+        and told.from_stage < len(stages)
+        and told.to_stage == (told.from_stage + 1) % len(stages) != told.from_stage
+        and stages[told.from_stage].node_id == event.node_id
+    )
+
+
+def settle(state: State, now: float) -> State:
+    """End the epochs whose links are at fault, and forget bad links whose time is over."""
+    if any(until <= now for until in state.bad_links.values()):
+        state = replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if until > now})
+    if state.suspects:
+        state = forget_stale(state)
+        state = replace(state, suspects=tuple(_checked(suspect, now) for suspect in state.suspects))
+    for suspect in state.suspects:
+        if now < suspect.since + state.timings.suspect_wait_s:
+            continue
+        if suspect.sender is None:
+            state = _of_head(state, suspect, now)
+        elif all(_heard_at(state, end) > suspect.since for end in suspect.ends):
+            state = _at_fault(state, suspect.sender, suspect, now)
+    return state
+
+
+def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
+    """Forget the suspicion of a head whose box talks; and that of one among too many which are silent as it is."""
+    connected = [node for node in state.nodes.values() if node.connected]
+    silent = [node for node in connected if node.heard_at < suspect.since - _silence_s(state, node)]
+    if eviction.too_many(len(silent), len(connected)):
+        state = eviction.frozen(state, now)
+    elif _heard_at(state, suspect.receiver) <= suspect.since:
+        return state
+    return replace(state, suspects=_others(state, suspect.deployment, 0, 0))
+
+
+def _silence_s(state: State, node: KnownNode) -> float:
+    """A box that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
+    return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
+
+
+def _checked(suspect: SuspectLink, now: float) -> SuspectLink:
+    """A gap that is longer than any between ticks means that the coordinator heard nobody."""
+    gap = now - suspect.checked_at
+    stood_still = gap if gap > STOOD_STILL_S else 0.0
+    return replace(suspect, since=suspect.since + stood_still, checked_at=now)
+
+
+def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) -> State:
+    record = state.deployments[suspect.deployment]
+    bad_links = {**state.bad_links, (sender, suspect.receiver): now + state.timings.bad_link_s}
+    state = replace(state, bad_links=bad_links)
+    if not (record.is_live and record.epoch == suspect.epoch):
+        return state  # Another link of it is at fault too.
+    names = [record.placement.stages[stage].node_name for stage in (suspect.from_stage, suspect.to_stage)]
+    failure = UnavailableError(
+        f"the link from box {names[0]} to box {names[1]} stalled ({suspect.why}) while both boxes answer; check the "
+        "network between them",
+        field="link",
+        reason=deployments.LINK_STALLED,
+        retry_after_s=1.0,
+    )
+    broken = deployments.broke(state, record, failure, now)
+    return replace(state, deployments={**state.deployments, record.name: broken})
+
+
+def forget_stale(state: State) -> State:
+    """The state without suspicions of epochs that have ended."""
+    live = tuple(known for known in state.suspects if _is_live(state, known))
+    return state if len(live) == len(state.suspects) else replace(state, suspects=live)
+
+
+def _is_live(state: State, known: SuspectLink) -> bool:
+    record = state.deployments.get(known.deployment)
+    return record is not None and record.is_live and record.epoch == known.epoch
+
+
+def reconnected(state: State, node_id: NodeId) -> State:
+    """The state when a box has connected: what was bad of its links is forgotten."""
+    if not any(node_id in pair for pair in state.bad_links):
+        return state
+    return replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair})
+
+
+def lost(state: State, now: float) -> frozenset[NodeId]:
+    """Boxes that are taken for lost because a link of theirs is suspect and they say nothing."""
+    return frozenset(end for suspect in state.suspects for end in _lost_ends(state, suspect, now))
+
+
+def _lost_ends(state: State, suspect: SuspectLink, now: float) -> list[NodeId]:
+    timings = state.timings
+    if now < suspect.since + timings.suspect_wait_s or (suspect.sender is None and now < state.frozen_until):
+        return []
+    silent = [end for end in suspect.ends if _is_silent(state, end, suspect)]
+    if silent or now < suspect.since + timings.suspect_limit_s:
+        return silent
+    return [min(suspect.ends, key=lambda end: _heard_at(state, end))]
+
+
+def _is_silent(state: State, node_id: NodeId, suspect: SuspectLink) -> bool:
+    return _heard_at(state, node_id) < suspect.since - state.timings.suspect_silence_s
+
+
+def _heard_at(state: State, node_id: NodeId) -> float:
+    node = state.nodes.get(node_id)
+    return node.heard_at if node is not None else float("-inf")

@@ -1,0 +1,82 @@
+"""A running deployment planned again, for the boxes that are there now, beside the placement that it has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement, Prediction
+from edgeshard.domain.deployments.replan import Replan, ReplanReason
+from edgeshard.domain.deployments.traffic import WORTH_SAYING, Traffic
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard_coordinator.core.placement.locality import without_held
+from edgeshard_coordinator.core.placement.placing import Placer
+from edgeshard_coordinator.core.placement.repair import moved_bits
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.measurements import Measurements
+
+
+def planned_afresh(
+    placer: Placer,
+    spec: DeploymentSpec,
+    manifest: ModelManifest,
+    candidates: Sequence[Candidate],
+    measured: Mapping[NodeId, Measurements],
+    traffic: Traffic,
+    current: Placement,
+) -> Replan:
+    """What there is to gain. `candidates` count the memory that the current placement holds as free.
+
+    The source is the spec's or, while that is away, the box that has the head instead. Raises what the placer raises.
+    """
+    head = current.head
+    is_there = any(node.name == spec.source and node.placeable for node in candidates)
+    anew = spec if is_there else spec.model_copy(update={"source": head.node_name})
+    found = placer.place(anew, manifest, candidates, measured, traffic)
+    held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in current.stages)
+    here = spec.model_copy(update={"layers": held, "source": head.node_name})
+    expected, note = current.predicted, ""
+    try:
+        now = placer.place(here, manifest, candidates, measured, traffic)
+        expected, note = now.predicted or expected, now.note if now.predicted is None else ""
+    except EdgeShardError as error:
+        # Such as a pool for all requests that does not fit: what was predicted when it was planned stands.
+        note = error.message
+    gain = _gain(expected, found.predicted)
+    if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
+        # What boxes hold decides where to move, not whether.
+        best = placer.place(anew, manifest, without_held(candidates), measured, traffic)
+        if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
+            found, gain = best, more
+    found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
+    if gain is None and found.predicted is None:
+        note = found.note
+    plan = Replan(current, found, expected, gain, ReplanReason.SAME_LAYERS, note if gain is None else "")
+    return judged(plan)
+
+
+def judged(plan: Replan, *, force: bool = False) -> Replan:
+    """With the reason `WOULD_MOVE`, or why not. Only other layers do, with `force` whatever they gain."""
+    if is_same(plan.current, plan.found):
+        reason = ReplanReason.SAME_LAYERS
+    elif force or (plan.gain is not None and plan.gain >= WORTH_SAYING):
+        reason = ReplanReason.WOULD_MOVE
+    else:
+        reason = ReplanReason.NOT_WEIGHED if plan.gain is None else ReplanReason.SMALL_GAIN
+    return replace(plan, reason=reason)
+
+
+def is_same(one: Placement, other: Placement) -> bool:
+    """Whether each box has the same layers."""
+    layers = [[(stage.node_id, stage.layers) for stage in placement.stages] for placement in (one, other)]
+    return layers[0] == layers[1]
+
+
+def _gain(here: Prediction | None, there: Prediction | None) -> float | None:
+    if here is None or there is None or here.objective != there.objective:
+        return None
+    return here.gain_of(there)

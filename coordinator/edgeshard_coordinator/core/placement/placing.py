@@ -1,0 +1,416 @@
+"""Which box gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
+
+`Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement passes
+`place_stages`, which checks the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
+from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
+from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
+from edgeshard.domain.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    PlacementError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
+from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
+from edgeshard.planning.costs.costs import Load
+from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.inputs.site import node_starting
+from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.measurements import Measurements
+
+if TYPE_CHECKING:
+    from edgeshard_coordinator.core.placement.repair import Lost
+
+KV_BLOCK_TOKENS = 16
+
+
+class Placer(Protocol):
+    def place(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic = NO_TRAFFIC,
+    ) -> Placement:
+        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer.
+
+        `traffic` is that of an earlier deployment of this name and model.
+        """
+        ...
+
+    def outlook(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        placement: Placement,
+    ) -> Outlook:
+        """How a placement does for its traffic, and whether another would do better. `candidates` count the memory that
+        it holds as free."""
+        ...
+
+    def repair(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        candidates: Sequence[Candidate],
+        measured: Mapping[NodeId, Measurements],
+        traffic: Traffic,
+        broken: Placement,
+        lost: Lost,
+    ) -> Placement:
+        """A placement to go on with where `broken` cannot: boxes that are left keep their layers and KV pool where
+        that is possible. `candidates` count the memory that it holds as free."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _UnitSize:
+    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor.
+
+    A tied embedding has none here: what it takes depends on which ends of the model a stage has.
+    """
+
+    bytes_as: Mapping[Quantisation | None, int]
+    largest_elements: int
+
+
+class StageSizes:
+    """Bytes of any stage of one model under one spec and load, from one pass over the manifest.
+
+    The KV pool holds `requests` of the longest context at once, the spec's concurrency when None.
+    """
+
+    def __init__(
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        shape: ModelShape,
+        load: Load,
+        requests: int | None = None,
+    ) -> None:
+        self.layer_count = shape.layer_count
+        self.max_context = spec.max_context or shape.max_context
+        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * (requests or spec.concurrency)
+        self._spec = spec
+        self._shape = shape
+        ways = {None, *(spec.quantisation_of(node) for node in spec.quantisation)}
+        self._units = _unit_sizes(manifest, shape, spec.dtype, ways)
+        self._tied = [t for t in manifest.tensors if unit_of(shape.architecture, t.name, manifest.config) is Part.TIED]
+        model = model_from_config(manifest.name, manifest.config)
+        self._blocks = model.blocks
+        largest_step = largest_step_tokens(self.max_context)
+        self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
+        self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
+
+    def kv_bytes(self, layers: LayerRange) -> int:
+        per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
+        return self.kv_blocks * KV_BLOCK_TOKENS * per_token
+
+    def parameter_bytes(self, layers: LayerRange, node: NodeName) -> int:
+        quantisation = self._spec.quantisation_of(node)
+        tied = sum(tensor_bytes(self._shape, t, layers, self._spec.dtype, quantisation) for t in self._tied)
+        return tied + sum(size.bytes_as[quantisation] for size in self._of(layers))
+
+    def workspace_bytes(self, layers: LayerRange) -> int:
+        return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
+
+    def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
+        """The budget for weights that leaves a box's room to the rest, and the bytes of layers, or of experts, that do
+        not stay in it.
+
+        Raises ResourceExhaustedError where even the slots do not fit.
+        """
+        quantisation, whole = self._spec.quantisation_of(node), self.parameter_bytes(layers, node)
+        budget = room - (self.needed_bytes(layers, node) - whole)
+        blocks = self._blocks[layers.first : layers.end]
+        experts = [size for block in blocks for size in block.expert_bytes(self._spec.dtype, quantisation)]
+        if (cached := room_for_experts(whole - sum(experts), experts, budget)) is not None:
+            return budget, sum(map(in_disk_blocks, experts)) - cached
+        sizes = [self._units[layer].bytes_as[quantisation] for layer in range(layers.first, layers.end)]
+        return budget, choose_residency(sizes, whole - sum(sizes), budget).streamed_bytes
+
+    def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
+        """With the largest tensor once more in fp32, as it is in memory during loading."""
+        largest = max((size.largest_elements for size in self._of(layers)), default=0)
+        held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
+        return held + 4 * largest
+
+    def _of(self, layers: LayerRange) -> list[_UnitSize]:
+        return [self._units[unit] for unit in units_of_stage(layers, self.layer_count) if unit in self._units]
+
+
+def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement) -> StageSizes:
+    """With the KV pool and the load of a placement that there is."""
+    shape = checked_shape(spec, manifest)
+    blocks = -(-(spec.max_context or shape.max_context) // placement.kv_block_tokens)
+    load = Load(placement.micro_batch, placement.micro_batches)
+    return StageSizes(spec, manifest, shape, load, max(1, placement.kv_blocks // blocks))
+
+
+def _unit_sizes(
+    manifest: ModelManifest, shape: ModelShape, dtype: DType, ways: Collection[Quantisation | None]
+) -> Mapping[Unit, _UnitSize]:
+    config, nowhere = manifest.config, LayerRange(1, 1)
+    sizes: dict[Unit, _UnitSize] = {}
+    for tensor in manifest.tensors:
+        unit = unit_of(shape.architecture, tensor.name, config)
+        if unit is not None:
+            known = sizes.get(unit, _UnitSize(dict.fromkeys(ways, 0), 0))
+            sizes[unit] = _UnitSize(
+                {way: known.bytes_as[way] + tensor_bytes(shape, tensor, nowhere, dtype, way) for way in ways},
+                max(known.largest_elements, tensor.element_count),
+            )
+    missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
+    if missing is not None:
+        raise DataLossError(f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model")
+    return sizes
+
+
+class SimplePlacer:
+    """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
+
+    def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
+        shape, nodes = checked_shape(spec, manifest), usable_nodes(spec, candidates)
+        most = 1 if spec.mode == "sequential" else spec.concurrency
+        # Memory is counted before the number of stages is known, which is at most that of the boxes.
+        load = Load(1, spec.micro_batches or min(len(spec.layers or nodes), most))
+        sizes = StageSizes(spec, manifest, shape, load)
+        stages = spec.layers or _proportional(spec, sizes, nodes)
+        return place_stages(spec, sizes, nodes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
+
+
+def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
+    """The model's shape; raises InvalidArgumentError for a context that is beyond it, or KV that it cannot have."""
+    shape = parse_config(manifest.config)
+    if spec.max_context > shape.max_context:
+        raise InvalidArgumentError(
+            f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
+            field="max_context",
+            reason="CONTEXT_TOO_LONG",
+        )
+    if set(spec.quantisation.values()) - {WHOLE_HEAD}:
+        check_quantisation(shape.architecture)
+    spec.effective_kv_dtype.check_heads(shape.head_dim)
+    return shape
+
+
+def place_stages(
+    spec: DeploymentSpec,
+    sizes: StageSizes,
+    nodes: Mapping[NodeName, Candidate],
+    stages: Sequence[ExplicitStage],
+    load: Load,
+) -> Placement:
+    """The placement with these stages.
+
+    Raises PlacementError for a list that cannot be, ResourceExhaustedError naming the box whose memory is short.
+    """
+    check_cover(stages, sizes.layer_count, spec.source)
+    return Placement(
+        stages=tuple(_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)),
+        kv_block_tokens=KV_BLOCK_TOKENS,
+        kv_blocks=sizes.kv_blocks,
+        micro_batch=load.batch,
+        micro_batches=load.micro_batches,
+    )
+
+
+def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
+    """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
+    by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
+    quantised = tuple(name for name in spec.quantisation if name != EVERY_NODE)
+    standbys = tuple(name for name in spec.standby if name != AUTO_STANDBY)
+    for field, names in (
+        ("exclude", spec.exclude),
+        ("standby", standbys),
+        ("reserve", tuple(spec.reserve)),
+        ("quantisation", quantised),
+    ):
+        for name in names:
+            if name not in by_name:
+                raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_NODE")
+    source = by_name.get(NodeName(spec.source))
+    if source is None:
+        raise NotFoundError(
+            f"source: there is no box {spec.source}; boxes are {_listed(by_name)}",
+            field="source",
+            reason="UNKNOWN_NODE",
+        )
+    if spec.source in spec.exclude:
+        raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
+    if not source.connected:
+        raise UnavailableError(
+            f"source: box {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
+        )
+    if source.starting:
+        raise node_starting("source", source.name)
+    for stage in spec.layers:
+        _check_named(spec, stage, by_name)
+    return by_name
+
+
+def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[NodeName, Candidate]) -> None:
+    name = stage.node
+    if name not in by_name:
+        raise PlacementError(
+            f"layers: there is no box {name}; boxes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
+        )
+    if name in spec.exclude:
+        raise PlacementError(f"layers: box {name} is excluded", field="layers", reason="EXCLUDED_NODE")
+    if not by_name[name].connected:
+        raise UnavailableError(
+            f"layers: box {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
+        )
+    if by_name[name].starting:
+        raise node_starting("layers", name)
+
+
+def _listed(names: Mapping[NodeName, Candidate]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _room(spec: DeploymentSpec, node: Candidate) -> int:
+    return max(0, node.free_bytes - spec.reserve_of(node.name))
+
+
+def _proportional(
+    spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
+) -> tuple[ExplicitStage, ...]:
+    """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
+    usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
+    usable.sort(key=lambda node: (node.name != spec.source, node.name))
+    rooms = [(node.name, _room(spec, node)) for node in usable]
+    shares = _shares([room for _, room in rooms], sizes.layer_count)
+    stages = _cut(zip([name for name, _ in rooms], shares, strict=True))
+    room_of = dict(rooms)
+    if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers, s.node) <= room_of[s.node] for s in stages):
+        return stages
+    try:
+        return _fill(spec, sizes, rooms)
+    except ResourceExhaustedError:
+        if not spec.allow_streaming or stages[0].node != spec.source:
+            raise
+        return stages  # of which some stream
+
+
+def _shares(rooms: Sequence[int], layer_count: int) -> list[int]:
+    """Whole layers in proportion to the rooms, by largest remainder; the first box gets at least one."""
+    total = sum(rooms) or 1
+    exact = [layer_count * room / total for room in rooms]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(rooms)), key=lambda i: (shares[i] - exact[i], i))
+    for i in by_remainder[: layer_count - sum(shares)]:
+        shares[i] += 1
+    if shares[0] == 0:
+        shares[max(range(len(shares)), key=shares.__getitem__)] -= 1
+        shares[0] = 1
+    # Rounding with a total of zero may leave layers over; the memory check that follows refuses them by name.
+    shares[0] += layer_count - sum(shares)
+    return shares
+
+
+def _cut(shares: zip[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
+    stages, first = [], 0
+    for name, count in shares:
+        if count:
+            stages.append(ExplicitStage(name, LayerRange(first, first + count)))
+            first += count
+    return tuple(stages)
+
+
+def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
+    """Box after box, as many layers as fit."""
+    stages: list[ExplicitStage] = []
+    first = 0
+    for name, room in rooms:
+        end = first
+        while end < sizes.layer_count and sizes.needed_bytes(LayerRange(first, end + 1), name) <= room:
+            end += 1
+        if end == first:
+            if name == spec.source:
+                raise _short(name, LayerRange(0, 1), sizes, room)
+            continue
+        stages.append(ExplicitStage(name, LayerRange(first, end)))
+        first = end
+    if first < sizes.layer_count:
+        left = LayerRange(first, sizes.layer_count)
+        more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_NODE)))
+        raise ResourceExhaustedError(
+            f"the boxes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
+            f"{more} more: add a box, or lower max_context or concurrency",
+            field="layers",
+            reason="MEMORY_SHORT",
+        )
+    return tuple(stages)
+
+
+def _placed(
+    spec: DeploymentSpec, sizes: StageSizes, index: int, stage: ExplicitStage, nodes: Mapping[NodeName, Candidate]
+) -> PlacedStage:
+    node = nodes[stage.node]
+    if spec.effective_kv_dtype is KvFormat.INT4 and node.facts.kind != "cpu":
+        raise InvalidArgumentError(
+            f"kv_dtype: int4 runs on the CPU, not on the {node.facts.kind} of {node.name}; use bfloat16, or exclude it",
+            field="kv_dtype",
+            reason=UNSUPPORTED_KV_DTYPE,
+        )
+    room = _room(spec, node)
+    parameter_bytes, budget, streamed = sizes.parameter_bytes(stage.layers, stage.node), 0, 0
+    if sizes.needed_bytes(stage.layers, stage.node) > room:
+        if not spec.allow_streaming:
+            raise _short(stage.node, stage.layers, sizes, room)
+        try:
+            budget, streamed = sizes.streaming(stage.layers, stage.node, room)
+        except ResourceExhaustedError:
+            raise _short(stage.node, stage.layers, sizes, room) from None
+        parameter_bytes = budget
+    disk = node.disk if spec.kv_swap_bytes and spec.kv_swap_on_disk else None
+    return PlacedStage(
+        index=index,
+        node_id=node.node_id,
+        node_name=node.name,
+        address=node.address,
+        layers=stage.layers,
+        parameter_bytes=parameter_bytes,
+        kv_bytes=sizes.kv_bytes(stage.layers),
+        workspace_bytes=sizes.workspace_bytes(stage.layers),
+        weight_budget_bytes=budget,
+        streamed_bytes=streamed,
+        disk_read_bytes_per_s=disk.read_bytes_per_s if disk is not None else 0.0,
+        disk_write_bytes_per_s=disk.write_bytes_per_s if disk is not None else 0.0,
+    )
+
+
+def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> ResourceExhaustedError:
+    needed = sizes.needed_bytes(layers, name)
+    return ResourceExhaustedError(
+        f"box {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
+        f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV, "
+        f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "
+        f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",
+        field="layers",
+        reason="MEMORY_SHORT",
+    )
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"

@@ -1,0 +1,87 @@
+"""What a placement says of itself: its predicted figures, how it was chosen, and where its figures come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import LengthsFrom, Placement, Prediction
+from edgeshard.planning.inputs.measured import doubtful, doubts_line
+from edgeshard.planning.inputs.site import SiteCluster, listed, profile_command
+from edgeshard.planning.report import explain
+from edgeshard.planning.search.plan import PlanResult
+from edgeshard_coordinator.core.values.candidate import Candidate
+
+
+def prediction_of(result: PlanResult, lengths: LengthsFrom) -> Prediction:
+    figures = result.prediction
+    assert figures is not None
+    return Prediction(
+        time_to_first_token_s=figures.ttft_s,
+        time_per_token_s=figures.time_per_token_s,
+        throughput_tps=figures.throughput_tps,
+        bottleneck=explain.bottleneck(result),
+        gap=result.gap,
+        objective=result.problem.goal.value,
+        requests=figures.load.requests,
+        prompt_tokens=result.problem.prompt_tokens,
+        new_tokens=result.problem.new_tokens,
+        lengths=lengths,
+        request_s=figures.request_s,
+        joules_per_token=figures.joules_per_token,
+    )
+
+
+def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
+    """How the placement was chosen, and the sources of its figures; `requests` of full length fit the KV pool."""
+    figures, problem = result.prediction, result.problem
+    assert figures is not None
+    parts = ["Placed by hand."] if spec.layers else []
+    if requests < spec.concurrency:
+        parts.append(f"Memory holds {requests} of the {spec.concurrency} requests at their longest; others may wait.")
+    limit = spec.max_time_per_token_s
+    if limit is not None and figures.time_per_token_s > limit:
+        parts.append(f"It does not keep max_time_per_token_s {limit:g}.")
+    if site.estimated:
+        parts.append(
+            f"Not measured but estimated from data sheets: {listed(site.estimated)}; run "
+            f"`{profile_command(spec.model, spec.dtype, problem.quantisation)}`."
+        )
+    if found := doubtful(problem):
+        parts.append(f"Doubtful figures of {doubts_line(found)}.")
+    if not spec.layers:
+        parts.append(unused_links(site))
+    if words := explain.locality_words(result):
+        parts.append(f"{words[0].upper()}{words[1:]}.")
+    if spec.mode == "bubbles" and figures.load.micro_batches > 1:
+        parts.append("The figures are those of the mode no-bubbles.")
+    return " ".join(part for part in parts if part)
+
+
+def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
+    """Says that the chosen boxes compute different bits; nothing where all compute the same."""
+    facts = {candidate.node_id: candidate.facts for candidate in candidates}
+    prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
+    if len(set(prints.values())) < 2:
+        return ""
+    told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
+    return (
+        f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
+        "where two are nearly equally likely."
+    )
+
+
+def unused_links(site: SiteCluster) -> str:
+    return f"Not used: {links_are(site.unmeasured)} not measured yet." if site.unmeasured else ""
+
+
+def not_planned(spec: DeploymentSpec, why: str) -> str:
+    text = f"{'Not predicted' if spec.layers else 'Placed by memory'}: {why}."
+    if spec.max_time_per_token_s is not None:
+        text += " Whether max_time_per_token_s is kept is not known."
+    return text
+
+
+def links_are(pairs: Sequence[tuple[str, str]]) -> str:
+    names = [f"{sender} -> {receiver}" for sender, receiver in pairs]
+    return f"the link {names[0]} is" if len(names) == 1 else f"the links {listed(names)} are"

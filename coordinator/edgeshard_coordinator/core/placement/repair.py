@@ -1,0 +1,153 @@
+"""What a deployment can go on with when boxes are lost: the others keep their layers where that is possible. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.model import LayerRange
+from edgeshard_coordinator.core.values.candidate import Candidate
+
+Link = tuple[NodeId, NodeId]
+"""Sender and receiver."""
+MOST_SPARES = 8
+"""Spare boxes that are tried for what was lost, standbys and those with the most free memory."""
+MOST_WAYS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What a placement must do without: boxes, and links from one box to another."""
+
+    nodes: frozenset[NodeId] = frozenset()
+    links: frozenset[Link] = frozenset()
+
+    @property
+    def ends(self) -> list[NodeId]:
+        """Boxes of lost links: those of the most links first, and who receives before who sends."""
+        ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
+        return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
+
+    def crosses(self, stages: Sequence[NodeId]) -> bool:
+        """Whether a ring of these boxes has a stage on a lost box, or needs a lost link."""
+        ring = zip(stages, (*stages[1:], stages[0]), strict=True)
+        return bool(self.nodes & set(stages)) or any(a != b and (a, b) in self.links for a, b in ring)
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """A placement with holes: `stages` in order, None where the box is lost."""
+
+    stages: tuple[ExplicitStage, ...]
+    kept: tuple[bool, ...]
+    spares: tuple[NodeName, ...] = field(default=())
+
+
+def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
+    """Which stages stay, and which boxes could take the others."""
+    nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
+    kept = tuple(
+        stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
+        for stage in placement.stages
+    )
+    used = {stage.node_id for stage, stays in zip(placement.stages, kept, strict=True) if stays}
+    spare = [
+        node
+        for node in candidates
+        if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
+    ]
+    spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
+    stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
+    return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:
+    """The placement without all bad links or, if there is none, without those of them that were bad last.
+
+    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises what `without`
+    raises for no bad link at all, or where even that does not help.
+    """
+    links = sorted(bad_links, key=lambda pair: bad_links[pair])
+    try:
+        return without(links)
+    except EdgeShardError as error:
+        refused = error
+    with suppress(EdgeShardError):
+        without(())
+        for count in range(1, len(links)):
+            with suppress(EdgeShardError):
+                return without(links[count:])
+    raise refused
+
+
+def cold_layers(
+    placement: Placement, former: Placement, candidates: Sequence[Candidate]
+) -> list[tuple[PlacedStage, frozenset[int]]]:
+    """The stages of a placement that are not of the former one, each with the layers that its box has to load."""
+    held = {stage.node_id: stage.layers for stage in former.stages}
+    warm = {node.node_id: node.warm for node in candidates}
+    changed = [stage for stage in placement.stages if held.get(stage.node_id) != stage.layers]
+    return [
+        (stage, _indices(stage.layers) - _indices(held.get(stage.node_id)) - _indices(warm.get(stage.node_id)))
+        for stage in changed
+    ]
+
+
+def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
+    """Whether the boxes of a placement compute the bits of the one before, in words."""
+    prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
+    before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
+    told = {prints.get(node_id, "") for node_id in before | after}
+    if len(told) == 1 and "" not in told:
+        return "Answers go on with the same bits."
+    return "Other boxes compute other bits: an answer may go on with another token where two are nearly equally likely."
+
+
+def _indices(layers: LayerRange | None) -> frozenset[int]:
+    return frozenset() if layers is None else frozenset(range(layers.first, layers.end))
+
+
+def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:
+    """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare box, or to a
+    neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`."""
+    holes = [index for index, stays in enumerate(left.kept) if not stays]
+    with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))
+    yield from itertools.islice(itertools.chain(with_spares, _merged(left, holes)), MOST_WAYS)
+
+
+def _filled(
+    left: Survivors, holes: Sequence[int], choices: Iterator[tuple[NodeName, ...]]
+) -> Iterator[tuple[ExplicitStage, ...]]:
+    for names in choices:
+        stages = list(left.stages)
+        for index, name in zip(holes, names, strict=True):
+            stages[index] = ExplicitStage(name, stages[index].layers)
+        yield tuple(stages)
+
+
+def _merged(left: Survivors, holes: Sequence[int]) -> Iterator[tuple[ExplicitStage, ...]]:
+    """Each hole cut anywhere between the survivors beside it."""
+    runs = [list(run) for _, run in itertools.groupby(holes, key=lambda index: index - holes.index(index))]
+    cuts = []
+    for run in runs:
+        first, end = left.stages[run[0]].layers.first, left.stages[run[-1]].layers.end
+        before, behind = run[0] > 0, run[-1] + 1 < len(left.stages)
+        if not before and not behind:
+            return  # nobody is left
+        bounds = range(first, end + 1)
+        cuts.append([end] if not behind else [first] if not before else sorted(bounds, key=lambda at: -abs(at - first)))
+    for choice in itertools.product(*cuts):
+        stages = list(left.stages)
+        for run, cut in zip(runs, choice, strict=True):
+            if run[0] > 0:
+                before_it = stages[run[0] - 1]
+                stages[run[0] - 1] = ExplicitStage(before_it.node, LayerRange(before_it.layers.first, cut))
+            if run[-1] + 1 < len(stages):
+                behind_it = stages[run[-1] + 1]
+                stages[run[-1] + 1] = ExplicitStage(behind_it.node, LayerRange(cut, behind_it.layers.end))
+        yield tuple(stage for index, stage in enumerate(stages) if index not in holes)

@@ -1,0 +1,81 @@
+"""Which box is to be the source of a deployment that names none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.errors import EdgeShardError, UnavailableError
+from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.planning.search.locality import is_near
+from edgeshard_coordinator.core.placement.locality import nearest, without_held
+from edgeshard_coordinator.core.placement.repair import MOST_SPARES
+from edgeshard_coordinator.core.values.candidate import Candidate
+
+Place = Callable[[DeploymentSpec, Sequence[Candidate]], Placement]
+
+
+def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
+    """The spec as it is deployed: its source is the box of the first layer."""
+    return spec if spec.source else spec.model_copy(update={"source": str(placement.stages[0].node_name)})
+
+
+def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
+    """The best placement over the sources there are: by its figures, or without any the one with most free memory.
+
+    Of those nearly as good, it is the one whose boxes hold most of the model (`core.placement.locality`). A source costs a plan,
+    so no more of them are tried than boxes stand in for one that is lost. Raises what the first one's placement raises
+    where there is none at all, UnavailableError without a box to place on.
+    """
+    plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
+    sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
+    sources.sort(key=lambda node: (-node.free_bytes, node.name))
+    found: list[Placement] = []
+    error: EdgeShardError = UnavailableError(
+        "source: no box is connected that could be it; `edgectl get nodes` shows them",
+        field="source",
+        reason="NO_NODE",
+        retry_after_s=1.0,
+    )
+    for number, node in enumerate(sources[:MOST_SPARES]):
+        try:
+            found.append(place(spec.model_copy(update={"source": str(node.name)}), plain))
+        except EdgeShardError as refused:
+            error = refused if number == 0 else error
+    if not found:
+        raise error
+    best = min(found, key=_rank)
+    chosen, why = best, f"the best of the {len(found)} boxes that could be it"
+    if plain is not candidates:
+        chosen = _nearest(best, found, lambda one: place(_from(spec, one), candidates), candidates)
+        if chosen.head.node_id != best.head.node_id:
+            why = f"whose plan has less to fetch and pack than that of {best.head.node_name}, the best of {len(found)}"
+    if len(found) == 1:
+        return chosen
+    return replace(chosen, note=f"{chosen.note} Source: {chosen.head.node_name}, {why}.".strip())
+
+
+def _nearest(
+    best: Placement,
+    found: Sequence[Placement],
+    again: Callable[[Placement], Placement],
+    candidates: Sequence[Candidate],
+) -> Placement:
+    """Of the placements nearly as good as the best of all sources, so that the margin is not given twice, the one that
+    leaves least to fetch and pack. `again` places for what boxes hold, from the same source."""
+    allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
+    return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
+
+
+def _is_near(placement: Placement, best: Placement) -> bool:
+    return placement.predicted is not None and is_near(_rank(placement)[1], _rank(best)[1])
+
+
+def _from(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
+    return spec.model_copy(update={"source": str(placement.head.node_name)})
+
+
+def _rank(placement: Placement) -> tuple[bool, float]:
+    return placement.predicted is None, placement.predicted.rank if placement.predicted is not None else 0.0

@@ -1,0 +1,1 @@
+"""Having nodes measure themselves and their links."""

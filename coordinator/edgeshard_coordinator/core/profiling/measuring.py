@@ -1,0 +1,342 @@
+"""Having boxes measure themselves: what an operator asked for, and links that nobody has measured yet.
+
+A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
+site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
+own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
+that may be measured, they are followed by layers that a box lacks (`core.profiling.unknown`).
+
+Layers that a box measured while it was busy with something else are measured again, without anybody's asking, when it
+is quiet and no deployment needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from heapq import nsmallest
+from typing import Any
+
+from edgeshard.domain.control.commands import CommandKey, MeasureCompute, Peer, ProbeLinks
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import Digest, NodeId, NodeName
+from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.planning.inputs.site import node_starting
+from edgeshard.profiles.doubts import busy
+from edgeshard_coordinator.core.profiling import unknown
+from edgeshard_coordinator.core.values.actions import Action, SendCommand, TellMeasured
+from edgeshard_coordinator.core.values.events import MeasureRequested
+from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake, SentCommand
+from edgeshard_coordinator.core.values.measurements import key_asked
+from edgeshard_coordinator.core.values.state import KnownNode, State
+
+PEERS_AT_ONCE = 4
+"""Links of one command, and so the longest that a site which turns busy has to wait."""
+LOOKED_AT = 32
+"""Boxes whose missing links are looked for in one tick."""
+STAGE_CAME = "STAGE_CAME"
+"""Why a box breaks a measurement of layers off: a stage is to be loaded there."""
+_IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
+
+
+def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
+    """The boxes an operator names, by name or id; every placeable one when none is named.
+
+    Raises NotFoundError or UnavailableError naming `nodes`.
+    """
+    if not names:
+        placeable = [node for node in state.nodes.values() if node.placeable]
+        if not placeable:
+            starting = next((node for node in state.nodes.values() if node.connected), None)
+            if starting is not None:
+                raise _not_placeable(starting)
+            raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_NODE")
+        return {node.node_id: node.name for node in sorted(placeable, key=lambda node: node.name)}
+    chosen = {}
+    for name in names:
+        node = state.find_node(name)
+        if node is None:
+            raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
+        if not node.placeable:
+            raise _not_placeable(node)
+        chosen[node.node_id] = node.name
+    return chosen
+
+
+# Events
+
+
+def requested(state: State, event: MeasureRequested) -> State:
+    """Raises UnavailableError naming the first box that is not connected or still starting."""
+    jobs = []
+    for node_id in event.node_ids:
+        node = state.nodes.get(node_id)
+        if node is None:
+            raise _away(NodeName(node_id))
+        if not node.placeable:
+            raise _not_placeable(node)
+        jobs.append(Job(event.uid, node_id, node.connection, compute=event.compute, every_link=event.every_link))
+    if event.compute is not None:
+        configs = {**state.configs, config_hash(event.compute.config): event.compute.config}
+        state = replace(state, configs=configs)
+    return replace(state, jobs=(*state.jobs, *jobs))
+
+
+def _not_placeable(node: KnownNode) -> UnavailableError:
+    return node_starting("nodes", node.name) if node.connected else _away(node.name)
+
+
+def _away(name: NodeName) -> UnavailableError:
+    return UnavailableError(
+        f"nodes: box {name} is not connected; start it, or leave it out", field="nodes", reason="NODE_AWAY"
+    )
+
+
+def sent(state: State, action: SendCommand, now: float) -> State:
+    """A measuring command is on its way."""
+    timings, command = state.timings, action.command
+    assert isinstance(command, MeasureCompute | ProbeLinks)
+    limit = timings.probe_timeout_s if isinstance(command, ProbeLinks) else timings.measure_timeout_s
+
+    def after(job: Job) -> Job:
+        if job.node_id != action.node_id or job.next_key != action.command_key:
+            return job
+        return replace(job, step=job.step + 1, sent=SentCommand(action.command_key, command, now, now + limit))
+
+    return replace(state, jobs=tuple(after(job) for job in state.jobs))
+
+
+def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
+    """A box's answer to a command; the very same state when it was no measurement, or one that is given up."""
+    job = next((j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key), None)
+    if job is None or job.sent is None:
+        return state
+    command = job.sent.command
+    if isinstance(command, MeasureCompute):
+        state = unknown.ended(state, job, command, failure is not None and failure.reason == STAGE_CAME)
+        state = _judged(state, job, command, failure, now)
+        following = replace(job, compute=None, sent=None)
+    else:
+        asked = tuple(peer.node_id for peer in command.peers)
+        state = _tried(state, node_id, asked, now)
+        missed = frozenset(_not_measured(state, node_id, asked, job.sent.sent_at))
+        following = replace(job, asked=job.asked | frozenset(asked), missed=job.missed | missed, sent=None)
+    if failure is not None:
+        return _end(state, job, failure)
+    return replace(state, jobs=tuple(following if other is job else other for other in state.jobs))
+
+
+def told(state: State, action: TellMeasured) -> State:
+    return replace(state, told=tuple(item for item in state.told if item != action.measured))
+
+
+def forget_tries(state: State, node_id: NodeId) -> State:
+    """The box is another process now: what failed before may work."""
+    tries = {
+        sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
+        for sender, pairs in state.tries.items()
+        if sender != node_id
+    }
+    state = replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
+    return unknown.forgotten(state, node_id)
+
+
+def settle(state: State, now: float) -> State:
+    """End the jobs of boxes that went away, those unanswered for too long, and those with nothing left to do."""
+    for job in state.jobs:
+        node = state.nodes.get(job.node_id)
+        if node is None or node.connection != job.connection:
+            name = node.name if node is not None else job.node_id
+            gone = UnavailableError(
+                f"box {name} went away while it was measured; measure it again once it is back",
+                field="nodes",
+                reason="NODE_LOST",
+                retry_after_s=1.0,
+            )
+            state = _end(state, job, gone)
+        elif job.sent is not None and now >= job.sent.deadline:
+            late = DeadlineError(
+                f"box {node.name} did not answer in time; its log says what it is at", field="nodes", reason="NO_ANSWER"
+            )
+            if isinstance(job.sent.command, ProbeLinks):
+                state = _tried(state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now)
+            state = _end(state, job, late)
+        elif job.sent is None and job.compute is None and next(_peers(state, job), None) is None:
+            state = _end(state, job, None)
+    return state
+
+
+def ticked(state: State, active_requests: int, now: float) -> State:
+    """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
+
+    Those are links nobody has measured and layers that a box lacks, when the site has been quiet for long enough, and
+    layers measured on a busy box, when that box has: its measuring disturbs no other.
+    """
+    state = _probing(state, active_requests, now)
+    return state if state.jobs else _retaking(state, now)
+
+
+def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
+    """After a restart, with the store's models by the digests of their manifests: which of them boxes are measured for.
+
+    Layers that were measured on busy boxes are to be measured again.
+    """
+    shapes = {digest: config_hash(config) for digest, config in configs.items()}
+    by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
+    retakes = [
+        Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
+        for node_id, measured in state.measured.items()
+        for (shape, dtype, quantisation), known in measured.profiles.items()
+        if shape in by_hash and busy(known.value)
+    ]
+    records = state.deployments.values()
+    deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
+    wanted = {record.shape for record in deployments.values()}
+    wanted.update(key[0] for known in state.measured.values() for key in known.profiles)
+    kept = {shape: config for shape, config in by_hash.items() if shape in wanted}
+    return replace(state, retakes=tuple(retakes), deployments=deployments, configs=kept)
+
+
+def _probing(state: State, active_requests: int, now: float) -> State:
+    if active_requests or any(record.phase in _IN_TRANSITION for record in state.deployments.values()):
+        return replace(state, busy_at=now)
+    if state.jobs or now - state.busy_at < state.timings.probe_quiet_s:
+        return state
+    placeable = sorted(node.node_id for node in state.nodes.values() if node.placeable)
+    for offset in range(min(LOOKED_AT, len(placeable))):
+        position = (state.probe_turn + offset) % len(placeable)
+        sender = placeable[position]
+        peers = _missing(state, sender, placeable, now)
+        if peers:
+            count = state.probe_count + 1
+            uid = f"{state.instance}-{count}"
+            job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
+            # Boxes take turns, so that one box's links do not all come before another's.
+            return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
+    measuring = unknown.begun(state, now)
+    if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
+        return measuring
+    return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(placeable) > LOOKED_AT else state
+
+
+# Actions
+
+
+def actions(state: State) -> Iterator[Action]:
+    for item in state.told:
+        yield TellMeasured(item)
+    busy = {job.node_id for job in state.jobs if job.sent is not None}
+    probing = any(job.probing for job in state.jobs)
+    for job in state.jobs:
+        if probing or job.node_id in busy:
+            continue
+        if job.compute is not None:
+            yield SendCommand(job.node_id, job.connection, job.next_key, job.compute)
+            busy.add(job.node_id)
+        elif not busy:
+            peers = tuple(_peer(state, node_id) for node_id in nsmallest(PEERS_AT_ONCE, _peers(state, job)))
+            yield SendCommand(job.node_id, job.connection, job.next_key, ProbeLinks(peers))
+            probing = True
+
+
+def _peers(state: State, job: Job) -> Iterator[NodeId]:
+    """The boxes that a job still has to probe, one by one: at every event every job is asked for the first."""
+    links = state.measured[job.node_id].links if job.node_id in state.measured else {}
+    for node_id in job.peers if job.peers is not None else state.nodes:
+        if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
+            continue
+        if job.every_link or node_id not in links:
+            yield node_id
+
+
+def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
+    """A batch of the links from a box that may be tried now."""
+    known = state.measured.get(sender)
+    links = known.links if known is not None else {}
+    tries = state.tries.get(sender, {})
+    found: list[NodeId] = []
+    for receiver in placeable:
+        if receiver == sender or receiver in links:
+            continue
+        tried = tries.get(receiver)
+        if tried is not None and (tried.attempts >= state.timings.probe_attempts or now < tried.not_before):
+            continue
+        found.append(receiver)
+        if len(found) == PEERS_AT_ONCE:
+            break
+    return tuple(found)
+
+
+def _peer(state: State, node_id: NodeId) -> Peer:
+    node = state.nodes[node_id]
+    return Peer(node.node_id, node.name, node.address)
+
+
+def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
+    """After a measurement of layers: due again as long as it was disturbed, but so often only."""
+    key, known = key_asked(command), state.measured.get(job.node_id)
+    kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
+    before = next((item for item in state.retakes if item not in kept), None)
+    if failure is not None:
+        if job.own and before is not None and failure.reason == STAGE_CAME:  # it was no attempt
+            return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
+        return state
+    profile = known.profiles.get(key) if known is not None else None
+    if profile is None or not busy(profile.value):
+        return replace(state, retakes=kept)
+    if not job.own or before is None:
+        before = Retake(job.node_id, replace(command, again=True), 0, now + state.timings.retake_first_s)
+    return replace(state, retakes=(*kept, before))
+
+
+def _retaking(state: State, now: float) -> State:
+    """Begin with the first that is due."""
+    for item in state.retakes:
+        if item.attempts < state.timings.retake_attempts and now >= item.not_before and _idle(state, item, now):
+            count = state.probe_count + 1
+            connection = state.nodes[item.node_id].connection
+            job = Job(f"{state.instance}-{count}", item.node_id, connection, item.command, peers=(), own=True)
+            delay = min(state.timings.retake_limit_s, state.timings.retake_first_s * 2.0 ** (item.attempts + 1))
+            later = replace(item, attempts=item.attempts + 1, not_before=now + delay)
+            others = tuple(other for other in state.retakes if other is not item)
+            return replace(state, jobs=(job,), probe_count=count, retakes=(*others, later))
+    return state
+
+
+def _idle(state: State, item: Retake, now: float) -> bool:
+    """Whether the box still has that profile, has been left alone for long enough, and serves no deployment."""
+    node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
+    if node is None or known is None or key_asked(item.command) not in known.profiles:
+        return False
+    if not node.placeable or now - node.others_at < state.timings.retake_quiet_s:
+        return False
+    return node.node_id not in unknown.serving(state)
+
+
+def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
+    """After a probe: links that failed are due again later, after a longer delay each time."""
+    timings, known = state.timings, state.measured.get(sender)
+    links = known.links if known is not None else {}
+    tries = dict(state.tries.get(sender, {}))
+    for receiver in receivers:
+        attempts = tries.pop(receiver, ProbeTry(0, 0.0)).attempts
+        if receiver not in links:
+            delay = min(timings.probe_retry_limit_s, timings.probe_retry_first_s * 2.0**attempts)
+            tries[receiver] = ProbeTry(attempts + 1, now + delay)
+    others = {node_id: pairs for node_id, pairs in state.tries.items() if node_id != sender}
+    return replace(state, tries={**others, sender: tries} if tries else others)
+
+
+def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], since: float) -> Iterator[NodeId]:
+    """The receivers without a link in any report since then."""
+    known = state.measured.get(sender)
+    for receiver in receivers:
+        link = known.links.get(receiver) if known is not None else None
+        if link is None or link.reported_at < since:
+            yield receiver
+
+
+def _end(state: State, job: Job, failure: EdgeShardError | None) -> State:
+    missed = tuple(sorted(state.nodes[node_id].name for node_id in job.missed if node_id in state.nodes))
+    told = state.told if job.own else (*state.told, Measured(job.uid, job.node_id, failure, missed))
+    return replace(state, jobs=tuple(other for other in state.jobs if other is not job), told=told)

@@ -1,0 +1,141 @@
+"""What nobody has measured of a box yet, and having its layers measured without anybody's asking. Pure.
+
+A model counts as wanted, with weights kept in a certain way, where another box was measured for it or a deployment runs
+it. A box that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has a
+place on it. Whether others use it does not matter: doubtful figures are better than none, and are taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from edgeshard.domain.control.commands import MeasureCompute
+from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.ids import NodeId
+from edgeshard_coordinator.core.values.jobs import Job, ProbeTry
+from edgeshard_coordinator.core.values.measurements import ProfileKey, key_asked
+from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
+
+
+class Unknown:
+    """What is not known of the boxes of one state; made once for all of them."""
+
+    def __init__(self, state: State) -> None:
+        self._measured = state.measured
+        self._configs = state.configs
+        self._placeable = frozenset(node.node_id for node in state.nodes.values() if node.placeable)
+        self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
+        self._quick: dict[ProfileKey, bool] = {}
+        """The profiles that boxes have, and whether all are quick ones."""
+        for known in state.measured.values():
+            for key, profile in known.profiles.items():
+                if key[0] in state.configs:
+                    self._quick[key] = self._quick.get(key, True) and profile.value.quick
+
+    def profiles(self, node: KnownNode) -> list[MeasureCompute]:
+        """What the box would be asked for: first what is deployed. In full where another box was measured in full."""
+        known = self._measured.get(node.node_id)
+        wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
+        return [
+            MeasureCompute(self._configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
+            for shape, dtype, kept in wanted
+            if (known is None or (shape, dtype, kept) not in known.profiles) and _can_keep(node, kept is not None)
+        ]
+
+    def links(self, node: KnownNode) -> frozenset[NodeId]:
+        """The boxes to which layers can be placed and the way from this one is not measured."""
+        known = self._measured.get(node.node_id)
+        return self._placeable.difference(known.links if known is not None else (), (node.node_id,))
+
+    def link_count(self, node: KnownNode) -> int:
+        """How many `links` gives; cheap also for thousands of boxes that know few links."""
+        known = self._measured.get(node.node_id)
+        there = self._placeable.intersection(known.links) if known is not None else ()
+        return len(self._placeable) - len(there) - (node.node_id in self._placeable)
+
+    def _keys_deployed(self, node: KnownNode) -> Iterator[ProfileKey]:
+        for record in self._deployed:
+            if node.name not in record.spec.exclude:
+                yield record.shape, record.spec.dtype, record.spec.quantisation_of(node.name)
+
+
+def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
+    """Whether nothing is left to measure of these boxes: their links, and the layers of those that do not serve."""
+    unknown, taken = Unknown(state), serving(state)
+
+    def lacks(node: KnownNode) -> bool:
+        return unknown.link_count(node) > 0 or (node.node_id not in taken and bool(unknown.profiles(node)))
+
+    return not any(node.placeable and lacks(node) for node in nodes)
+
+
+def serving(state: State) -> frozenset[NodeId]:
+    """The boxes that a deployment has a place on, or that hold a stage: their layers are not measured."""
+    placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
+    return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
+
+
+def begun(state: State, now: float) -> State:
+    """The state in which the first box that lacks a wanted profile, and may be measured now, is to be asked.
+
+    The very same state where there is none. Each attempt counts when it begins.
+    """
+    if not state.configs:
+        return state
+    unknown, taken = Unknown(state), serving(state)
+    for node_id in sorted(state.nodes):
+        node = state.nodes[node_id]
+        if not node.placeable or node_id in taken:
+            continue
+        tries = state.profile_tries.get(node_id, {})
+        for command in unknown.profiles(node):
+            tried = tries.get(key_asked(command), ProbeTry(0, 0.0))
+            if tried.attempts < state.timings.retake_attempts and now >= tried.not_before:
+                return _asked(state, node, command, tried.attempts, now)
+    return state
+
+
+def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
+    """After a measurement of layers: what gave a profile is over, and one that was `interrupted` was no attempt."""
+    tries, key, known = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
+    tried = tries.get(key)
+    if tried is None:
+        return state
+    others = {other: item for other, item in tries.items() if other != key}
+    if known is not None and key in known.profiles:
+        return _with_tries(state, job.node_id, others)
+    if job.own and interrupted:
+        tried = replace(tried, attempts=tried.attempts - 1)
+    return _with_tries(state, job.node_id, {**others, key: tried})
+
+
+def forgotten(state: State, node_id: NodeId) -> State:
+    """The box is another process now: what failed before may work."""
+    return _with_tries(state, node_id, {})
+
+
+def _asked(state: State, node: KnownNode, command: MeasureCompute, attempts: int, now: float) -> State:
+    timings, count = state.timings, state.probe_count + 1
+    delay = min(timings.retake_limit_s, timings.retake_first_s * 2.0**attempts)
+    tries = {**state.profile_tries.get(node.node_id, {}), key_asked(command): ProbeTry(attempts + 1, now + delay)}
+    job = Job(f"{state.instance}-{count}", node.node_id, node.connection, command, peers=(), own=True)
+    return _with_tries(replace(state, jobs=(job,), probe_count=count), node.node_id, tries)
+
+
+def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]) -> State:
+    others = {other: known for other, known in state.profile_tries.items() if other != node_id}
+    return replace(state, profile_tries={**others, node_id: tries} if tries else others)
+
+
+def _can_keep(node: KnownNode, small_integers: bool) -> bool:
+    """Weights of small integers run on processors only."""
+    return not small_integers or node.facts.kind == "cpu"
+
+
+def _holding(state: State) -> Iterator[DeploymentRecord]:
+    return (record for record in state.deployments.values() if record.phase is not Phase.FAILED)
+
+
+def _lasting(state: State) -> Iterator[DeploymentRecord]:
+    return (record for record in _holding(state) if record.phase is not Phase.DELETING)

@@ -1,0 +1,146 @@
+"""What the coordinator wants done. An executor performs actions and reports what came of them as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.control.commands import Command, CommandKey, CommandKind, ReleaseStage
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId
+from edgeshard_coordinator.core.values.jobs import Measured
+from edgeshard_coordinator.core.values.measurements import Measurements
+from edgeshard_coordinator.core.values.state import DeploymentRecord, HeldStage, KnownNode
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommand:
+    """Put a command on a box's control stream, if that is still the stream numbered `connection`."""
+
+    node_id: NodeId
+    connection: int
+    command_key: CommandKey
+    command: Command
+
+    @property
+    def operation_id(self) -> OperationId:
+        return self.command_key.operation_id
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOrphans:
+    """Have a box release stages of deployments that were deleted; one action, for there may be thousands."""
+
+    instance: str
+    node_id: NodeId
+    connection: int
+    stages: tuple[HeldStage, ...]
+
+    @property
+    def commands(self) -> tuple[SendCommand, ...]:
+        """One for each, with keys that no deployment's record has."""
+        return tuple(
+            SendCommand(
+                self.node_id,
+                self.connection,
+                CommandKey(f"{self.instance}-{self.connection}-{deployment}", epoch, CommandKind.RELEASE, 0),
+                ReleaseStage(deployment, epoch),
+            )
+            for deployment, epoch in self.stages
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TellStrangers:
+    """Log that a box holds stages of deployments that nobody here knows: they are left alone."""
+
+    node_id: NodeId
+    node_name: NodeName
+    connection: int
+    stages: tuple[HeldStage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveDeployment:
+    """Write the record, with its served operations, in one transaction; answered by DeploymentSaved or SaveFailed."""
+
+    record: DeploymentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDeployment:
+    """Remove the record from disk and keep its last epoch; answered by DeploymentForgotten or SaveFailed."""
+
+    record: DeploymentRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNode:
+    node: KnownNode
+
+
+@dataclass(frozen=True, slots=True)
+class SaveMeasurements:
+    """Write all of a box's measurements in place of those on disk."""
+
+    node_id: NodeId
+    measurements: Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class TellMeasured:
+    """Let the operator's call know that a box's part of it is over."""
+
+    measured: Measured
+
+
+@dataclass(frozen=True, slots=True)
+class EndService:
+    """Close the Attach stream of this deployment's epoch. Its requests wait for the next one, or fail with `failure`
+    where there will be none (`final`)."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    failure: EdgeShardError
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """Find a placement without what is lost, from the state of `version`; answered by Replanned."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStandby:
+    """Choose boxes that keep weights for this deployment, from the state of `version`; answered by StandbyPlanned."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropConnection:
+    """Close the control stream of a box that went silent."""
+
+    node_id: NodeId
+    connection: int
+
+
+Action = (
+    SendCommand
+    | ReleaseOrphans
+    | TellStrangers
+    | SaveDeployment
+    | ForgetDeployment
+    | SaveNode
+    | SaveMeasurements
+    | TellMeasured
+    | EndService
+    | Replan
+    | PlanStandby
+    | DropConnection
+)

@@ -1,0 +1,43 @@
+"""Boxes as a placer sees them, and what stages hold there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.deployments.placement import PlacedStage
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import DiskProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A box as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there.
+
+    Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
+    of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
+    model and the form in question, where somebody looked (`core.locality`). `disk` is None where nobody measured it.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    free_bytes: int
+    connected: bool
+    facts: DeviceFacts
+    starting: bool = False
+    warm: LayerRange | None = None
+    packed: tuple[int, ...] = ()
+    held: Held = NOTHING_HELD
+    disk: DiskProfile | None = None
+
+    @property
+    def placeable(self) -> bool:
+        return self.connected and not self.starting
+
+
+def held_bytes(stage: PlacedStage) -> int:
+    """Memory a stage holds once loaded, in bytes."""
+    return stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes

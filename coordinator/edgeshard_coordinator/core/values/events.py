@@ -1,0 +1,262 @@
+"""What happens to the coordinator. Every event carries its time (`now`, monotonic seconds) as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.domain.control.commands import CommandResult, Heartbeat, MeasureCompute, ProfileReport, Registration
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.requests.link import LinkSuspected
+from edgeshard_coordinator.core.values.actions import Action
+from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, StandbyChoice
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    registration: Registration
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConnected:
+    """A control stream opened; `connection` is greater than every earlier one's."""
+
+    node_id: NodeId
+    incarnation: str
+    connection: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDisconnected:
+    node_id: NodeId
+    connection: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRemoved:
+    """An operator took a box out of the site."""
+
+    node_id: NodeId
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatsReceived:
+    """Of boxes whose control streams are open, together because there are many; a box's newest one."""
+
+    heartbeats: tuple[Heartbeat, ...]
+    now: float
+
+    @property
+    def rough_bytes(self) -> int:
+        """By hand, because the ring of events would walk through all of them ten times a second."""
+        return sum(450 + 1000 * len(heartbeat.stages) for heartbeat in self.heartbeats)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A box says that a link of its stage to the next one carries nothing, or that it does again."""
+
+    node_id: NodeId
+    suspected: LinkSuspected
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReported:
+    """The coordinator's own watch says that nothing comes from a head with requests, or that it does again."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    recovered: bool
+    why: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReported:
+    report: ProfileReport
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequested:
+    """The operator's call `uid` has boxes measure layers (`compute`, if any) and links: missing ones, or every one."""
+
+    uid: str
+    node_ids: tuple[NodeId, ...]
+    compute: MeasureCompute | None
+    every_link: bool
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeployRequested:
+    """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
+
+    `config` is the model's decoded config.json: boxes are measured for a model that is deployed.
+    """
+
+    record: DeploymentRecord
+    snapshot_version: int
+    operation: ServedOperation
+    now: float
+    config: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanRequested:
+    """The deployment `uid` is to go on with a placement that was found from the state of `snapshot_version`; on a newer
+    state it is refused. It takes effect when it is on disk."""
+
+    deployment: DeploymentName
+    uid: str
+    placement: Placement
+    snapshot_version: int
+    operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRequested:
+    """It takes effect when it is on disk."""
+
+    deployment: DeploymentName
+    operation: ServedOperation
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeleted:
+    """No model of this shape (`config_hash`) is left in the store: no box is to be measured for it."""
+
+    shape: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAnswered:
+    node_id: NodeId
+    result: CommandResult
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAttached:
+    """A head dialled in; `attachment` is greater than every earlier one's."""
+
+    node_id: NodeId
+    deployment: DeploymentName
+    epoch: Epoch
+    attachment: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDetached:
+    deployment: DeploymentName
+    attachment: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentSaved:
+    """Revision `revision` of the deployment `uid` is on disk, with its epoch."""
+
+    deployment: DeploymentName
+    uid: str
+    revision: int
+    epoch: Epoch
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """The disk refused `revision`. What must be saved is tried again after `retry_after_s`; calls that wait fail."""
+
+    deployment: DeploymentName
+    uid: str
+    revision: int
+    failure: EdgeShardError
+    retry_after_s: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentForgotten:
+    """The deployment is no longer on disk."""
+
+    deployment: DeploymentName
+    uid: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """What a deployment can go on with: a placement found from the state of `version`, or why there is none."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+    found: Placement | EdgeShardError
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyPlanned:
+    """The boxes that are to keep weights for a deployment, chosen from the state of `version`."""
+
+    deployment: DeploymentName
+    uid: str
+    version: int
+    chosen: tuple[StandbyChoice, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActionIssued:
+    """An action is about to be performed; said before its performance, so that reconcile asks for it once."""
+
+    action: Action
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Nothing happened but time. `active_requests` are those the site is serving."""
+
+    now: float
+    active_requests: int = 0
+
+
+Event = (
+    NodeRegistered
+    | NodeConnected
+    | NodeDisconnected
+    | NodeRemoved
+    | HeartbeatsReceived
+    | LinkReported
+    | HeadReported
+    | ProfileReported
+    | MeasureRequested
+    | DeployRequested
+    | ReplanRequested
+    | DeleteRequested
+    | ModelDeleted
+    | CommandAnswered
+    | HeadAttached
+    | HeadDetached
+    | DeploymentSaved
+    | SaveFailed
+    | DeploymentForgotten
+    | Replanned
+    | StandbyPlanned
+    | ActionIssued
+    | Ticked
+)

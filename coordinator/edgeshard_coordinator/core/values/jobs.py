@@ -1,0 +1,86 @@
+"""What boxes are asked to measure, as values; `core.profiling.measuring` decides about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import Epoch, NodeId, NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class SentCommand:
+    """A command under way since `sent_at`; unanswered at `deadline` it counts as failed. In monotonic seconds."""
+
+    command_key: CommandKey
+    command: MeasureCompute | ProbeLinks
+    sent_at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one box is still to measure, over the control stream numbered `connection`: its layers, then its links.
+
+    uid         of the operator's call that waits for it, or the coordinator's own number for it
+    compute     the measurement of layers still to do
+    peers       the boxes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
+    asked       boxes whose probe was answered, whatever it gave; those in `missed` gave no link
+    step        how many commands were sent, so that each has a key of its own
+    own         nobody waits for it
+    """
+
+    uid: str
+    node_id: NodeId
+    connection: int
+    compute: MeasureCompute | None = None
+    peers: tuple[NodeId, ...] | None = None
+    every_link: bool = False
+    asked: frozenset[NodeId] = frozenset()
+    missed: frozenset[NodeId] = frozenset()
+    step: int = 0
+    sent: SentCommand | None = None
+    own: bool = False
+
+    @property
+    def next_key(self) -> CommandKey:
+        return CommandKey(self.uid, Epoch(0), CommandKind.MEASURE, self.step)
+
+    @property
+    def probing(self) -> bool:
+        return self.sent is not None and isinstance(self.sent.command, ProbeLinks)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTry:
+    """How often a link's probe, or a measurement of layers, gave nothing, and the earliest time of another."""
+
+    attempts: int
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class Retake:
+    """A box's layers that were measured while it was busy: what is asked of it again, not before a time.
+
+    `attempts` counts how often it was asked again already.
+    """
+
+    node_id: NodeId
+    command: MeasureCompute
+    attempts: int
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
+
+    `missed` are the boxes that it could not measure its link to.
+    """
+
+    uid: str
+    node_id: NodeId
+    failure: EdgeShardError | None = None
+    missed: tuple[NodeName, ...] = ()

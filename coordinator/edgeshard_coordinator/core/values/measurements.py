@@ -1,0 +1,113 @@
+"""What boxes measured of themselves and of their links, as the coordinator keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from edgeshard.domain.control.commands import MeasureCompute, ProfileReport
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    DiskProfile,
+    LayerKind,
+    LinkProfile,
+    MeasuredLink,
+    config_hash,
+)
+from edgeshard.profiles.fit import fit_profile
+
+ValueT = TypeVar("ValueT")
+
+ProfileKey = tuple[str, DType, Quantisation | None]
+"""A model's shape, as `edgeshard.domain.nodes.profile.config_hash` has it, and how its weights are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported(Generic[ValueT]):
+    """A measured value and when it came, in monotonic seconds."""
+
+    value: ValueT
+    reported_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Of one box: its times by model and weights, and its links by receiver. All profiles are of one device."""
+
+    profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
+    links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
+    saved: bool = True
+
+    def reported(self, report: ProfileReport, now: float) -> Measurements:
+        """With a new report. Profiles of another fingerprint than the newest are of a former device, and dropped."""
+        fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
+        kept = dict(self.profiles)
+        if report.compute:
+            fingerprint = report.compute[-1].fingerprint
+            kept = {key: known for key, known in {**kept, **fresh}.items() if known.value.fingerprint == fingerprint}
+        links = {link.receiver: Reported(link.profile, now) for link in report.links}
+        return Measurements(kept, {**self.links, **links}, saved=False)
+
+    def of_new_device(self) -> Measurements:
+        """After the box's hardware or software changed: its times no longer hold."""
+        return replace(self, profiles={}, saved=False) if self.profiles else self
+
+
+def key_of(profile: ComputeProfile) -> ProfileKey:
+    return profile.model_hash, profile.dtype, profile.quantisation
+
+
+def key_asked(command: MeasureCompute) -> ProfileKey:
+    """Of the profile that a command has measured."""
+    return config_hash(command.config), command.dtype, command.quantisation
+
+
+def check_profile(profile: ComputeProfile) -> None:
+    """Raise InvalidArgumentError for a profile that gives no times of some part of a model."""
+    fit = fit_profile(profile)
+    blocks = LayerKind.MOE_BLOCK if any(x.kind is LayerKind.MOE_BLOCK for x in profile.layers) else LayerKind.BLOCK
+    for kind in (LayerKind.EMBEDDING, blocks, LayerKind.HEAD):
+        fit.of_kind(kind)
+
+
+def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
+    """Whether times measured with the old facts hold with the new; how much memory is left does not matter."""
+    return replace(old, memory_budget_bytes=0) == replace(new, memory_budget_bytes=0)
+
+
+def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
+    """The profiles of one model with one sort of weights, by box."""
+    found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
+    return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
+
+
+def disk_of(known: Measurements | None) -> DiskProfile | None:
+    """A box's disk, as the newest of its profiles with one has it."""
+    profiles = () if known is None else known.profiles.values()
+    newest = max((p for p in profiles if p.value.disk is not None), key=lambda p: p.reported_at, default=None)
+    return None if newest is None else newest.value.disk
+
+
+def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
+    for sender, known in measured.items():
+        for receiver, link in known.links.items():
+            yield MeasuredLink(sender, receiver, link.value)
+
+
+def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
+    """Without boxes that are no longer known, and the links to them."""
+    lost = frozenset(gone)
+    if not lost:
+        return measured
+    return {node_id: _without_links(known, lost) for node_id, known in measured.items() if node_id not in lost}
+
+
+def _without_links(known: Measurements, gone: frozenset[NodeId]) -> Measurements:
+    if gone.isdisjoint(known.links):
+        return known
+    kept = {receiver: link for receiver, link in known.links.items() if receiver not in gone}
+    return replace(known, links=kept, saved=False)

@@ -1,0 +1,549 @@
+"""Everything the coordinator knows, as one frozen value, and what must always hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgeshard.domain.control.commands import NO_TERM, Term
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
+from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, disk_of
+
+NO_EPOCH = Epoch(0)
+"""Below every epoch there is."""
+HeldStage = tuple[DeploymentName, Epoch]
+"""A stage as `ReleaseStage` names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Limits in seconds."""
+
+    heartbeat_timeout_s: float = 10.0
+    """A connected box that is silent for longer is taken for lost."""
+    ghost_s: float = 60.0
+    """A box that registered and has not connected by then is forgotten."""
+    lease_s: float = 10.0
+    """How long boxes may take to come back where the coordinator itself may have been at fault (`core.nodes.eviction`)."""
+    stall_s: float = 1.5
+    """Ticks come every half second; two further apart say that the coordinator stood still."""
+    activate_timeout_s: float = 60.0
+    """From every stage prepared to an attached head."""
+    suspect_wait_s: float = 0.75
+    suspect_silence_s: float = 1.0
+    """A box is taken for lost if it was silent from the second before a link of it is suspect until this long after."""
+    suspect_limit_s: float = 2.0
+    """If by then the boxes of a suspect link have not both been heard, that which was heard before is lost."""
+    bad_link_s: float = 60.0
+    """How long a link that was at fault is remembered."""
+    reattach_timeout_s: float = 5.0
+    """How long a head that detached may take to attach again at the same epoch."""
+    load_timeout_s: float = 600.0
+    """A box that loads a stage and shows no progress for so long is taken for lost."""
+    retry_first_s: float = 1.0
+    retry_limit_s: float = 30.0
+    """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
+    measure_timeout_s: float = 3600.0
+    probe_timeout_s: float = 120.0
+    """For the layers of a model, and for one batch of links."""
+    probe_quiet_s: float = 5.0
+    """How long the site must have been quiet before the coordinator has links and layers measured by itself."""
+    probe_retry_first_s: float = 10.0
+    probe_retry_limit_s: float = 600.0
+    probe_attempts: int = 6
+    """A link whose probe fails is tried again with these delays, and then no more until one of its boxes restarts."""
+    retake_quiet_s: float = 30.0
+    """How long others must have left a box alone before layers that it measured while busy are measured again."""
+    retake_first_s: float = 60.0
+    retake_limit_s: float = 3600.0
+    retake_attempts: int = 6
+    """The same for such a measurement, which a box that is never quiet would repeat for ever, and for a first one that
+    fails, until the box restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A box that registered once. `connection` numbers its control stream, 0 while there is none.
+
+    While it is `starting`, its facts are those of its last run; of a box that never ran before, they may be incomplete.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    incarnation: str = ""
+    starting: bool = False
+    connection: int = 0
+    joined: bool = True
+    """Whether it ever had a control stream; only then is it on disk (`core.nodes.ghosts`)."""
+    heard_at: float = 0.0
+    others_at: float = 0.0
+    """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
+    stages: tuple[StageStatus, ...] = ()
+    reported: bool = False
+    """Whether it has said over this connection what it holds."""
+    huge_pages: HugePages | None = None
+    packed: tuple[int, ...] = ()
+    """Ids of the units that it keeps packed. Not on disk."""
+    saved: bool = False
+    released: frozenset[HeldStage] = frozenset()
+    """What this connection was told to release and the box still names: it was sent before, or is under way."""
+    excused: bool = False
+    """Whether a silence of it was put down to the coordinator since it was last heard."""
+    strangers_told: bool = False
+    """Whether the log says that it holds stages of unknown deployments; once for each connection."""
+
+    @property
+    def connected(self) -> bool:
+        return self.connection != 0
+
+    @property
+    def placeable(self) -> bool:
+        """Whether layers can be placed on it, and measurements asked of it."""
+        return self.connected and not self.starting
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one command is: the connection it was last sent on (0: not yet), and whether it was answered."""
+
+    sent_on: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOperation:
+    """A mutating call that took effect, kept so that its repeat gets the same answer. `outcome` is opaque here."""
+
+    operation_id: OperationId
+    fingerprint: str
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedOperation:
+    """A mutating call that the disk did not take: it changed nothing."""
+
+    operation_id: OperationId
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class EndedService:
+    """An epoch that stopped serving; its running requests are to fail with `failure`."""
+
+    epoch: Epoch
+    failure: EdgeShardError
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectLink:
+    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so. Where
+    `sender` is None it is the coordinator's own, to the head of the deployment: both stages are 0.
+
+    Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
+    `since`.
+    """
+
+    deployment: DeploymentName
+    epoch: Epoch
+    from_stage: int
+    to_stage: int
+    sender: NodeId | None
+    receiver: NodeId
+    since: float
+    checked_at: float
+    why: str
+
+    @property
+    def ends(self) -> tuple[NodeId, ...]:
+        return (self.receiver,) if self.sender is None else (self.receiver, self.sender)
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyChoice:
+    """A box and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
+
+    node_id: NodeId
+    node_name: NodeName
+    layers: LayerRange
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """What a box is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
+
+    Of its memory `reserved_bytes` count as taken.
+    """
+
+    number: int
+    node_id: NodeId
+    epoch: Epoch
+    layers: LayerRange | None
+    reserved_bytes: int = 0
+    sent: Progress = Progress()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Another placement that an operator had found: the deployment goes on with it, at `epoch`, once `revision` is on
+    disk."""
+
+    placement: Placement
+    epoch: Epoch
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentRecord:
+    """A deployment, what was asked of its boxes for the current epoch, and what of it is on disk.
+
+    `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
+    is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
+    """
+
+    uid: str
+    spec: DeploymentSpec
+    manifest_digest: Digest
+    placement: Placement
+    epoch: Epoch
+    phase: DeploymentPhase = DeploymentPhase.LOADING
+    ever_ready: bool = False
+    failure: EdgeShardError | None = None
+    prepared: tuple[Progress, ...] = ()
+    released: tuple[Progress, ...] = ()
+    activated: Progress = Progress()
+    attachment: int = 0
+    """Number of the head's Attach stream, 0 while there is none."""
+    deadline: float | None = None
+    """When LOADING or ACTIVATING has taken too long."""
+    loaded_bytes: int = 0
+    """What the boxes have fetched of it, as they last said while it was loading."""
+    not_before: float = 0.0
+    """Earliest time WAITING may end."""
+    failed_attempts: int = 0
+    adoptable: bool = False
+    """Its boxes may still hold this very epoch, from before the coordinator's restart."""
+    was_ready: bool = False
+    """Before that restart, at the epoch that it began with."""
+    avoided: frozenset[NodeId] = frozenset()
+    """Boxes that failed to load it since it last was ready."""
+    planned_for: int = -1
+    """The version of the state that a placement without the lost boxes was last looked for in."""
+    standbys: tuple[Standby, ...] = ()
+    standby_for: int = -1
+    """The version of the state that they were last chosen in."""
+    standby_count: int = 0
+    ended: EndedService | None = None
+    revision: int = 1
+    saving: int = 0
+    saved: int = 0
+    saved_epoch: Epoch = NO_EPOCH
+    save_after: float = 0.0
+    operations: tuple[ServedOperation, ...] = ()
+    """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
+    delete_revision: int = 0
+    """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
+    move: Move | None = None
+    former: Placement | None = None
+    """What it had before it moved, until it is ready with what it has: it goes back where that fails. Not on disk."""
+    forgetting: bool = False
+    shape: str = ""
+    """Of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
+
+    @property
+    def name(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+    @property
+    def model(self) -> ModelName:
+        return ModelName(self.spec.model)
+
+    @property
+    def head(self) -> PlacedStage:
+        return self.placement.head
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the current epoch is being opened or is open."""
+        return self.phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
+
+    @property
+    def durable(self) -> bool:
+        return self.saved == self.revision
+
+    @property
+    def on_disk(self) -> DeploymentRecord:
+        """What the disk is told: a deletion and a move take effect when they are there."""
+        if self.delete_revision:
+            return replace(self, phase=DeploymentPhase.DELETING)
+        if self.move is not None:
+            loading = DeploymentPhase.LOADING
+            return replace(self, phase=loading, placement=self.move.placement, epoch=self.move.epoch)
+        return self
+
+
+def fresh_progress(placement: Placement) -> tuple[Progress, ...]:
+    return (Progress(),) * len(placement.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`instance` names this run of the coordinator. `version` counts changes a placement depends on."""
+
+    instance: str
+    timings: Timings = Timings()
+    term: Term = NO_TERM
+    nodes: Mapping[NodeId, KnownNode] = field(default_factory=dict)
+    deployments: Mapping[DeploymentName, DeploymentRecord] = field(default_factory=dict)
+    retired: Mapping[DeploymentName, Epoch] = field(default_factory=dict)
+    """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
+    measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
+    jobs: tuple[Job, ...] = ()
+    """In the order they were asked for."""
+    told: tuple[Measured, ...] = ()
+    """Jobs that ended, until the operator's call is told."""
+    tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
+    """Links whose probe failed, by sender and receiver."""
+    retakes: tuple[Retake, ...] = ()
+    """Measurements of layers on boxes that were busy with something else."""
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Decoded config.json of models that boxes are measured for, by `config_hash`: measured on one, or deployed."""
+    profile_tries: Mapping[NodeId, Mapping[ProfileKey, ProbeTry]] = field(default_factory=dict)
+    """First measurements of layers that were begun by themselves and have given nothing."""
+    suspects: tuple[SuspectLink, ...] = ()
+    """Links of live epochs, until they recover or the epoch ends."""
+    bad_links: Mapping[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    """Links that were at fault, by sender and receiver: until when to avoid them."""
+    busy_at: float = 0.0
+    """When the site was last busy with something that a probe would disturb."""
+    refused: tuple[RefusedOperation, ...] = ()
+    """The newest ones, for the calls that wait to be told."""
+    ticked_at: float | None = None
+    """When the newest tick came; None before the first."""
+    frozen_until: float = 0.0
+    """Before that, no box is taken for lost (`core.nodes.eviction`)."""
+    awaited: Mapping[NodeId, float] = field(default_factory=dict)
+    """Boxes that are away and whose deployments do not break before a time."""
+    vanished: tuple[tuple[NodeId, float], ...] = ()
+    """Whose control streams ended in the last seconds, and when."""
+    probe_turn: int = 0
+    """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
+    probe_count: int = 0
+    version: int = 0
+
+    def is_connected(self, node_id: NodeId) -> bool:
+        node = self.nodes.get(node_id)
+        return node is not None and node.connected
+
+    def is_placeable(self, node_id: NodeId) -> bool:
+        node = self.nodes.get(node_id)
+        return node is not None and node.placeable
+
+    def pending_operation(self, name: DeploymentName, operation_id: OperationId) -> ServedOperation | None:
+        """A call on a deployment that the disk has neither taken nor refused yet."""
+        record = self.deployments.get(name)
+        operations = () if record is None else record.operations
+        return next((operation for operation in operations if operation.operation_id == operation_id), None)
+
+    def refusal(self, operation_id: OperationId) -> EdgeShardError | None:
+        return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
+
+    def find_node(self, name_or_id: str) -> KnownNode | None:
+        """By id, or by name; of two boxes with one name the connected one."""
+        by_id = self.nodes.get(NodeId(name_or_id))
+        named = [node for node in self.nodes.values() if node.name == name_or_id]
+        return by_id or next((node for node in named if node.connected), named[0] if named else None)
+
+    def first_epoch(self, name: DeploymentName) -> Epoch:
+        """The epoch a new deployment of this name starts at: above every one a box may still hold."""
+        seen = [stage.epoch for node in self.nodes.values() for stage in node.stages if stage.deployment == name]
+        return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
+
+    def free_bytes(self, node: KnownNode) -> int:
+        held = sum(held_bytes(stage) for stage in self._placed() if stage.node_id == node.node_id)
+        held += sum(entry.reserved_bytes for entry in self._standbys() if entry.node_id == node.node_id)
+        return max(0, node.facts.memory_budget_bytes - held)
+
+    def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
+        """Every known box as the placer sees it, by name, with the memory of the deployment `without` counted as free.
+
+        Worth a moment for many boxes: ask for it off the loop.
+        """
+        held: dict[NodeId, int] = {}
+        for stage in self._placed(without):
+            held[stage.node_id] = held.get(stage.node_id, 0) + held_bytes(stage)
+        for entry in self._standbys(without):
+            held[entry.node_id] = held.get(entry.node_id, 0) + entry.reserved_bytes
+        own = self.deployments.get(without) if without is not None else None
+        warm = {entry.node_id: entry.layers for entry in own.standbys if self._is_warm(entry)} if own else {}
+        ordered = sorted(self.nodes.values(), key=lambda node: (node.name, node.node_id))
+        return tuple(
+            Candidate(
+                node_id=node.node_id,
+                name=node.name,
+                address=node.address,
+                free_bytes=max(0, node.facts.memory_budget_bytes - held.get(node.node_id, 0)),
+                connected=node.connected,
+                facts=node.facts,
+                starting=node.starting,
+                warm=warm.get(node.node_id),
+                packed=node.packed,
+                disk=disk_of(self.measured.get(node.node_id)),
+            )
+            for node in ordered
+        )
+
+    def _placed(self, without: DeploymentName | None = None) -> Iterator[PlacedStage]:
+        for record in self.deployments.values():
+            if record.phase is not DeploymentPhase.FAILED and record.name != without:
+                yield from record.placement.stages
+                yield from record.move.placement.stages if record.move is not None else ()
+
+    def _is_warm(self, entry: Standby) -> bool:
+        node = self.nodes.get(entry.node_id)
+        return entry.sent.done and node is not None and entry.sent.sent_on == node.connection
+
+    def _standbys(self, without: DeploymentName | None = None) -> Iterator[Standby]:
+        for record in self.deployments.values():
+            if record.name != without:
+                yield from record.standbys
+
+
+def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
+    """Whether a box holds a stage of an epoch that goes on without it."""
+    record = state.deployments.get(stage.deployment)
+    if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
+        return False
+    if stage.phase is StagePhase.STANDBY:
+        return False  # `core.deployments.standby` says what becomes of it
+    return all(placed.node_id != node.node_id for placed in record.placement.stages)
+
+
+def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+    """Names of the deployment's boxes that are not connected, or not done with starting."""
+    return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
+
+
+def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
+    """Those of them that are not awaited: without these its epoch cannot go on."""
+    stages = record.placement.stages
+    gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
+    return tuple(stage.node_name for stage in gone)
+
+
+def node_view(state: State, node: KnownNode, now: float) -> Node:
+    return Node(
+        node_id=node.node_id,
+        name=node.name,
+        address=node.address,
+        wire_version=node.wire_version,
+        facts=node.facts,
+        connected=node.connected,
+        heartbeat_age_s=max(0.0, now - node.heard_at) if node.heard_at else 0.0,
+        free_bytes=state.free_bytes(node),
+        stages=node.stages,
+        huge_pages=node.huge_pages,
+        starting=node.starting,
+    )
+
+
+def deployment_view(state: State, record: DeploymentRecord, active_requests: int = 0) -> Deployment:
+    stages = [
+        status
+        for placed in record.placement.stages
+        if (node := state.nodes.get(placed.node_id)) is not None
+        for status in node.stages
+        if status.deployment == record.name and status.epoch == record.epoch and status.phase is not StagePhase.STANDBY
+    ]
+    suspects = tuple(
+        SuspectHop(known.from_stage, known.to_stage, known.why)
+        for known in state.suspects
+        if (known.deployment, known.epoch) == (record.name, record.epoch)
+    )
+    return Deployment(
+        record.spec,
+        record.phase,
+        record.epoch,
+        record.placement,
+        record.failure,
+        tuple(stages),
+        active_requests,
+        suspects=suspects,
+    )
+
+
+def validate_state(state: State) -> None:
+    """Raise InternalError naming the first invariant that does not hold."""
+    connected = [node for node in state.nodes.values() if node.connected]
+    _hold(len({node.name for node in connected}) == len(connected), "two connected boxes have one name")
+    _hold(len({node.connection for node in connected}) == len(connected), "two boxes share a connection")
+    for node_id, node in state.nodes.items():
+        _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
+    for node_id in state.awaited:
+        _hold(node_id in state.nodes and not state.is_connected(node_id), f"box {node_id} is awaited and not away")
+    for name, record in state.deployments.items():
+        _hold(record.name == name, f"deployment {name} is filed under another name")
+        _validate_record(state, record)
+    for suspect in state.suspects:
+        live = state.deployments.get(suspect.deployment)
+        _hold(live is not None and live.is_live and live.epoch == suspect.epoch, "a link of no live epoch is suspect")
+    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a box has a bad link to itself")
+    _validate_jobs(state)
+
+
+def _validate_jobs(state: State) -> None:
+    under_way = [job for job in state.jobs if job.sent is not None]
+    probing = [job for job in under_way if job.probing]
+    _hold(len({job.node_id for job in under_way}) == len(under_way), "a box measures two things at once")
+    _hold(not probing or len(under_way) == 1, "links are measured while something else is")
+    for job in state.jobs:
+        node = state.nodes.get(job.node_id)
+        _hold(node is not None and node.connection == job.connection != 0, f"box {job.node_id} is away and measures")
+    for sender, known in state.measured.items():
+        _hold(sender in state.nodes, f"there are measurements of {sender}, which is no box")
+        _hold(sender not in known.links, f"box {sender} measured a link to itself")
+
+
+def _validate_record(state: State, record: DeploymentRecord) -> None:
+    phase, where = record.phase, f"deployment {record.name} in {record.phase}"
+    all_prepared = all(progress.done for progress in record.prepared)
+    _hold(record.epoch > state.retired.get(record.name, 0), f"{where}: its epoch was used before")
+    _hold(0 <= record.saved_epoch <= record.epoch, f"{where}: an epoch is on disk that is not yet")
+    _hold(record.saved <= record.saving <= record.revision, f"{where}: revisions are out of order")
+    _hold(record.delete_revision <= record.revision, f"{where}: it is deleted at a revision that is not yet")
+    if any(progress.sent_on for progress in record.prepared):
+        _hold(record.saved_epoch == record.epoch, f"{where}: a stage was prepared before its epoch was on disk")
+    if record.activated.sent_on:
+        _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
+    _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
+    if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        _hold(not lost_nodes(state, record), f"{where}: a box is away")
+    if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
+        _hold(all_prepared, f"{where}: a stage is not prepared")
+    if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):
+        _hold(record.deadline is not None, f"{where}: there is no deadline")
+    if phase is DeploymentPhase.READY:
+        _hold(record.activated.done and record.attachment != 0, f"{where}: the head is not attached")
+        _hold(record.ever_ready and record.failure is None, f"{where}: it counts as never ready or as failed")
+    _hold(record.move is None or phase is DeploymentPhase.READY, f"{where}: it is about to move")
+    on_the_way = (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.WAITING)
+    _hold(record.former is None or phase in on_the_way, f"{where}: it has a placement to go back to")
+    if phase is DeploymentPhase.FAILED:
+        _hold(record.failure is not None and not record.ever_ready, f"{where}: without a reason, or after READY")
+
+
+def _hold(condition: bool, message: str) -> None:
+    if not condition:
+        raise InternalError(f"invariant broken: {message}", reason="INVARIANT")

@@ -1,0 +1,1 @@
+"""Commands about models, plans and deployments."""

@@ -1,0 +1,208 @@
+"""edgectl apply: deployments as files say, once or as often as one likes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.commands.deployments.deploy import read_spec
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.render.loading import DeployReporter
+from edgeshard.cli.render.output import Column, Output, OutputOption, plain, show_list, stderr_console
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
+    from edgeshard.domain.deployments.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of a spec that is one thing and wanted to be another."""
+
+    field: str
+    now: Any
+    wanted: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is done, or would be, about a deployment: `created`, `unchanged`, `replaced`; `refused` in a dry run."""
+
+    name: str
+    action: str
+    differences: tuple[Difference, ...] = ()
+    placement: Placement | None = field(default=None)
+
+
+def apply(
+    context: typer.Context,
+    files: Annotated[
+        list[Path],
+        typer.Option(
+            "--file",
+            "-f",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="A spec as TOML or JSON, or several as [[deployment]]; may be repeated.",
+        ),
+    ],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete a deployment that differs and deploy it again; its requests end.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all answer requests.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait for each.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and where.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays.
+
+    A file says all of a deployment: what it leaves out takes its default, and a source left out stays as it is. A
+    running deployment cannot be changed, so one that differs is refused by the fields that do, unless --replace.
+    """
+    specs = specs_of(files)
+    asked = _Asked(replace, wait, timeout, dry_run)
+
+    async def work() -> list[Change]:
+        async with connect_of(context).client() as client:
+            # All are looked at before anything is done.
+            found = [(spec, await _current(client, spec)) for spec in specs]
+            if not (dry_run or replace):
+                for spec, current in found:
+                    _check(spec, current)
+            return [await _applied(client, spec, current, asked) for spec, current in found]
+
+    changes = run(work())
+    show_list(changes, output, _COLUMNS, lambda change: change.name)
+    if output in (Output.TABLE, Output.WIDE):
+        for change in changes:
+            for difference in change.differences:
+                typer.echo(f"{change.name}: {_difference_text(difference)}", err=True)
+    if any(change.action == REFUSED for change in changes):
+        raise typer.Exit(1)
+
+
+REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    replace: bool
+    wait: bool
+    timeout_s: float | None
+    dry_run: bool
+
+
+def specs_of(files: list[Path]) -> list[DeploymentSpec]:
+    """The specs of all files. Raises InvalidArgumentError naming the file and every field that is wrong in one."""
+    from edgeshard.domain.deployments.deployment import parse_spec
+
+    specs: dict[str, DeploymentSpec] = {}
+    for file in files:
+        values = read_spec(file)
+        tables = values.pop("deployment", None)
+        if tables is None:
+            tables = [values]
+        elif values or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            raise InvalidArgumentError(
+                f"{file}: beside [[deployment]] tables there may be nothing else", field="file", reason="INVALID_SPEC"
+            )
+        for table in tables:
+            try:
+                spec = parse_spec(table)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{file}: {error.message}", field=error.field, reason=error.reason) from None
+            if spec.name in specs:
+                raise InvalidArgumentError(f"{file}: there are two deployments {spec.name}", field="name")
+            specs[spec.name] = spec
+    return list(specs.values())
+
+
+def differences(current: DeploymentSpec, wanted: DeploymentSpec) -> tuple[Difference, ...]:
+    """The fields that differ. A source that is not given is whichever was chosen."""
+    if not wanted.source:
+        wanted = wanted.model_copy(update={"source": current.source})
+    return tuple(
+        Difference(name, plain(getattr(current, name)), plain(getattr(wanted, name)))
+        for name in type(wanted).model_fields
+        if getattr(current, name) != getattr(wanted, name)
+    )
+
+
+async def _current(client: Client, spec: DeploymentSpec) -> Deployment | None:
+    try:
+        return await client.deployment(spec.name)
+    except NotFoundError:
+        return None
+
+
+def _check(spec: DeploymentSpec, current: Deployment | None) -> None:
+    """Raise FailedPreconditionError naming the fields of a deployment that would have to change, or why it failed."""
+    if current is None:
+        return
+    found = differences(current.spec, spec)
+    again = f"`edgectl delete deployment {spec.name}` first, or give --replace"
+    if found:
+        texts = "; ".join(map(_difference_text, found))
+        raise FailedPreconditionError(
+            f"deployment {spec.name} is there and cannot be changed: {texts}. {again}",
+            field=found[0].field,
+            reason="SPEC_DIFFERS",
+        )
+    if _is_dead(current):
+        why = f": {current.failure.message}" if current.failure is not None else ""
+        raise FailedPreconditionError(
+            f"deployment {spec.name} is {current.phase}{why}. {again}", field="name", reason="NOT_RUNNING"
+        )
+
+
+def _is_dead(deployment: Deployment) -> bool:
+    return deployment.phase.value in ("failed", "deleting")
+
+
+async def _applied(client: Client, spec: DeploymentSpec, current: Deployment | None, asked: _Asked) -> Change:
+    found = differences(current.spec, spec) if current is not None else ()
+    stays = current is not None and not found and not _is_dead(current)
+    if asked.dry_run:
+        if current is None:
+            return Change(spec.name, "created", placement=await client.plan(spec))
+        action = "unchanged" if stays else "replaced" if asked.replace else REFUSED
+        return Change(spec.name, action, found, current.placement if stays else None)
+    with stderr_console().status(f"applying {spec.name}") as status:
+        reporter = DeployReporter(status)
+        if stays:
+            assert current is not None
+            if asked.wait:
+                current = await client.wait_ready(spec.name, asked.timeout_s, reporter.show)
+            return Change(spec.name, "unchanged", placement=current.placement)
+        if current is not None:
+            await client.delete_deployment(spec.name, timeout_s=asked.timeout_s)
+        deployment = await client.deploy(spec, asked.wait, asked.timeout_s, reporter.show)
+    return Change(spec.name, "created" if current is None else "replaced", found, deployment.placement)
+
+
+def _difference_text(difference: Difference) -> str:
+    return f"{difference.field} is {_text(difference.now)} and would become {_text(difference.wanted)}"
+
+
+def _text(value: Any) -> str:
+    return "not set" if value in (None, "", [], {}) else str(value)
+
+
+def _placement_text(change: Change) -> str:
+    from edgeshard.cli.render.views import layers_text
+
+    return layers_text(change.placement) if change.placement is not None else "-"
+
+
+_COLUMNS: list[Column[Change]] = [
+    Column("NAME", lambda change: change.name),
+    Column("ACTION", lambda change: change.action),
+    Column("DIFFERS IN", lambda change: ",".join(difference.field for difference in change.differences) or "-"),
+    Column("PLACEMENT", _placement_text),
+]

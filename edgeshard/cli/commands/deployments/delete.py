@@ -1,0 +1,111 @@
+"""edgectl delete: remove a deployment, a model, a box, or packed units of one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.nouns import NounGroup
+from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
+
+if TYPE_CHECKING:
+    from edgeshard.client import PackedUnit
+
+app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, box or packed unit.", no_args_is_help=True)
+
+NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
+DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
+
+
+@app.command(short_help="Stop a deployment and free its memory.")
+def deployment(
+    context: typer.Context,
+    name: DeploymentName,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every box let go of it.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+) -> None:
+    """Stop a deployment and free its memory on every box; requests that are running end."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.delete_deployment(name, wait, timeout)
+
+    try:
+        run(work())
+    except typer.Exit:
+        typer.echo(
+            f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True
+        )
+        raise
+    typer.echo(f"deployment {name} {'deleted' if wait else 'is being deleted'}")
+
+
+@app.command(short_help="Remove a model that no deployment uses.")
+def model(context: typer.Context, name: ModelName) -> None:
+    """Remove a model from the coordinator's store; refused while a deployment uses it."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.delete_model(name)
+
+    run(work())
+    typer.echo(f"model {name} deleted")
+
+
+@app.command(short_help="Take a box out of the site.")
+def node(context: typer.Context, name: NodeName) -> None:
+    """Take a box out of the site: its agent stops, its certificate is refused, deployments go on without it.
+
+    edgectl token create lets it in again.
+    """
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.remove_node(name)
+
+    run(work())
+    typer.echo(f"box {name} deleted")
+
+
+@app.command(short_help="Free the disk of a box of packed units.")
+def packed(
+    context: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
+    units: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[UNIT]...", help="By id, as describe node lists them.", show_default=False),
+    ] = None,
+    unused: Annotated[bool, typer.Option("--unused", help="All that are not in use.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Remove packed units of a box: files from which it loads weights. What is needed again is made again.
+
+    One that a stage or a standby uses stays. edgectl describe node lists them.
+    """
+    from edgeshard.cli.render.output import human_bytes
+    from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+
+    if unused == bool(units):
+        raise InvalidArgumentError("give the ids of packed units, or --unused for all not in use", field="units")
+
+    async def work() -> tuple[PackedUnit, ...]:
+        async with connect_of(context).client() as client:
+            return await client.drop_packed(node, None if unused else units)
+
+    asked = run(work())
+    gone = [unit for unit in asked if not unit.in_use]
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(asked), output)
+    else:
+        freed = human_bytes(sum(unit.size_bytes for unit in gone))
+        typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of box {node} deleted: {freed} freed")
+    if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
+        raise FailedPreconditionError(
+            f"box {node} uses {', '.join(kept)}; delete the deployment first",
+            field="units",
+            reason="PACKED_IN_USE",
+        )

@@ -1,0 +1,358 @@
+"""edgectl deploy: place a model on the boxes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.commands.deployments.model import add_model
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.loading import DeployReporter
+from edgeshard.cli.render.output import (
+    Output,
+    OutputOption,
+    plain,
+    show_data,
+    show_fields,
+    show_list,
+    stderr_console,
+)
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.storage.inputs import read_json, read_toml
+
+if TYPE_CHECKING:
+    from edgeshard.domain.deployments.deployment import DeploymentSpec
+    from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+    from edgeshard.importing.sources import Source
+
+
+def deploy(  # noqa: PLR0913 - one parameter for each option
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the deployment.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            "-f",
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="The spec as TOML or JSON, instead of options.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Box of the first layer; by default the first of --layers, or the best.",
+        ),
+    ] = None,
+    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
+    ] = None,
+    max_time_per_token: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")
+    ] = None,
+    standby: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Do not use it; may be repeated."),
+    ] = None,
+    reserve: Annotated[
+        list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, or int4; else as --dtype.")
+    ] = None,
+    quantise: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quantise",
+            "--quantize",
+            metavar="FORMAT|NODE=FORMAT",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for boxes.",
+        ),
+    ] = None,
+    head_quantisation: Annotated[
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
+    ] = None,
+    new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
+    ] = None,
+    max_inter_token_latency: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Longest that prompts may hold up a stream's next token.")
+    ] = None,
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
+    ] = False,
+    kv_overcommit: Annotated[
+        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
+    ] = False,
+    allow_streaming: Annotated[
+        bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
+    ] = False,
+    kv_swap_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="KV of requests that gave way that a box may keep, such as 2GiB.")
+    ] = None,
+    kv_swap_on_disk: Annotated[
+        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Deploy a model: from --file, or NAME with --model.
+
+    Without --layers the boxes and their layers are planned from what was measured (`edgectl profile`); where that is
+    missing, from data sheets or free memory, and a note says so.
+    """
+    options = {
+        "name": name,
+        "model": model,
+        "source": source,
+        "layers": layers,
+        "objective": objective,
+        "max_time_per_token_s": max_time_per_token,
+        "standby": standby,
+        "exclude": exclude,
+        "reserve": reserve,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "quantisation": quantise,
+        "head_quantisation": head_quantisation,
+        "max_context": max_context,
+        "max_new_tokens": max_new_tokens,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
+        "concurrency": concurrency,
+        "mode": mode,
+        "micro_batches": micro_batches,
+        "max_inter_token_latency_s": max_inter_token_latency,
+        "prefix_cache": prefix_cache or None,
+        "kv_overcommit": kv_overcommit or None,
+        "allow_streaming": allow_streaming or None,
+        "kv_swap_bytes": kv_swap_bytes,
+        "kv_swap_on_disk": kv_swap_on_disk or None,
+    }
+    connect, elsewhere = connect_of(context), model_source(model)
+    if elsewhere is not None:
+        options["model"] = elsewhere.name
+    spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
+    if elsewhere is not None and model is not None:
+        add_model(connect, model)
+    if dry_run:
+        run(_plan(connect, spec, output))
+    else:
+        run(_deploy(connect, spec, wait, timeout, output))
+
+
+def model_source(model: str | None) -> Source | None:
+    """What `--model` names that is not in the store: None for a name. Raises NotFoundError where it is not there."""
+    if model is None or not ("/" in model or model.lower().endswith(".gguf")):
+        return None
+    from edgeshard.importing.sources import parse_source
+
+    return parse_source(model)
+
+
+def spec_of(file: Path | None, options: dict[str, Any]) -> DeploymentSpec:
+    """The spec of `--file`, or of options by key. Raises InvalidArgumentError naming the key or option at fault."""
+    from edgeshard.domain.deployments.deployment import joined_mistakes, parse_spec, spec_mistakes
+
+    if file is not None:
+        if options:
+            given = ", ".join(option_of(key) for key in options)
+            raise InvalidArgumentError(f"--file holds the whole spec: leave out {given}", field="file")
+        return parse_spec(read_spec(file))
+    values, mistakes = _read_options(options)
+    mistakes += spec_mistakes(values)
+    if mistakes:
+        raise joined_mistakes([_about_option(mistake) for mistake in mistakes], "\n       ")
+    try:
+        return parse_spec(values)
+    except InvalidArgumentError as error:
+        raise _about_option(error) from None
+
+
+def _read_options(options: dict[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
+    """The spec's values, and what is wrong with options that are written in another form, or missing."""
+    values: dict[str, Any] = {}
+    mistakes: list[InvalidArgumentError] = []
+    for key, value in options.items():
+        try:
+            values[key] = _READERS[key](value) if key in _READERS else value
+        except InvalidArgumentError as error:
+            mistakes.append(error)
+    for key in ("name", "model"):
+        if key not in values:
+            mistakes.insert(0, InvalidArgumentError(f"{key} is missing: give it, or a spec with --file", field=key))
+            values[key] = "missing"
+    return values, mistakes
+
+
+def _about_option(error: InvalidArgumentError) -> InvalidArgumentError:
+    """The error with the option's name in place of the key's, where the message begins with it."""
+    key = error.field.partition(".")[0]
+    if not error.message.startswith(key):
+        return error
+    return type(error)(option_of(key) + error.message.removeprefix(key), field=error.field, reason=error.reason)
+
+
+def option_of(key: str) -> str:
+    """The option for a key of the spec."""
+    named = {"name": "NAME", "quantisation": "--quantise"}
+    return named.get(key, "--" + key.removesuffix("_s").replace("_", "-"))
+
+
+def _layers(text: str) -> tuple[ExplicitStage, ...]:
+    from edgeshard.domain.deployments.placement import parse_layers
+
+    return parse_layers(text)
+
+
+def _quantisation(items: Sequence[str]) -> dict[str, str]:
+    """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
+    from edgeshard.domain.deployments.deployment import EVERY_NODE
+    from edgeshard.domain.models.dtypes import MODEL_FORMATS
+
+    found: dict[str, str] = {}
+    for item in items:
+        node, equals, text = item.rpartition("=")
+        if text not in ("none", *MODEL_FORMATS) or (equals and (not node or text == "none")) or (node or "*") in found:
+            raise InvalidArgumentError(
+                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
+                field="quantisation",
+            )
+        found[node or EVERY_NODE] = text
+    return found
+
+
+def _reserve(items: Sequence[str]) -> dict[str, int]:
+    """`--reserve NODE=SIZE`, repeated."""
+    from edgeshard.cli.commands.deployments.plan_inputs import sizes
+
+    return {node: int(size) for node, size in sizes(items).items()}
+
+
+def _swap_bytes(text: str) -> int:
+    from edgeshard.process.config import parse_bytes
+
+    return int(parse_bytes(text, "kv_swap_bytes"))
+
+
+# Options that are written in another form than the spec's values.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "layers": _layers,
+    "quantisation": _quantisation,
+    "reserve": _reserve,
+    "kv_swap_bytes": _swap_bytes,
+}
+
+
+def read_spec(file: Path) -> dict[str, Any]:
+    """The mapping in a TOML file, or a JSON one when its name ends in .json."""
+    read = read_json if file.suffix == ".json" else read_toml
+    values = read(file, f"{file} is not a spec", "file", "INVALID_SPEC")
+    if not isinstance(values, dict):
+        raise InvalidArgumentError(f"{file} is not a spec: it holds no object", field="file", reason="INVALID_SPEC")
+    return values
+
+
+async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
+    from edgeshard.cli.render.views import PLACED_COLUMNS
+
+    async with connect.client() as client:
+        placement = await client.plan(spec)
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(placement), output)
+    else:
+        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name)
+        _show_prediction(placement, output)
+
+
+async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
+    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
+
+    console = stderr_console()
+    with console.status(f"deploying {spec.name}") as status:
+        async with connect.client() as client:
+            if spec.allow_streaming and (first := await client.plan(spec)).streams:
+                console.print(f"before it starts: {first.note}", markup=False)
+            reporter = DeployReporter(status)
+            try:
+                deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
+            except asyncio.CancelledError:
+                # The answer may have been under way: whether it goes on, only the coordinator knows.
+                console.print(interrupted(spec.name, reporter.begun), markup=False)
+                raise
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(deployment), output)
+    else:
+        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name)
+        _show_prediction(deployment.placement, output)
+
+
+def _show_prediction(placement: Placement, output: Output) -> None:
+    from edgeshard.cli.render.views import prediction_fields
+
+    fields = prediction_fields(placement)
+    if fields and output is not Output.NAME:
+        typer.echo()
+        show_fields(fields)
+
+
+def interrupted(name: str, begun: bool) -> str:
+    """What whoever ended the waiting should know."""
+    goes_on = "goes on loading" if begun else "may go on loading"
+    return (
+        f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "
+        f"`edgectl delete deployment {name}` ends it"
+    )

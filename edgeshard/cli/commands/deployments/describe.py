@@ -1,0 +1,139 @@
+"""edgectl describe: everything about one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.nouns import NounGroup
+from edgeshard.cli.render.output import (
+    OWN_LINES,
+    Column,
+    Output,
+    OutputOption,
+    plain,
+    print_table,
+    show_data,
+    show_fields,
+    table,
+    visible,
+)
+from edgeshard.domain.ids import escaped
+
+app = typer.Typer(cls=NounGroup, help="Show everything about one box, model or deployment.", no_args_is_help=True)
+
+NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
+DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
+
+
+@app.command()
+def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
+    """Show a box, by name or id: its device, memory and stages, the packed units on its disk, and what was measured
+    of it and of its links.
+    """
+    from edgeshard.cli.render.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
+    from edgeshard.cli.render.views import PACKED_COLUMNS, STAGE_COLUMNS, node_fields, packed_text
+    from edgeshard.domain.errors import EdgeShardError
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            details = await client.node_details(name)
+            names = {node.node_id: str(node.name) for node in await client.nodes()}
+            packed = None
+            try:
+                packed = await client.packed_units(name)
+                says = packed_text(packed)
+            except EdgeShardError as error:  # all else of a box is known also while it is away
+                says = f"unknown: {error.message}"
+        found = details.node
+        _show(
+            node_data(details, names) | {"packed": plain(packed)},
+            found.name,
+            output,
+            node_fields(found) | {"Packed": says} | unknown_fields(details),
+            [
+                (found.stages, STAGE_COLUMNS),
+                (packed or (), PACKED_COLUMNS),
+                (link_rows(details.links, names), LINK_COLUMNS),
+            ],
+            ["\n".join(profile_text(stored)) for stored in details.profiles],
+        )
+
+    run(work())
+
+
+@app.command()
+def model(context: typer.Context, name: ModelName, output: OutputOption = Output.TABLE) -> None:
+    """Show a model of the store."""
+    from edgeshard.cli.render.views import model_fields
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            found = await client.stored_model(name)
+        _show(found, found.name, output, model_fields(found), [])
+
+    run(work())
+
+
+@app.command(short_help="Show a deployment: phase, settings, placement, counters.")
+def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
+    """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
+    requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
+    the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
+    they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
+    needed them; of boxes that may keep KV aside what they do, and how many requests' went there and came back. While it
+    is ready: how long requests would stand still if a box died, and what would take its place.
+    """
+    from edgeshard.cli.render.tier_views import tier_tables
+    from edgeshard.cli.render.views import (
+        LOSS_COLUMNS,
+        PLACED_COLUMNS,
+        RUNNING_COLUMNS,
+        deployment_fields,
+        running_stages,
+    )
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            found = await client.deployment(name, outlook=True)
+        _show(
+            found,
+            found.spec.name,
+            output,
+            deployment_fields(found),
+            [
+                (found.placement.stages, PLACED_COLUMNS),
+                (running_stages(found), RUNNING_COLUMNS),
+                *tier_tables(found),
+                (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
+            ],
+        )
+
+    run(work())
+
+
+def _show(
+    value: Any,
+    name: str,
+    output: Output,
+    fields: Mapping[str, str],
+    tables: Sequence[tuple[Sequence[Any], Sequence[Column[Any]]]],
+    paragraphs: Sequence[str] = (),
+) -> None:
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(value), output)
+    elif output is Output.NAME:
+        typer.echo(escaped(name))
+    else:
+        show_fields(fields)
+        for items, columns in tables:
+            if items:
+                typer.echo()
+                print_table(table(items, visible(columns, output)))
+        for paragraph in paragraphs:
+            typer.echo(f"\n{escaped(paragraph, OWN_LINES)}")

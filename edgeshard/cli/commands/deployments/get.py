@@ -1,0 +1,105 @@
+"""edgectl get: lists."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.nouns import NounGroup
+from edgeshard.cli.render.output import Output, OutputOption, show_list
+from edgeshard.cli.render.watch import WatchOption, show
+from edgeshard.domain.errors import DataLossError
+
+app = typer.Typer(cls=NounGroup, help="List boxes, models, deployments, events, audit.", no_args_is_help=True)
+
+
+@app.command()
+def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
+    """List the boxes of the site and what they hold."""
+    from edgeshard.cli.render.views import NODE_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch)
+
+    run(work())
+
+
+@app.command()
+def models(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
+    """List the models in the coordinator's store."""
+    from edgeshard.cli.render.views import MODEL_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch)
+
+    run(work())
+
+
+@app.command(short_help="List the deployments, their phase and placement.")
+def deployments(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
+    """List the deployments, their phase and which box holds which layers."""
+    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch)
+
+    run(work())
+
+
+@app.command(short_help="List what happened: boxes came and went, deployments changed.")
+def events(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=1000, help="The newest so many.")] = 50,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what happens, until Ctrl-C.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List what happened on the site since its coordinator started, the newest last: boxes that came and went, phases
+    of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
+    """
+    from edgeshard.cli.commands.deployments.events import follow
+    from edgeshard.cli.render.views import EVENT_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            if watch:
+                await follow(client.events(limit, follow=True), output)
+            else:
+                found = [event async for event in client.events(limit)]
+                show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
+
+    run(work())
+
+
+@app.command(short_help="List who changed the site, or was refused.")
+def audit(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The newest so many.")] = 50,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Hold the files against their seals instead; exit code 1 where one is broken."),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List who changed the site, or was refused, the newest last. Refusals are half of them at most, where there is
+    enough else.
+    """
+    from edgeshard.cli.render.views import AUDIT_CHECK_COLUMNS, AUDIT_COLUMNS
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            if verify:
+                checks = await client.check_audit()
+                show_list(checks, output, AUDIT_CHECK_COLUMNS, lambda check: check.file)
+                if broken := [check for check in checks if check.broken_at]:
+                    raise DataLossError(
+                        f"audit log broken at {broken[0].file}:{broken[0].broken_at}: {broken[0].why}", reason="SEAL"
+                    )
+            else:
+                show_list(await client.audit(limit), output, AUDIT_COLUMNS, lambda entry: entry.what)
+
+    run(work())

@@ -1,0 +1,128 @@
+"""edgectl model: what goes into the coordinator's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.output import Output, OutputOption, plain, show_data, show_list, stderr_console
+from edgeshard.domain.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from edgeshard.client.models import AddPhase
+    from edgeshard.domain.ids import Digest
+    from edgeshard.importing.blocks import Width
+
+app = typer.Typer(help="Put models into the coordinator's store.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Put models into the coordinator's store."""
+
+
+@app.command(short_help="Put a model into the store: a directory, a .gguf file, or OWNER/NAME of the Hub.")
+def add(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its name in the store; by default what MODEL is called.")
+    ] = None,
+    width: Annotated[
+        str,
+        typer.Option(
+            metavar="WIDTH",
+            help="What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
+        ),
+    ] = "int8",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say whether it fits, where and how fast, from its config alone.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --dry-run: boxes and links as TOML, not the site's own.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NODE", help="With --dry-run: box of the first layer; by default the largest.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Register a model: read it, hash every tensor and send what the store lacks.
+
+    An interrupted download or upload goes on where it stopped. What is lost where weights are rounded is said.
+    """
+    chosen = chosen_width(width)
+    if dry_run:
+        from edgeshard.cli.commands.deployments import model_plan
+
+        model_plan.dry_run(connect_of(context), model, chosen, cluster, source, output)
+    elif cluster is not None or source is not None:
+        raise InvalidArgumentError("--cluster and --source go with --dry-run", field="dry_run")
+    else:
+        run(_add(connect_of(context), model, name, chosen, output))
+
+
+def chosen_width(text: str) -> Width:
+    """Raises InvalidArgumentError for another width than there are."""
+    from edgeshard.importing.blocks import Width
+
+    if text not in list(Width):
+        raise InvalidArgumentError(f"--width {text!r} is unknown: use one of {', '.join(Width)}", field="width")
+    return Width(text)
+
+
+async def _add(connect: Connect, model: str, name: str | None, width: Width, output: Output) -> None:
+    from edgeshard.cli.render.views import MODEL_COLUMNS
+
+    digest = await _upload(connect, model, name, width)
+    async with connect.client() as client:
+        stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
+    # The same content may have other names; the call was about this one.
+    stored = [model for model in stored if model.name == name] or stored[:1]
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(stored[0]), output)
+    else:
+        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
+
+
+@contextmanager
+def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], None]]:
+    """A bar for each phase, which what it gives moves; only on a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    # A log file would get the last line of a bar.
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bars: dict[AddPhase, TaskID] = {}
+
+        def report(phase: AddPhase, done: int, total: int) -> None:
+            if phase not in bars:
+                bars[phase] = progress.add_task(phase.value)
+            progress.update(bars[phase], completed=done, total=total)
+
+        yield report
+
+
+def add_model(connect: Connect, model: str) -> None:
+    """Put a model into the store under its own name, and say how far that is."""
+    run(_upload(connect, model, None))
+
+
+async def _upload(connect: Connect, model: str, name: str | None, width: Width | None = None) -> Digest:
+    from edgeshard.client.models import Adding
+
+    console = stderr_console()
+    with adding_bars(console) as report:
+
+        def note(text: str) -> None:
+            console.print(f"note: {text}", markup=False)
+
+        adding = Adding(on_note=note) if width is None else Adding(width, note)
+        async with connect.client() as client:
+            return await client.add_model(model, name, report, adding)

@@ -1,0 +1,287 @@
+"""What `edgectl plan` plans: a cluster file and a config.json, or the site as its coordinator knows it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeshard.architectures import parse_config
+from edgeshard.architectures.unit_forms import UnitForm, held_of
+from edgeshard.cli.connect import Connect, run
+from edgeshard.cli.render.output import human_rate, human_seconds
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
+from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.packed import NOTHING_HELD, Held
+from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
+from edgeshard.planning.inputs.measured import doubtful, doubts_line
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
+from edgeshard.planning.inputs.site import SiteCluster, profile_command, site_cluster, site_problem
+from edgeshard.planning.inputs.what_if import typical_link
+from edgeshard.storage.inputs import read_json, read_toml
+
+if TYPE_CHECKING:
+    from edgeshard.client import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The options: None means the cluster's own value, or the planner's default. `more` are PlanProblem's fields."""
+
+    model: str
+    source: str | None = None
+    objective: str = Objective.AUTO
+    dtype: str | None = None
+    quantisation: Quantisation | None = None
+    kv_dtype: str | None = None
+    exclude: tuple[str, ...] = ()
+    relays: bool = False
+    what_if: tuple[str, ...] = ()
+    workload: Mapping[str, int | None] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self, default: Workload) -> dict[str, Any]:
+        """What is the same wherever the cluster comes from. Raises InvalidArgumentError naming the option at fault."""
+        if self.objective not in list(Objective):
+            raise InvalidArgumentError(
+                f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
+            )
+        workload = {key: getattr(default, key) if value is None else value for key, value in self.workload.items()}
+        weights = {"quantisation": self.quantisation}
+        return {"objective": Objective(self.objective), **workload, **weights, **self.more}
+
+    @property
+    def lengths_missing(self) -> list[str]:
+        return [key for key in ("prompt_tokens", "new_tokens") if self.workload.get(key) is None]
+
+    def weights_dtype(self, default: DType | None) -> DType:
+        return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
+
+    def cache_dtype(self, default: KvFormat | None) -> KvFormat | None:
+        return KvFormat.parse(self.kv_dtype) if self.kv_dtype is not None else default
+
+
+def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """The boxes of a file and a model known by name or of a file, and what there is to know of the figures, in words.
+
+    Raises InvalidArgumentError naming what is wrong.
+    """
+    return planned_offline(path, read_model(asked.model), asked)
+
+
+def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """The same for a model that has been read."""
+    cluster = read_cluster(path)
+    if asked.source is not None:
+        cluster.index(asked.source, "source")
+        cloud = None if cluster.cloud == asked.source else cluster.cloud
+        cluster = replace(cluster, source=asked.source, cloud=cloud)
+    problem = PlanProblem(
+        model=model,
+        cluster=cluster,
+        exclude=asked.exclude,
+        relays=asked.relays,
+        dtype=asked.weights_dtype(cluster.dtype),
+        kv_dtype=asked.cache_dtype(cluster.kv_dtype),
+        **asked.fields(cluster.workload),
+    )
+    problem.check()
+    return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
+
+
+def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """A model of the store on the site's connected boxes, and what there is to know of its figures, in words.
+
+    Raises FailedPreconditionError naming the boxes nobody has measured and the command that does so, NotFoundError or
+    UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
+    """
+    if asked.source is None:
+        raise InvalidArgumentError(
+            "--source is missing: name the box where prompts come in, or give a --cluster FILE", field="source"
+        )
+    if asked.relays:
+        raise InvalidArgumentError(
+            "--relays: a site runs no box without layers yet; leave it out, or plan a --cluster FILE", field="relays"
+        )
+    if asked.more.get("head_on_source"):
+        raise InvalidArgumentError(
+            "--head-on-source: a site runs the head on the last box only; leave it out, or plan a --cluster FILE",
+            field="head_on_source",
+        )
+    site = run(_fetch_site(connect, asked.model))
+    for option in ("exclude", "reserve", "max_share"):
+        _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
+    dtype, model = asked.weights_dtype(None), model_from_config(asked.model, site.config)
+    if asked.quantisation is None and all(node.facts.kind == "cpu" for node in site.nodes):
+        asked = replace(asked, quantisation=model.shape.stored_as)  # as it would be deployed
+    found = _measured_cluster(site, asked, dtype)
+    problem = site_problem(
+        found,
+        model,
+        # Boxes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
+        exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
+        dtype=dtype,
+        kv_dtype=asked.cache_dtype(None),
+        held=_held(site, asked, dtype),
+        **_of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic))),
+    )
+    problem.check()
+    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+
+
+def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
+    """What each box keeps packed of the model in the form that is asked for."""
+    if not site.packed:
+        return {}
+    names = {node.node_id: str(node.name) for node in site.nodes}
+    form = UnitForm(Digest(site.manifest_digest), dtype, asked.quantisation, parse_config(site.config))
+    found = {
+        names[on.node_id]: held_of(form, site.config, frozenset(on.ids)) for on in site.packed if on.node_id in names
+    }
+    return {name: held for name, held in found.items() if held != NOTHING_HELD}
+
+
+def _seen_workload(traffic: Traffic) -> Workload:
+    """The mean lengths of what the model's deployments served; the defaults where they served nothing."""
+    if not traffic.requests:
+        return Workload()
+    return Workload(math.floor(traffic.prompts.mean), math.floor(traffic.answers.mean))
+
+
+def _lengths_notes(problem: PlanProblem, asked: Asked, traffic: Traffic) -> tuple[str, ...]:
+    """Which lengths were not given, and what is planned for instead."""
+    if not asked.lengths_missing:
+        return ()
+    options = " and ".join("--" + key.replace("_", "-") for key in asked.lengths_missing)
+    taken = " and ".join(str(getattr(problem, key)) for key in asked.lengths_missing)
+    why = "the default"
+    if traffic.requests:
+        why = f"as in the latest of {traffic.requests} requests that deployments of {asked.model} served"
+    return (f"{options} not given: planned for {taken}, {why}",)
+
+
+async def _fetch_site(connect: Connect, model: str) -> Site:
+    async with connect.client() as client:
+        try:
+            return await client.site(model)
+        except UnavailableError as error:
+            raise UnavailableError(
+                f"{error.message}; without a site, describe the boxes with --cluster FILE",
+                reason=error.reason,
+                retry_after_s=error.retry_after_s,
+            ) from None
+
+
+def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
+    """A box that is away may be named, one that there is not may not."""
+    known = sorted(str(node.name) for node in site.nodes)
+    for name in names:
+        if name not in known:
+            raise InvalidArgumentError(
+                f"{option}: there is no box {name!r}; boxes are {', '.join(known)}", field=option, reason="UNKNOWN_NODE"
+            )
+
+
+def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without what is said of boxes that are away or left out."""
+    kept = {
+        option: {name: value for name, value in fields[option].items() if name in cluster.names}
+        for option in ("reserve", "max_share")
+        if option in fields
+    }
+    return {**fields, **kept}
+
+
+def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
+    return site_cluster(
+        site.nodes,
+        [stored.link for stored in site.links],
+        {node_id: stored.profile for node_id, stored in site.profiles_of(dtype, asked.quantisation).items()},
+        model=asked.model,
+        dtype=dtype,
+        quantisation=asked.quantisation,
+        source=asked.source or "",
+        exclude=asked.exclude,
+    )
+
+
+def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
+    notes, dtype = [], problem.dtype
+    if any(change.lstrip().startswith("+") for change in asked.what_if):
+        link = typical_link(found.cluster)
+        rate = human_rate(link.bandwidth_bps)
+        notes.append(f"boxes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+    if found.starting:
+        notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
+    if found.estimated:
+        command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
+        notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
+    if doubted := doubtful(problem):
+        command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
+        notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these boxes are idle")
+    if found.unmeasured:
+        shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
+        more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""
+        senders = " ".join(sorted({str(sender) for sender, _ in found.unmeasured}))
+        notes.append(f"no link was measured for {shown}{more}: none is planned with; run `edgectl profile {senders}`")
+    return tuple(notes)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster of a TOML file. Raises InvalidArgumentError naming the file or the key at fault."""
+    try:
+        return parse_cluster(read_toml(path, "--cluster", "cluster"))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{path}: {error.message}", field=error.field, reason=error.reason) from None
+
+
+def read_model(name: str) -> ModelSpec:
+    """A model known by name, or of a config.json. Raises InvalidArgumentError naming the key at fault."""
+    known = built_in_model(name)
+    if known is not None:
+        return known
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if not name or not path.exists():
+        raise InvalidArgumentError(
+            f"--model {name!r} is neither {', '.join(BUILT_IN_CONFIGS)} nor a config.json or a directory with one",
+            field="model",
+            reason="UNKNOWN_MODEL",
+        )
+    return model_from_config(path.resolve().parent.name, read_json(path, f"--model {path}", "model"))
+
+
+def sizes(items: Sequence[str]) -> dict[str, float]:
+    """`--reserve NODE=SIZE`, repeated. Raises InvalidArgumentError for one that is not."""
+    if not items:
+        return {}
+    from edgeshard.process.config import parse_bytes  # brings gRPC along, which planning does without
+
+    return {name: float(parse_bytes(value, f"reserve.{name}")) for name, value in _pairs(items, "reserve")}
+
+
+def shares(items: Sequence[str]) -> dict[str, float]:
+    """`--max-share NODE=PART`, repeated. Raises InvalidArgumentError for one that is not."""
+    found = {}
+    for name, value in _pairs(items, "max-share"):
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
+    return found
+
+
+def _pairs(items: Sequence[str], option: str) -> list[tuple[str, str]]:
+    pairs = []
+    for item in items:
+        name, equals, value = item.partition("=")
+        if not name or not equals or not value:
+            raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=option.replace("-", "_"))
+        pairs.append((name, value))
+    return pairs

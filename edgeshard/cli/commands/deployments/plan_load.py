@@ -1,0 +1,286 @@
+"""The load of `edgectl plan --simulate`: what is asked, the arrivals drawn or read, and the figures as text."""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from edgeshard.cli.render.output import (
+    Column,
+    Output,
+    human_seconds,
+    plain,
+    show_data,
+    show_fields,
+    stdout_console,
+    table,
+    visible,
+)
+from edgeshard.cli.render.plan_compare import draw
+from edgeshard.cli.render.plan_views import load_words, plan_data, plan_words
+from edgeshard.cli.render.views import percent
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.report.explain import bottleneck
+from edgeshard.planning.search.plan import PlanResult, plan
+from edgeshard.planning.simulation.forecast import (
+    ASSUMPTIONS,
+    Forecast,
+    NodeLoad,
+    Spread,
+    forecast,
+    most_held,
+    together,
+)
+from edgeshard.planning.simulation.serving import ServedRequest
+from edgeshard.storage.inputs import read_input
+
+DEFAULT_REQUESTS = 100
+MOST_REQUESTS = 10_000
+LEAST_RATE = 1e-6
+MOST_NEW_TOKENS = 2_000_000
+"""Over all requests: a time is kept for each of them."""
+PICTURED_STEPS = 24
+"""As many as can be told apart."""
+TOGETHER = "together"
+_DRAWN = ("rate", "requests", "prompt", "new", "seed")
+_COLUMNS = ("arrival_s", "prompt_tokens", "new_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLoad:
+    """A load: these requests, or none for the batch that starts together in `mode`. `words` describes it."""
+
+    words: str
+    requests: tuple[ServedRequest, ...] = ()
+    mode: Mode = Mode.NO_BUBBLES
+
+
+def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
+    """`together`, `together,mode=bubbles`, `rate=2,requests=100,prompt=64:512,new=128,seed=1` or `file=arrivals.csv`.
+
+    Prompts and answers are as long as the problem's unless given. Raises InvalidArgumentError naming the key at fault.
+    """
+    first, *rest = text.split(",")
+    is_together = first.strip() == TOGETHER
+    values = _pairs(rest if is_together else [first, *rest], text)
+    if is_together:
+        _only(values, ("mode",), TOGETHER)
+        mode = values.get("mode", Mode.NO_BUBBLES)
+        if mode not in set(Mode):
+            raise _wrong(f"mode={mode}", f"use one of {', '.join(Mode)}")
+        return AskedLoad(f"one batch that starts together, {mode}", mode=Mode(mode))
+    if "file" in values:
+        _only(values, ("file",), "file")
+        return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem))
+    _only(values, _DRAWN, "rate")
+    if "rate" not in values:
+        raise _wrong(repr(text), f"say {TOGETHER}, rate=2 for two requests a second, or file=arrivals.csv")
+    return _drawn(values, problem)
+
+
+def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> bool:
+    """Plan, simulate the load on the plan, print the figures, draw some steps to `plot`. Returns whether there is a
+    plan."""
+    load = parse_load(text, problem)
+    if (tokens := sum(request.new_tokens for request in load.requests)) > MOST_NEW_TOKENS:
+        raise _wrong("new", f"comes to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
+    result = plan(problem, alternatives=0)
+    if not result.feasible:
+        typer.echo(f"no plan: {bottleneck(result)}", err=True)
+        return False
+    found = forecast(result, load.requests) if load.requests else together(result, load.mode)
+    if plot is not None:
+        draw(plot, _picture(found, load, problem.model.name))
+    if output in (Output.JSON, Output.YAML):
+        show_data(plan_data(result) | {"simulation": _data(found, load)}, output)
+    elif output is Output.NAME:
+        typer.echo(result.placement)
+    else:
+        _show_tables(result, found, load, output)
+    return True
+
+
+def _pairs(items: list[str], text: str) -> dict[str, str]:
+    pairs = {}
+    for item in items:
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value:
+            raise _wrong(repr(text), f"say {TOGETHER}, file=arrivals.csv, or rate=2,requests=100,prompt=64:512,new=128")
+        if name in pairs:
+            raise _wrong(name, "is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def _only(values: Mapping[str, str], known: tuple[str, ...], what: str) -> None:
+    for name in values:
+        if name not in known:
+            raise _wrong(name, f"is not known with {what}; known are {', '.join(known)}")
+
+
+def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
+    """Requests of a Poisson process, lengths even over their ranges: the same for the same seed."""
+    try:
+        rate = float(values["rate"])
+    except ValueError:
+        rate = math.nan
+    if not LEAST_RATE <= rate < math.inf:
+        raise _wrong(
+            f"rate={values['rate']}", f"it must be requests a second, a number above 0 (at least {LEAST_RATE})"
+        )
+    count = _whole(values, "requests", DEFAULT_REQUESTS, 1, MOST_REQUESTS)
+    seed = _whole(values, "seed", 0, 0, 2**63)
+    prompt = _range(values, "prompt", problem.prompt_tokens)
+    new = _range(values, "new", problem.new_tokens)
+    if prompt[1] + new[1] > problem.held_tokens:
+        what = f"prompt={_range_words(prompt)} and new={_range_words(new)}"
+        raise _wrong(what, f"come to {prompt[1] + new[1]} tokens; {most_held(problem)}")
+    chance = random.Random(seed)
+    arrival_s, requests = 0.0, []
+    for _ in range(count):
+        arrival_s += chance.expovariate(rate)
+        requests.append(ServedRequest(arrival_s, chance.randint(*prompt), chance.randint(*new)))
+    lengths = f"{_range_words(prompt)} tokens in, {_range_words(new)} out"
+    words = f"{count} requests, {rate:g} a second (Poisson, seed {seed}), {lengths}"
+    return AskedLoad(words, tuple(requests))
+
+
+def _whole(values: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = values.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise _wrong(f"{name}={text}", f"it must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _range(values: Mapping[str, str], name: str, default: int) -> tuple[int, int]:
+    """`128` or `64:512`, both ends included."""
+    text = values.get(name, str(default))
+    low, colon, high = text.partition(":")
+    ends = [low, high] if colon else [low, low]
+    if not all(end.isascii() and end.isdigit() for end in ends) or not 0 < int(ends[0]) <= int(ends[1]):
+        raise _wrong(f"{name}={text}", "it must be a number of tokens such as 128, or a range such as 64:512")
+    return int(ends[0]), int(ends[1])
+
+
+def _range_words(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _read_requests(path: Path, problem: PlanProblem) -> tuple[ServedRequest, ...]:
+    """The requests of a CSV file whose first line names its columns; spaces and a byte order mark do not matter."""
+    text = read_input(path, f"--simulate {path}", "simulate").removeprefix("\ufeff")
+    rows = csv.reader(text.splitlines())
+    requests = []
+    try:
+        names = [name.strip() for name in next(rows, [])]
+        if missing := [name for name in _COLUMNS if name not in names]:
+            raise _wrong(
+                str(path), f"its first line must name the columns {','.join(_COLUMNS)}; {missing[0]} is missing"
+            )
+        for row in rows:
+            if row:
+                requests.append(_read_request(dict(zip(names, row, strict=False)), f"{path}, line {rows.line_num}"))
+                if requests[-1].prompt_tokens + requests[-1].new_tokens > problem.held_tokens:
+                    tokens = f"{requests[-1].prompt_tokens} tokens in and {requests[-1].new_tokens} out"
+                    raise _wrong(f"{path}, line {rows.line_num}", f"it has {tokens}; {most_held(problem)}")
+    except csv.Error as error:
+        raise _wrong(f"{path}, line {rows.line_num}", str(error)) from None
+    if not 0 < len(requests) <= MOST_REQUESTS:
+        raise _wrong(str(path), f"it holds {len(requests)} requests; it must hold 1 to {MOST_REQUESTS}")
+    return tuple(requests)
+
+
+def _read_request(row: Mapping[str, str], where: str) -> ServedRequest:
+    try:
+        arrival_s, prompt, new = float(row["arrival_s"]), int(row["prompt_tokens"]), int(row["new_tokens"])
+    except (KeyError, ValueError):
+        arrival_s, prompt, new = math.nan, 0, 0
+    if not 0 <= arrival_s < math.inf or prompt < 1 or new < 1:
+        raise _wrong(where, "it must hold seconds of at least 0 and two whole numbers of tokens above 0")
+    return ServedRequest(arrival_s, prompt, new)
+
+
+def _wrong(what: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"--simulate {what}: {why}", field="simulate")
+
+
+SPREAD_COLUMNS: list[Column[tuple[str, Spread]]] = [
+    Column("LATENCY", lambda row: row[0]),
+    Column("MEAN", lambda row: human_seconds(row[1].mean), right=True),
+    Column("MEDIAN", lambda row: human_seconds(row[1].median), right=True),
+    Column("P90", lambda row: human_seconds(row[1].p90), right=True),
+    Column("P99", lambda row: human_seconds(row[1].p99), right=True),
+]
+
+NODE_COLUMNS: list[Column[NodeLoad]] = [
+    Column("BOX", lambda node: node.node),
+    Column("LAYERS", lambda node: str(node.layers) if len(node.layers) else "relay"),
+    Column("COMPUTING", lambda node: percent(node.computing), right=True),
+    Column("SENDS TO", lambda node: node.receiver or "-"),
+    Column("SENDING", lambda node: percent(node.sending) if node.receiver else "-", right=True),
+]
+
+
+def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: Output) -> None:
+    assert result.prediction is not None
+    steps = f"; at most {found.token_budget} tokens a step" if found.token_budget is not None else ""
+    waiting = {}
+    if found.waiting:
+        waiting["waiting"] = f"{found.waiting} of {found.requests} requests for a place when the last one came"
+    show_fields(
+        {
+            "model": plan_words(result.problem),
+            "plan": result.placement,
+            "load": load.words,
+            "at once": f"at most {load_words(result)}{steps}",
+            "throughput": f"{found.tokens_per_s:.2f} tokens/s, {found.requests_per_s:.3g} requests/s over "
+            f"{human_seconds(found.span_s)}",
+            "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {load_words(result)} all the time",
+            "idle": f"{percent(found.bubble_share)} of the boxes' time",
+        }
+        | waiting
+    )
+    spreads = [
+        ("time to first token", found.ttft_s),
+        ("between two tokens", found.inter_token_s),
+        ("per token of a request", found.time_per_token_s),
+        ("whole request", found.end_to_end_s),
+    ]
+    typer.echo()
+    stdout_console().print(table(spreads, SPREAD_COLUMNS))
+    typer.echo()
+    stdout_console().print(table(found.nodes, visible(NODE_COLUMNS, output)))
+    typer.echo("\nassumed: " + ";\n         ".join(ASSUMPTIONS))
+
+
+def _data(found: Forecast, load: AskedLoad) -> dict[str, Any]:
+    values = {name: value for name, value in plain(found).items() if name != "visits"}
+    return {"load": load.words, **values, "requests_per_s": found.requests_per_s, "assumed": list(ASSUMPTIONS)}
+
+
+def _picture(found: Forecast, load: AskedLoad, model: str) -> str:
+    """Some steps from the middle of the run: a row for each node and each link, in the order of the ring."""
+    from edgeshard.planning.report.svg import timeline
+
+    rows = [row for node in found.nodes for row in (node.node, f"{node.node} -> {node.receiver}")]
+    steps = [visit for visit in found.visits if visit.station == rows[0]]
+    first = max(0, (len(steps) - PICTURED_STEPS) // 2)
+    from_s = steps[first].start_s
+    until_s = steps[min(first + PICTURED_STEPS, len(steps)) - 1].end_s
+    shown = [
+        visit._replace(start_s=max(0.0, visit.start_s - from_s), end_s=visit.end_s - from_s)
+        for visit in found.visits
+        if from_s < visit.end_s and visit.start_s < until_s
+    ]
+    names = ("turn", "step") if load.requests else ("micro-batch", "token")
+    title = f"{model}: {until_s - from_s:.3g} s of the simulation, from {from_s:.3g} s on"
+    return timeline(sorted(shown, key=lambda visit: rows.index(visit.station)), title, until_s - from_s, names=names)

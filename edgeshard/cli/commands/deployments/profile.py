@@ -1,0 +1,217 @@
+"""edgectl profile: have the boxes measure themselves, and the links between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.output import (
+    Output,
+    OutputOption,
+    print_table,
+    show_data,
+    show_list,
+    stderr_console,
+    table,
+    visible,
+)
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from edgeshard.cli.render.profile_views import NodeRow
+    from edgeshard.client import NodeProgress
+    from edgeshard.domain.models.dtypes import DType, Quantisation
+
+DEFAULT_DTYPE = "bfloat16"
+
+
+def profile(  # noqa: PLR0913 - one parameter for each option
+    context: typer.Context,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NODE]...",
+            autocompletion=completion.nodes,
+            help="Boxes to measure; all that are connected if none.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; without it, only links are measured.",
+        ),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
+    quantise: Annotated[
+        str | None,
+        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
+    ] = None,
+    head_quantisation: Annotated[
+        str | None,
+        typer.Option(
+            "--head-quantisation",
+            "--head-quantization",
+            metavar="FORMAT",
+            help="Of the LM head with --quantise: int8 (default), int4 or none.",
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Measure boxes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
+
+    A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
+    when a box or a link could not be measured; the others are, all the same.
+    """
+    from edgeshard.domain.models.dtypes import DType, parse_quantisation
+
+    if model is None:
+        about_layers = {
+            "dtype": dtype,
+            "quantise": quantise,
+            "head-quantisation": head_quantisation,
+            "quick": quick or None,
+            "again": again or None,
+        }
+        for option, given in about_layers.items():
+            if given is not None:
+                raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
+    wanted = _Wanted(
+        model or "",
+        tuple(nodes or ()),
+        DType.parse(dtype or DEFAULT_DTYPE),
+        parse_quantisation(quantise, head_quantisation),
+        quick,
+        again,
+    )
+    work = _profile(connect_of(context), wanted)
+    rows = run(work)
+    _show(rows, model is not None, output)
+    if any(row.failure is not None or row.missed for row in rows):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be measured."""
+
+    model: str
+    nodes: tuple[str, ...]
+    dtype: DType
+    quantisation: Quantisation | None
+    quick: bool
+    again: bool
+
+
+async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
+    from edgeshard.cli.render.profile_views import node_rows
+
+    outcomes: dict[str, NodeProgress] = {}
+    async with connect.client() as client:
+        with progress_on(stderr_console()) as reporter:
+            try:
+                told = client.profile(
+                    wanted.model,
+                    wanted.nodes,
+                    dtype=wanted.dtype,
+                    quick=wanted.quick,
+                    again=wanted.again,
+                    quantisation=wanted.quantisation,
+                )
+                async with aclosing(told) as events:
+                    async for event in events:
+                        outcomes[event.node] = event
+                        reporter.show(event)
+            except asyncio.CancelledError:
+                reporter.console.print(
+                    "the boxes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                    "found; restarting a box's agent ends its part at once",
+                    markup=False,
+                )
+                raise
+        site = await client.site(wanted.model)
+        return node_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
+
+
+class ProfileReporter:
+    """Tells on `console` how far each box is: a line now and then, or a bar for each where `bars` is a live display."""
+
+    def __init__(self, console: Console, bars: Progress | None) -> None:
+        self.console = console
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
+
+    def show(self, event: NodeProgress) -> None:
+        if self._bars is not None:
+            task = self._tasks.get(event.node)
+            if task is None:
+                task = self._tasks[event.node] = self._bars.add_task(event.node, total=None, what="")
+            what = _outcome(event) if event.finished else escaped(event.what)
+            self._bars.update(task, completed=event.done, total=event.total or None, what=what)
+        elif event.finished:
+            self._print(f"{event.node}: {_outcome(event)}")
+        elif self._is_news(event):
+            done = f"{event.done} of {event.total}, " if event.total else ""
+            self._print(f"{event.node}: {done}{escaped(event.what)}")
+        if event.missed:
+            links = ", ".join(f"{event.node} -> {name}" for name in event.missed)
+            self._print(f"not measured: {links}; the log of {event.node} says why")
+
+    def _is_news(self, event: NodeProgress) -> bool:
+        """Whether another tenth is done: a log wants no line for every figure."""
+        tenth = 10 * event.done // max(1, event.total)
+        seen = self._tenths.get(event.node)
+        self._tenths[event.node] = tenth
+        return seen != tenth
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[ProfileReporter]:
+    """A reporter with live bars where the console is a terminal."""
+    if not console.is_terminal:
+        yield ProfileReporter(console, None)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    name, what = TextColumn("{task.description}", markup=False), TextColumn("{task.fields[what]}", markup=False)
+    with Progress(name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), what, console=console) as bars:
+        yield ProfileReporter(console, bars)
+
+
+def _outcome(event: NodeProgress) -> str:
+    return "measured" if event.failure is None else f"failed: {escaped(event.failure.message)}"
+
+
+def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
+    from edgeshard.cli.render.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS, long_results
+
+    if output in (Output.JSON, Output.YAML):
+        show_data([row.as_data() for row in rows], output)
+        return
+    columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
+    show_list(rows, output, columns, lambda row: row.node)
+    below = [] if output is Output.NAME else list(long_results(rows))
+    for line in ["", *below] if below else ():
+        typer.echo(line)
+    links = [link for row in rows for link in row.links]
+    if links and output is not Output.NAME:
+        typer.echo()
+        print_table(table(links, visible(LINK_COLUMNS, output)))

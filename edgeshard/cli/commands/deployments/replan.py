@@ -1,0 +1,139 @@
+"""edgectl replan: move a running deployment to the boxes that are there now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.output import (
+    Column,
+    Output,
+    OutputOption,
+    human_seconds,
+    plain,
+    show_data,
+    show_fields,
+    show_list,
+    stderr_console,
+)
+
+if TYPE_CHECKING:
+    from edgeshard.domain.deployments.placement import Placement, Prediction
+    from edgeshard.domain.deployments.replan import Replan
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A box's layers now and then, "-" for none."""
+
+    node: str
+    now: str
+    then: str
+
+
+_COLUMNS: list[Column[Share]] = [
+    Column("BOX", lambda share: share.node),
+    Column("LAYERS NOW", lambda share: share.now),
+    Column("THEN", lambda share: share.then),
+]
+
+
+def replan(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the deployment.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Move it for a small gain, too, or one that is not known.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests again.")] = True,
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Plan a running deployment for the boxes that the site has now, and move it there if that gains 5 % or more.
+
+    Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
+    that was placed by hand with --layers.
+    """
+    run(_replan(connect_of(context), name, dry_run, force, wait, timeout, output))
+
+
+async def _replan(
+    connect: Connect, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None, output: Output
+) -> None:
+    from edgeshard.cli.render.loading import DeployReporter
+
+    with stderr_console().status(f"planning {name}") as status:
+        async with connect.client() as client:
+            reporter = DeployReporter(status)
+            found = await client.replan(
+                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=reporter.show
+            )
+    if output in (Output.JSON, Output.YAML):
+        show_data({"changed": found.changed, **plain(found)}, output)
+        return
+    show_list(shares(found), output, _COLUMNS, lambda share: share.node)
+    if output is not Output.NAME:
+        typer.echo()
+        show_fields(_figures(found))
+        typer.echo()
+        typer.echo(sentence(name, found, wait=wait))
+
+
+def shares(found: Replan) -> list[Share]:
+    """A row for each box of either placement: those that it has, then those that would come in."""
+    now, then = (_layers(placement) for placement in (found.current, found.found))
+    return [Share(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
+
+
+def _layers(placement: Placement) -> dict[str, str]:
+    return {str(stage.node_name): str(stage.layers) for stage in placement.stages}
+
+
+def _figures(found: Replan) -> dict[str, str]:
+    from edgeshard.cli.render.views import lengths_text
+
+    fields = {"Now": _rates(found.expected), "Then": _rates(found.found.predicted)}
+    if found.gain is not None and found.expected is not None:
+        fields["Gain"] = f"{100 * found.gain:.1f} % ({found.expected.objective}, {lengths_text(found.expected)})"
+    return fields | ({"Note": found.note} if found.note else {})
+
+
+def _rates(predicted: Prediction | None) -> str:
+    if predicted is None:
+        return "not predicted"
+    return f"{predicted.throughput_tps:.2f} tokens/s, {human_seconds(predicted.time_per_token_s)} per token"
+
+
+def sentence_of_gain(found: Replan) -> str:
+    """Such as `41 % more tokens/s (62.1 instead of 44.0)`."""
+    now, then = found.expected, found.found.predicted
+    if now is None or then is None or found.gain is None:
+        return "a gain that is not known"
+    if now.objective == "throughput":
+        return f"{100 * found.gain:.0f} % more tokens/s ({then.throughput_tps:.1f} instead of {now.throughput_tps:.1f})"
+    times = f"{human_seconds(then.time_per_token_s)} per token instead of {human_seconds(now.time_per_token_s)}"
+    return f"{100 * found.gain:.0f} % less time ({times})"
+
+
+def sentence(name: str, found: Replan, *, wait: bool) -> str:
+    """What came of it."""
+    from edgeshard.cli.render.views import layers_text
+    from edgeshard.domain.deployments.replan import ReplanReason
+
+    then = layers_text(found.found)
+    match found.reason:
+        case ReplanReason.MOVED:
+            return f"{name} {'moved' if wait else 'moves'} to {then}."
+        case ReplanReason.WOULD_MOVE:
+            return f"{name} would move to {then}; nothing has changed."
+        case ReplanReason.SAME_LAYERS:
+            return f"{name} stays: its placement is the best one for the boxes that are there."
+        case ReplanReason.SMALL_GAIN:
+            return f"{name} stays: a move would gain less than 5 %. --force moves it all the same."
+        case ReplanReason.NOT_WEIGHED:
+            return f"{name} stays: what a move would gain is not known. --force moves it all the same."
+        case ReplanReason.NOTHING_NEW:
+            return f"{name} stays: boxes, links and profiles are those that it was planned for."

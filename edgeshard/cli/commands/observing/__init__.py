@@ -1,0 +1,1 @@
+"""Commands that show what a site does, and what is wrong with it."""

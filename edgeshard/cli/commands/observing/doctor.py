@@ -1,0 +1,177 @@
+"""edgectl doctor: what is wrong with the site and with this machine, what it means, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.commands.observing.doctor_checks import (
+    ADVICE,
+    COORDINATOR,
+    HERE,
+    Facts,
+    Fault,
+    Finding,
+    KeyFile,
+    TriedPort,
+    diagnose,
+)
+from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.render.output import Column, Output, OutputOption, print_table, show_data, table
+from edgeshard.domain.errors import EdgeShardError
+
+if TYPE_CHECKING:
+    from edgeshard.domain.control.site import Site
+    from edgeshard.domain.deployments.deployment import Deployment
+
+ANSWER_S = 5.0
+"""For the coordinator to answer."""
+PORT_S = 3.0
+PORTS_AT_ONCE = 16
+
+FINDING_COLUMNS: list[Column[Finding]] = [
+    Column("FAULT", lambda finding: finding.fault.value),
+    Column("WHERE", lambda finding: finding.where),
+    Column("FOUND", lambda finding: finding.found),
+]
+
+
+def doctor(
+    context: typer.Context,
+    ignore: Annotated[
+        list[Fault] | None, typer.Option("--ignore", metavar="FAULT", help="Leave a fault out; may be repeated.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Look for what is wrong with the site and with this machine. Exit code 1 where something is.
+
+    It looks at clocks, ports, disks, memory, swap, CUDA, kernels, versions, huge pages, CPU quotas, links, certificates
+    and keys: of the coordinator and the boxes as they say themselves, of this machine directly. It changes nothing.
+    """
+    facts = run(_gathered(connect_of(context)))
+    left_out = set(ignore or ())
+    findings = [finding for finding in diagnose(facts) if finding.fault not in left_out]
+    show_findings(findings, output)
+    if findings:
+        raise typer.Exit(1)
+    boxes = f"{len(facts.site.nodes)} boxes, " if facts.site is not None else ""
+    typer.echo(f"nothing is wrong that can be seen from here: {boxes}the coordinator and this machine", err=True)
+
+
+def show_findings(findings: list[Finding], output: Output) -> None:
+    if output in (Output.JSON, Output.YAML):
+        show_data([asdict(finding) | asdict(ADVICE[finding.fault]) for finding in findings], output)
+    elif output is Output.NAME:
+        for name in dict.fromkeys(finding.fault.value for finding in findings):
+            typer.echo(name)
+    elif findings:
+        print_table(table(findings, FINDING_COLUMNS))
+        for fault in dict.fromkeys(finding.fault for finding in findings):
+            typer.echo(f"\n{fault.value}: {ADVICE[fault].means}\n  {ADVICE[fault].do}")
+
+
+async def _gathered(connect: Connect) -> Facts:
+    from edgeshard import __version__
+    from edgeshard.client.settings import access, directory
+    from edgeshard.process.machine import Machine, utc_s
+    from edgeshard.rpc.tls import is_loopback, split_address, tls_from_options
+
+    target, tls, refused = "", None, ""
+    site: Site | None = None
+    deployments: tuple[Deployment, ...] = ()
+    ahead_s = 0.0
+    try:
+        given = tls_from_options(connect.tls_ca, connect.tls_cert, connect.tls_key)
+        found = access(connect.coordinator, given, connect.plaintext)
+        target, tls = found.target, found.tls
+        async with connect.client() as client, asyncio.timeout(ANSWER_S):
+            asked_s = utc_s()
+            site = await client.site()
+            if site.coordinator is not None:
+                ahead_s = beyond(site.coordinator.utc_s, asked_s, utc_s())
+            deployments = await client.deployments()
+    except TimeoutError:
+        refused = f"{target} did not answer within {ANSWER_S:g} s"
+    except EdgeShardError as error:
+        refused = error.message
+    near = bool(target) and is_loopback(split_address(target, "coordinator")[0])
+    machine = Machine(__version__, Path.home(), tls)
+    if site is None or not near:
+        await machine.measure()
+        here = machine.condition()
+    else:
+        here = None  # the coordinator is on this machine, and has said all
+    return Facts(
+        version=__version__,
+        utc_s=utc_s(),
+        here=here,
+        site=site,
+        deployments=deployments,
+        refused=refused,
+        coordinator_ahead_s=ahead_s,
+        ports=await _tried(_addresses(target, site, near)),
+        keys=tuple(_keys([directory(), *([tls.key] if tls is not None else [])])),
+    )
+
+
+def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
+    """By how much a clock that was read between two moments of this one is ahead for certain; behind is negative."""
+    return max(0.0, theirs_s - answered_s) + min(0.0, theirs_s - asked_s)
+
+
+def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:
+    """The coordinator's port, and those of boxes that can be dialled from here."""
+    from edgeshard.rpc.tls import is_loopback, split_address
+
+    wanted = [TriedPort(COORDINATOR, target)] if target else []
+    for node in site.nodes if site is not None else ():
+        with contextlib.suppress(EdgeShardError):
+            if node.connected and (near or not is_loopback(split_address(node.address)[0])):
+                wanted.append(TriedPort(node.name, node.address))
+    return wanted
+
+
+async def _tried(ports: Iterable[TriedPort]) -> tuple[TriedPort, ...]:
+    at_once = asyncio.Semaphore(PORTS_AT_ONCE)
+
+    async def tried(port: TriedPort) -> TriedPort:
+        async with at_once:
+            return TriedPort(port.where, port.address, await _why_closed(port.address))
+
+    return tuple(await asyncio.gather(*map(tried, ports)))
+
+
+async def _why_closed(address: str) -> str:
+    """'' where somebody takes a connection."""
+    from edgeshard.rpc.tls import split_address
+
+    try:
+        host, port = split_address(address)
+        async with asyncio.timeout(PORT_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return f"no answer within {PORT_S:g} s from {HERE}"
+    except (OSError, UnicodeError) as error:
+        # A name that nobody knows has a number of the resolver's, below 0, and a name of letters that none may have.
+        number = getattr(error, "errno", None) or 0
+        why = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+        return f"{why.lower()}, tried from {HERE}"
+    except EdgeShardError as error:
+        return error.message
+    writer.close()
+    return ""
+
+
+def _keys(places: Iterable[Path]) -> Iterable[KeyFile]:
+    """The private keys of this user's credentials."""
+    for place in places:
+        for path in sorted(place.rglob("*.key")) + sorted(place.rglob("key.pem")) if place.is_dir() else [place]:
+            with contextlib.suppress(OSError):
+                yield KeyFile(str(path), path.stat().st_mode & 0o777)

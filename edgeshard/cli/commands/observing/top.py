@@ -1,0 +1,82 @@
+"""edgectl top: boxes, deployments, stages and links at work, as they are now."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib.util import find_spec
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.domain.errors import FailedPreconditionError, extra_line
+
+if TYPE_CHECKING:
+    from edgeshard.cli.render.top_rows import Look
+    from edgeshard.client import Client
+
+BETWEEN_S = 2.0
+"""The two looks of one that is printed: rates are of the time between."""
+
+
+def top(
+    context: typer.Context,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, metavar="SECONDS", help="How often to look.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once, as tables.")] = False,
+) -> None:
+    """Watch the site: boxes and their memory, deployments, stages (rates, waiting, KV), links, requests.
+
+    WAITS is the share of the last seconds in which a stage had no step: its bubbles. Arrow keys move, Tab goes to the
+    next table, p stands still, q quits. Where stdout is no terminal it prints the tables once.
+    """
+    shown_once = once or not sys.stdout.isatty()
+    if not shown_once:
+        check_textual()
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            if shown_once:
+                first = await look(client)
+                await asyncio.sleep(BETWEEN_S)
+                _print(await look(client), first)
+                return
+            from edgeshard.cli.render.top_view import TopView
+
+            await TopView(lambda: look(client), client.target, interval).run_async()
+
+    run(work())
+
+
+def check_textual() -> None:
+    """Raise FailedPreconditionError with the line that installs what is missing."""
+    if find_spec("textual") is None:
+        raise FailedPreconditionError(
+            f"edgectl top needs the top extra: {extra_line('top')} (edgectl top --once does without)",
+            reason="MISSING_EXTRA",
+        )
+
+
+async def look(client: Client) -> Look:
+    """The site as it is now."""
+    from edgeshard.cli.render.top_rows import Look
+    from edgeshard.process.clock import SystemClock
+
+    site = await client.site()
+    deployments = await client.deployments()
+    return Look(SystemClock().now(), site, deployments)
+
+
+def _print(now: Look, before: Look) -> None:
+    from edgeshard.cli.render.output import Column, print_table, table
+    from edgeshard.cli.render.top_rows import SHAPES, Row, summary, tables
+
+    typer.echo(summary(now))
+    for shape, rows in zip(SHAPES, tables(now, before), strict=True):
+        if rows:
+            columns: list[Column[Row]] = [
+                Column(title, itemgetter(at), right=right) for at, (title, right) in enumerate(shape.columns)
+            ]
+            typer.echo()
+            print_table(table(rows, columns))

@@ -1,0 +1,95 @@
+"""edgectl trace: record what every box of a deployment does in each step, and show where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.render.output import print_table, stderr_console, table
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from edgeshard.domain.requests.trace import StageTrace
+
+STDOUT = Path("-")
+
+
+def trace(
+    context: typer.Context,
+    deployment: Annotated[
+        str, typer.Argument(metavar="DEPLOYMENT", help="What to record.", autocompletion=completion.deployments)
+    ],
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For how long, from 0.1 to 60.")] = 5.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
+        ),
+    ] = None,
+) -> None:
+    """Record a deployment's steps, on all its boxes at once, and print where their time goes.
+
+    Only steps that run meanwhile are seen, so send requests. Of the recorded time a box was computing, sending while it
+    had nothing to compute, or idle (the bubbles). Boxes with weights on their disks have a row of their own for what
+    they read. The clocks of the boxes need not agree.
+    """
+    from edgeshard.cli.render.trace_views import READ_COLUMNS, SUMMARY_COLUMNS, picture
+    from edgeshard.domain.requests.trace import aligned, check_seconds, perfetto, summarised, summarised_reads
+
+    check_seconds(seconds)
+    _check_output(output)
+    traces = aligned(run(_recorded(context, deployment, seconds)))
+    if not any(stage.records for stage in traces):
+        raise FailedPreconditionError(
+            f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
+        )
+    tables = [table(summarised(traces), SUMMARY_COLUMNS)]
+    if reads := summarised_reads(traces):
+        tables.append(table(reads, READ_COLUMNS))
+    if output == STDOUT:
+        typer.echo(perfetto(traces, deployment))
+        for shown in tables:
+            stderr_console().print(shown)
+        return
+    if output is not None:
+        _write(output, picture(traces, deployment) if output.suffix == ".svg" else perfetto(traces, deployment))
+    for number, shown in enumerate(tables):
+        if number:
+            typer.echo()
+        print_table(shown)
+
+
+def _check_output(path: Path | None) -> None:
+    """Before anybody waits for a trace that could not be kept."""
+    if path is None or path == STDOUT:
+        return
+    if path.suffix not in (".json", ".svg"):
+        raise InvalidArgumentError(
+            f"--output {path}: end the name in .json (for ui.perfetto.dev) or .svg (a picture), or give - for JSON on "
+            "stdout",
+            field="output",
+        )
+    if not path.parent.is_dir():
+        raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
+
+
+async def _recorded(context: typer.Context, deployment: str, seconds: float) -> tuple[StageTrace, ...]:
+    async with connect_of(context).client() as client:
+        return await client.trace(deployment, seconds)
+
+
+def _write(path: Path, text: str) -> None:
+    from edgeshard.process.private import open_private
+
+    try:
+        with open(path, "w", encoding="utf-8", opener=open_private) as file:
+            file.write(text)
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot write --output {path}: {error.strerror}", field="output") from None

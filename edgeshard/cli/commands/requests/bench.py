@@ -1,0 +1,225 @@
+"""edgectl bench: a load on a deployment, and how quickly it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.render.output import (
+    Output,
+    OutputOption,
+    plain,
+    print_table,
+    show_data,
+    show_fields,
+    stderr_console,
+    table,
+)
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from edgeshard.cli.commands.requests.bench_load import Lengths, Load, Loading
+    from edgeshard.client import Client
+    from edgeshard.domain.control.site import ServedModel
+
+PROMPT_TOKENS, NEW_TOKENS = 128, 64
+"""Where nothing is asked for, or less where the context has not so much room."""
+INTERRUPTED = 130
+
+
+def bench(  # noqa: PLR0913 - its parameters are the command's options
+    context: typer.Context,
+    deployment: Annotated[
+        str, typer.Argument(metavar="[DEPLOYMENT]", help="What to put a load on; by default the only one there is.")
+    ] = "",
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=10_000, metavar="N", help="Requests a second, whether others are answered or not."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, max=4096, metavar="N", help="Requests at a time; 1 by default.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Most requests.")] = 32,
+    duration: Annotated[float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="None begins later.")] = 60.0,
+    prompt_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of a drawn prompt.")] = None,
+    new_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of an answer.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='Prompts in place of drawn ones: a line each, or JSON lines with "prompt".'),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same load.")] = 0,
+    slo_ttft: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Good answers have their first token by then.")
+    ] = None,
+    slo_itl: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="And at most so much between tokens on average.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Longest time of one request.")] = 120.0,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw how many tokens came within which time.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Put a load on a deployment: a rate of requests (--rate) or so many at a time (--concurrency).
+
+    Prompts are of drawn tokens, so that their lengths are exact and nothing is cached; answers go on past the end of
+    the text. A first request only warms up. It ends by itself; Ctrl-C ends it earlier, with what was measured by then.
+    """
+    from edgeshard.cli.commands.requests.bench_load import Load
+    from edgeshard.cli.render import bench_report
+
+    if rate is not None and concurrency is not None:
+        raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")
+    if picture is not None and picture.suffix != ".svg":
+        raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
+    if prompts is not None and prompt_tokens is not None:
+        raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
+    asked = _Asked(
+        deployment,
+        _read(prompts) if prompts is not None else _parsed(prompt_tokens, "prompt-tokens"),
+        _parsed(new_tokens, "new-tokens"),
+        timeout,
+        seed,
+    )
+    load = Load(requests, duration, rate, concurrency or 1)
+    name, loading = run(_measured(context, load, asked))
+    goal = bench_report.Goal(slo_ttft, slo_itl)
+    found = bench_report.report(name, str(load), seed, loading.served, loading.unfinished, goal)
+    if picture is not None:
+        _write(picture, bench_report.picture(found, loading.served))
+    _show(found, output)
+    if loading.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if not found.answered:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the load is of; None where nothing was asked for."""
+
+    deployment: str
+    prompts: Lengths | Sequence[str] | None
+    answers: Lengths | None
+    timeout_s: float
+    seed: int
+
+
+async def _measured(context: typer.Context, load: Load, asked: _Asked) -> tuple[str, Loading]:
+    """The deployment's name, and what came of the load."""
+    from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
+    from edgeshard.process.clock import SystemClock
+
+    clock = SystemClock()
+    async with connect_of(context).client() as client:
+        chosen = await _chosen(client, asked.deployment)
+        room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
+        prompts, answers = asked.prompts, asked.answers
+        if prompts is None:
+            prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
+        if answers is None:
+            left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
+            answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
+        if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
+            raise InvalidArgumentError(
+                f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
+                f"{chosen.deployment} takes together; give fewer",
+                field="prompt-tokens",
+            )
+        wanted = drawn(asked.seed, prompts, answers)
+        first = await served(client, chosen.deployment, next(wanted), 0.0, asked.timeout_s, clock)
+        if first.error:
+            raise FailedPreconditionError(
+                f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
+                f"edgectl generate {chosen.deployment} says why",
+                reason=first.error,
+            )
+        with stderr_console().status("") as line:
+
+            def told(so_far: Loading) -> None:
+                line.update(f"{len(so_far.served)} of {load.requests} requests")
+
+            loading = await put_on(
+                load,
+                wanted,
+                asked.seed,
+                lambda request, began: served(client, chosen.deployment, request, began, asked.timeout_s, clock),
+                clock,
+                told,
+            )
+    return chosen.deployment, loading
+
+
+async def _chosen(client: Client, name: str) -> ServedModel:
+    """By a deployment's name, or a model's; without one the only deployment there is."""
+    models = await client.served_models()
+    found = [model for model in models if name in ("", model.deployment, model.model)]
+    exact = [model for model in found if model.deployment == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    names = ", ".join(model.deployment for model in models) or "none"
+    if name and not found:
+        raise NotFoundError(f"deployment {name} answers no requests; those that do: {names}", field="deployment")
+    raise InvalidArgumentError(f"name a deployment; those that answer requests: {names}", field="deployment")
+
+
+def _parsed(text: str | None, option: str) -> Lengths | None:
+    from edgeshard.cli.commands.requests.bench_load import Lengths
+
+    return None if text is None else Lengths.parse(text, option)
+
+
+def _read(path: Path) -> list[str]:
+    """The prompts of a file. Raises InvalidArgumentError."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise InvalidArgumentError(f"--prompts {path}: {why}", field="prompts") from None
+    found = [_prompt(line) for line in lines]
+    if not found:
+        raise InvalidArgumentError(f"--prompts {path} holds no prompt", field="prompts")
+    return found
+
+
+def _prompt(line: str) -> str:
+    """Of a line of text, or of a JSON object's "prompt"."""
+    if line.startswith("{"):
+        try:
+            values: Any = json.loads(line)
+        except ValueError:
+            return line
+        if isinstance(values, dict) and isinstance(values.get("prompt"), str) and values["prompt"]:
+            return str(values["prompt"])
+    return line
+
+
+def _show(found: Any, output: Output) -> None:
+    from edgeshard.cli.render.bench_report import SPREAD_COLUMNS, fields, rows
+
+    if output in (Output.JSON, Output.YAML):
+        show_data(plain(found), output)
+        return
+    if output is Output.NAME:
+        typer.echo(found.deployment)
+        return
+    show_fields(fields(found))
+    if spreads := rows(found):
+        typer.echo()
+        print_table(table(spreads, SPREAD_COLUMNS))
+
+
+def _write(path: Path, text: str) -> None:
+    if not text:
+        typer.echo(f"--picture {path}: no token came, so nothing is drawn", err=True)
+        return
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot write --picture {path}: {error.strerror}", field="picture") from None

@@ -1,0 +1,210 @@
+"""edgectl chat: a conversation on the terminal, or one message from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from edgeshard.cli.commands.requests.generate import read_stdin, write_text
+from edgeshard.cli.commands.requests.generation_options import generation_options
+from edgeshard.cli.connect import connect_of
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
+from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta
+from edgeshard.domain.requests.generation import Generation, Sampling, option_fields
+
+if TYPE_CHECKING:
+    from edgeshard.client import GenerateOptions, SyncClient
+
+_PROMPT, _MORE = ">>> ", "... "
+_BLOCK = '"""'
+_HELP = """\
+/clear         forget what was said, but for the system message
+/system TEXT   say how the model is to behave; without TEXT, not at all
+/quit          leave; so do Ctrl-D, and Ctrl-C twice
+A line that ends with \\ goes on; so does what stands between two lines of \"\"\". Ctrl-C stops an answer."""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+@generation_options
+def chat(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="A deployment, or its model; may be left out where it is one."),
+    ] = None,
+    *,
+    system: Annotated[str, typer.Option(metavar="TEXT", help="How the model is to behave.")] = "",
+    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest answer.")] = None,
+    **options: Any,
+) -> None:
+    """Talk with a model. What is piped in is one message.
+
+    An option that is not given is what the model recommends. The conversation is kept nowhere.
+    """
+    wanted = cast("GenerateOptions", {**_given(context, options), "timeout_s": timeout})
+    try:
+        with connect_of(context).sync_client() as client:
+            talk = Talk(client, model or _only_model(client), wanted, system)
+            if sys.stdin.isatty():
+                converse(talk)
+            else:
+                talk.answer(read_stdin())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that stand on the command line."""
+    items = (*option_fields(Generation), *option_fields(Sampling))
+    names = {item.keyword: item.option.flag or item.keyword for item in items}
+    sources = {keyword: context.get_parameter_source(names[keyword]) for keyword in options}
+    return {name: value for name, value in options.items() if (source := sources[name]) and source.name != "DEFAULT"}
+
+
+def _only_model(client: SyncClient) -> str:
+    served = [model.deployment for model in client.served_models()]
+    if len(served) == 1:
+        return served[0]
+    if not served:
+        raise FailedPreconditionError(
+            "model: nothing is served; deploy a model first, as with `edgectl deploy`", field="model"
+        )
+    raise InvalidArgumentError(f"model: name one of {', '.join(sorted(served))}", field="model")
+
+
+@dataclass
+class Talk:
+    """A conversation, and how to go on with it."""
+
+    client: SyncClient
+    model: str
+    options: GenerateOptions
+    system: str = ""
+    said: list[dict[str, str]] = field(default_factory=list)
+
+    def answer(self, text: str) -> None:
+        """Say something, and write the answer as it comes.
+
+        An answer that Ctrl-C stops is kept as far as it came. Where there is none for another reason, neither is what
+        was said. Raises EdgeShardError and KeyboardInterrupt.
+        """
+        message = {"role": "user", "content": text}
+        asked = [*([{"role": "system", "content": self.system}] if self.system else []), *self.said, message]
+        pieces: list[str] = []
+        try:
+            self._write(asked, pieces)
+        except KeyboardInterrupt:
+            write_text("\n")
+            self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
+            raise
+        except EdgeShardError:
+            if pieces:
+                write_text("\n")
+            raise
+        self.said += [message, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _write(self, messages: list[dict[str, str]], pieces: list[str]) -> None:
+        """Reasoning is for people alone: what a program reads is the answer."""
+        shows_reasoning, thinks = sys.stdout.isatty(), False
+        try:
+            with contextlib.closing(self.client.chat(self.model, messages, **self.options)) as events:
+                for event in events:
+                    if isinstance(event, ReasoningDelta) and shows_reasoning:
+                        self._raw("" if thinks else _DIM)
+                        thinks = True
+                        write_text(event.text)
+                    elif isinstance(event, ContentDelta):
+                        self._raw(f"{_PLAIN}\n\n" if thinks else "")
+                        thinks = False
+                        pieces.append(event.text)
+                        write_text(event.text)
+                    elif isinstance(event, ChatFinished):
+                        self._raw(_PLAIN if thinks else "")
+                        thinks = False
+                        write_text("\n")
+        finally:
+            # An answer that ends in the middle of its reasoning must not leave the terminal dim.
+            self._raw(_PLAIN if thinks else "")
+
+    @staticmethod
+    def _raw(text: str) -> None:
+        """Past the filter that keeps a model's control characters from the terminal."""
+        sys.stdout.write(text)
+
+
+def converse(talk: Talk) -> None:
+    """Read, answer, and again, until the person leaves."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - gives `input` its editing and the lines said before
+
+    typer.echo(f"{talk.model}: /help says what there is besides talking", err=True)
+    interrupted = False
+    while True:
+        try:
+            text = _read()
+        except EOFError:
+            typer.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            if interrupted:
+                typer.echo(err=True)
+                return
+            interrupted = True
+            typer.echo("\n(once more, Ctrl-D or /quit leaves)", err=True)
+            continue
+        interrupted = False
+        if text.startswith("/") and "\n" not in text:
+            if _command(talk, text):
+                return
+        elif text.strip():
+            interrupted = _answer(talk, text)
+
+
+def _answer(talk: Talk, text: str) -> bool:
+    """Whether the person stopped the answer. An error is said, and the conversation goes on."""
+    try:
+        talk.answer(text)
+    except KeyboardInterrupt:
+        return True
+    except EdgeShardError as error:
+        typer.echo(f"error: {error.message}", err=True)
+        if talk.said:
+            typer.echo("       (/clear forgets what was said before)", err=True)
+    return False
+
+
+def _read() -> str:
+    """One message, of one line or several. Raises EOFError and KeyboardInterrupt."""
+    line = input(_PROMPT)
+    if line.strip().startswith(_BLOCK):
+        lines = [line.strip().removeprefix(_BLOCK)]
+        while not lines[-1].rstrip().endswith(_BLOCK):
+            lines.append(input(_MORE))
+        lines[-1] = lines[-1].rstrip().removesuffix(_BLOCK)
+        return "\n".join(lines).strip("\n")
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1].removesuffix("\\")
+        lines.append(input(_MORE))
+    return "\n".join(lines)
+
+
+def _command(talk: Talk, text: str) -> bool:
+    """Whether it was the last one."""
+    word, _, rest = text.strip().partition(" ")
+    match word:
+        case "/quit" | "/exit":
+            return True
+        case "/clear":
+            talk.said.clear()
+        case "/system":
+            talk.system = rest.strip()
+        case "/help":
+            typer.echo(_HELP, err=True)
+        case _:
+            typer.echo(f"{word} is no command; /help says which there are", err=True)
+    return False

@@ -1,0 +1,97 @@
+"""edgectl run: a model, from wherever it is to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.commands.deployments.deploy import interrupted, model_source, spec_of
+from edgeshard.cli.commands.deployments.model import add_model
+from edgeshard.cli.commands.requests.generate import generate, prompt_of, read_stdin
+from edgeshard.cli.connect import Connect, connect_of
+from edgeshard.cli.connect import run as run_async
+from edgeshard.cli.render.loading import DeployReporter
+from edgeshard.cli.render.output import stderr_console
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+
+
+def run(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+            autocompletion=completion.models,
+        ),
+    ],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="Answer this and end; - reads stdin. Without it, a chat.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "--max-tokens", min=1, metavar="N", help="Most tokens of the answer."),
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait until it answers.")
+    ] = None,
+) -> None:
+    """Deploy a model unless it is deployed, and answer a prompt, or chat.
+
+    The deployment has the model's name and stays; `edgectl delete deployment NAME` frees its memory.
+    """
+    connect, source = connect_of(context), model_source(model)
+    if prompt is None and not sys.stdin.isatty():
+        prompt = read_stdin()
+    name = model
+    if source is not None:
+        name = source.name
+        add_model(connect, model)
+    run_async(_served(connect, name, timeout))
+    if prompt is None:
+        _chat(context, name)
+    else:
+        options: dict[str, Any] = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+        generate(context, name, prompt_of(prompt, None), **options)
+
+
+async def _served(connect: Connect, name: str, timeout_s: float | None) -> None:
+    """Until the deployment of this name, or the one of the model of this name, answers requests."""
+    async with connect.client() as client:
+        if any(name in (item.deployment, item.model) for item in await client.served_models()):
+            return
+        console = stderr_console()
+        with console.status(f"deploying {name}") as status:
+            reporter = DeployReporter(status)
+            try:
+                await _deployed(client, name, timeout_s, reporter)
+            except asyncio.CancelledError:
+                console.print(interrupted(name, reporter.begun), markup=False)
+                raise
+
+
+async def _deployed(client: Client, name: str, timeout_s: float | None, reporter: DeployReporter) -> None:
+    try:
+        await client.deployment(name)
+    except NotFoundError:
+        await client.stored_model(name)  # says how to add it where it is not there
+        await client.deploy(spec_of(None, {"name": name, "model": name}), timeout_s=timeout_s, on_change=reporter.show)
+    else:
+        await client.wait_ready(name, timeout_s, reporter.show)
+
+
+def _chat(context: typer.Context, name: str) -> None:
+    """Hand over to `edgectl chat`, with the global options as they are."""
+    root = context.find_root()
+    command = getattr(root.command, "get_command", lambda *_: None)(root, "chat")
+    if command is None:
+        raise InvalidArgumentError("prompt is missing: give it behind the model; - reads it from stdin", field="prompt")
+    with command.make_context("chat", [name], parent=root) as chat:
+        command.invoke(chat)

@@ -1,0 +1,1 @@
+"""Commands that start, join and look after the processes of a site."""

@@ -1,0 +1,133 @@
+"""edgectl init and edgectl certificate: the authority of a site, and the files of its processes. Nothing is dialled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.domain.ids import check_name
+from edgeshard.local.cluster import own_address
+from edgeshard.local.user_files import state_home, to_toml, write_client_settings
+
+if TYPE_CHECKING:
+    from edgeshard.identity.authority import Authority
+
+Directory = Annotated[Path, typer.Option("--directory", "-d", metavar="DIR", help="Where the authority is.")]
+_PKI = Path("pki")
+
+
+def init(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="The site's name, such as mill.")],
+    directory: Directory = _PKI,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Where the coordinator will listen; processes join at the next port."),
+    ] = "0.0.0.0:7600",
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where its HTTP gateway will listen: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443.",
+        ),
+    ] = None,
+) -> None:
+    """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
+
+    DIR/ca.key stays on this machine: whoever has it can be anybody at the site. DIR/coordinator and DIR/admin hold
+    three files each: ca.pem, cert.pem and key.pem. DIR/coordinator.toml starts the coordinator; edgectl of this user
+    is the admin from then on, unless it belongs to a site already.
+    """
+    from edgeshard.identity.authority import Authority, now
+    from edgeshard.rpc.tls import split_address
+    from edgeshard.rpc.tls_files import write_private
+
+    check_name(site, "site")
+    host, port = split_address(listen, "listen")
+    if http_listen is not None:
+        split_address(http_listen, "http-listen")
+    if (directory / "ca.key").exists():
+        raise AlreadyExistsError(
+            f"{directory} has the authority of a site already; give another --directory", field="directory"
+        )
+    authority = Authority.create(site, now())
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(directory / "ca.pem", authority.certificate_pem)
+    write_private(directory / "site", f"{site}\n".encode())
+    for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
+        _write(authority, principal, directory)
+    _write_settings(directory.absolute(), host, port, http_listen)
+    write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
+
+
+def certificate(
+    role: Annotated[Role, typer.Argument(metavar="ROLE", help="agent, client or operator.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an agent the name of its box.")],
+    directory: Directory = _PKI,
+) -> None:
+    """Make the files of a process of the site, DIR/NAME: ca.pem, cert.pem and key.pem. Take them to its machine."""
+    from edgeshard.identity.authority import Authority
+
+    if role is Role.COORDINATOR:
+        raise InvalidArgumentError("ROLE: edgectl init made the coordinator's files", field="role")
+    check_name(name, "name")
+    if (directory / name).exists():
+        raise AlreadyExistsError(f"{directory / name} is there already; remove it first", field="name")
+    try:
+        pem = (directory / "ca.pem").read_bytes(), (directory / "ca.key").read_bytes()
+        site = (directory / "site").read_text().strip()
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--directory {directory} holds no authority ({error.strerror}); make one with edgectl init",
+            field="directory",
+        ) from None
+    _write(Authority.load(*pem), Principal(check_name(site, "site"), role, name), directory)
+
+
+def _write_settings(directory: Path, host: str, port: int, http_listen: str | None) -> None:
+    """What starts the coordinator, and what this user's edgectl finds."""
+    from edgeshard.client.settings import configuration
+    from edgeshard.rpc.tls import join_address
+    from edgeshard.rpc.tls_files import tls_files, write_private
+
+    files, config = tls_files(directory / "coordinator"), directory / "coordinator.toml"
+    values = {
+        "listen": join_address(host, port),
+        "enrol_listen": join_address(host, port + 1 if port else 0),
+        "state_dir": str(state_home() / "coordinator"),
+        "tls_ca": str(files.ca),
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        "ca_key": str(directory / "ca.key"),
+    }
+    if http_listen is not None:
+        values["http_listen"] = http_listen
+    write_private(config, to_toml("coordinator", values).encode())
+    typer.echo(f"{config}: edgeshard-coordinator --config starts it")
+    if http_listen is not None:
+        typer.echo(_of_gateway(http_listen, directory))
+    if configuration().exists():
+        typer.echo(f"{configuration()} stays as it is: edgectl of this user belongs to another site")
+    else:
+        write_client_settings(own_address(join_address(host, port)), directory / "admin")
+        typer.echo(f"{configuration()}: edgectl of this user is operator admin")
+
+
+def _of_gateway(http_listen: str, directory: Path) -> str:
+    """What there is to know of the HTTP gateway."""
+    from edgeshard.rpc.tls import is_loopback, split_address
+
+    keys = "programs show a key of edgectl key create NAME"
+    if is_loopback(split_address(http_listen)[0]):
+        return f"its HTTP gateway: http://{http_listen}/v1; {keys}"
+    return f"its HTTP gateway: {http_listen} over TLS, by a certificate of {directory / 'ca.pem'}; {keys}"
+
+
+def _write(authority: Authority, principal: Principal, directory: Path) -> None:
+    from edgeshard.rpc.tls_files import issue_files
+
+    files = issue_files(authority, principal, directory / principal.id)
+    typer.echo(f"{files.key.parent}: {principal}")

@@ -1,0 +1,230 @@
+"""edgectl join: become part of a site, by the token that its operator made."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.commands.site import install
+from edgeshard.cli.connect import run
+from edgeshard.domain.errors import (
+    AlreadyExistsError,
+    DeniedError,
+    EdgeShardError,
+    FailedPreconditionError,
+)
+from edgeshard.domain.identity import Invitation, Role
+from edgeshard.local.children import Daemon, keep_running
+from edgeshard.local.user_files import AGENT_PORT, state_home, to_toml, write_client_settings
+from edgeshard.process.extras import check_extras
+
+if TYPE_CHECKING:
+    from edgeshard.rpc.tls import TlsFiles
+
+_SERVICE_FILES = Path("/etc/edgeshard/agent-pki")
+_STOP_GRACE_S = 60.0
+"""An agent that is still starting hears of the signal late."""
+
+
+def join(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Of edgectl token create; - reads it from stdin.")],
+    listen: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help=f"Where other boxes reach this one; by default port {AGENT_PORT}."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="What others dial, where that is another address.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the box keeps its identity and its weights.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that stages may use, as 2GiB.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (default) or cuda.")] = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run the agent here, also where systemd could.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="In place of this user's credentials for another site.")
+    ] = False,
+) -> None:
+    """Become what the token says: a box, an application or an operator of its site.
+
+    A box: as root on a machine with systemd its agent is installed as a service and started; else it runs until
+    Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
+    """
+    from edgeshard.client.joining import invitation_from_text
+
+    decoded = invitation_from_text(sys.stdin.readline() if token == "-" else token)
+    extra = _extra(memory, device, advertise)
+    if decoded.principal.role is not Role.AGENT:
+        _join_user(decoded, force)
+    elif not foreground and state_dir is None and _can_install():
+        _join_service(decoded, listen, extra)
+    else:
+        _join_here(decoded, listen, state_dir, extra)
+
+
+def _extra(memory: str | None, device: str | None, advertise: str | None) -> dict[str, str]:
+    """More settings of the agent. What is wrong is said before the token is used up."""
+    from edgeshard.process.config import parse_bytes
+    from edgeshard.rpc.tls import split_address
+
+    if memory is not None:
+        parse_bytes(memory, "memory")
+    if advertise is not None:
+        split_address(advertise, "advertise")
+    given = {"memory": memory, "device": device, "advertise": advertise}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _join_user(token: Invitation, force: bool) -> None:
+    from edgeshard.client.settings import configuration, directory
+
+    if configuration().exists() and not force:
+        raise AlreadyExistsError(
+            f"{configuration()} has credentials already; --force puts these in their place", field="force"
+        )
+    _enrol(token, directory())
+    write_client_settings(token.coordinator, directory())
+    typer.echo(
+        f"{token.principal} of site {token.principal.site}: edgectl and the SDK of this user find it now", err=True
+    )
+
+
+def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
+    from edgeshard.process.units import Daemon as Unit
+
+    name = token.principal.id
+    given: dict[str, str | None] = {
+        "name": name,
+        "coordinator": token.coordinator,
+        "listen": listen or _own_address(token),
+        "credentials": str(_SERVICE_FILES),
+        **extra,
+    }
+    _enrol_once(token, _SERVICE_FILES)
+    install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
+    _systemctl("enable", "--now", Unit.AGENT.unit)
+    _systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
+    typer.echo(f"box {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+
+
+def _systemctl(*arguments: str) -> None:
+    result = subprocess.run(("systemctl", *arguments), capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise FailedPreconditionError(
+            f"systemctl {' '.join(arguments)}: {result.stderr.strip()}", reason="COMMAND_FAILED"
+        )
+
+
+def _join_here(token: Invitation, listen: str | None, state_dir: Path | None, extra: dict[str, str]) -> None:
+    from edgeshard.rpc.tls_files import write_private
+
+    check_extras("edgectl join", "agent")  # before the token is used up
+    name = token.principal.id
+    state = (state_dir or state_home() / name).absolute()
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)  # or the agent finds it open to others
+    except OSError as error:
+        raise DeniedError(f"--state-dir {state}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
+    files = _enrol_once(token, state / "pki")
+    values = {
+        "name": name,
+        "coordinator": token.coordinator,
+        "listen": listen or _own_address(token),
+        "state_dir": str(state),
+        "tls_ca": str(files.ca),
+        "tls_cert": str(files.cert),
+        "tls_key": str(files.key),
+        **extra,
+    }
+    config = state / "agent.toml"
+    write_private(config, to_toml("agent", values).encode())
+    raise typer.Exit(run(_serve(name, token.principal.site, config)))
+
+
+async def _serve(name: str, site: str, config: Path) -> int:
+    """Run the agent until a signal ends this command, and again whenever the agent ends; its log is on stderr. Its exit
+    code, 128 + the number of a signal that ended it."""
+    agent = Daemon(name, "edgeshard_agent", ["--config", str(config)], config.parent, in_view=True, configured=True)
+    await agent.start()
+    try:
+        if await agent.ready(math.inf):
+            typer.echo(
+                f"box {name} has joined site {site} and serves until Ctrl-C\n"
+                f"edgeshard-agent --config {config} starts it again",
+                err=True,
+            )
+            code = await keep_running(agent, lambda text: typer.echo(text, err=True))
+        else:
+            code = await agent.exited()
+    except asyncio.CancelledError:
+        await agent.stop(_STOP_GRACE_S)
+        code = await agent.exited()
+    finally:
+        agent.send_signal(signal.SIGKILL)  # after a second interrupt
+    return code if code >= 0 else 128 - code
+
+
+def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
+    """The files of the token's principal. What is there of an earlier time is good as long as it has not expired."""
+    from edgeshard.rpc.tls_files import tls_files
+
+    files = tls_files(directory)
+    try:
+        files.check()
+        if files.principal() == token.principal and _trusts(files, token):
+            return files
+    except EdgeShardError:
+        pass  # there are none, or none that are good
+    return _enrol(token, directory)
+
+
+def _trusts(files: TlsFiles, token: Invitation) -> bool:
+    from edgeshard.domain.identity import authority_digest
+    from edgeshard.identity.certificates import ders_of
+
+    return token.authority in map(authority_digest, ders_of(files.ca.read_bytes()))
+
+
+def _enrol(token: Invitation, directory: Path) -> TlsFiles:
+    from edgeshard.client.joining import enrol
+    from edgeshard.identity.authority import load_key, new_key, private_pem
+    from edgeshard.rpc.tls_files import tls_files, write_files, write_private
+
+    waiting = directory / "joining.pem"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        directory.chmod(0o700)
+        # The key is on disk first: a token is good for one key, which another try has then.
+        if not waiting.exists():
+            write_private(waiting, private_pem(new_key()))
+        key = waiting.read_bytes()
+        certificate, authorities = run(enrol(token, load_key(key)))
+        write_files(directory, authorities, certificate, key)
+        waiting.unlink()
+    except OSError as error:
+        raise DeniedError(f"{directory}: {error.strerror}", field="state-dir", reason="STATE_DIR") from None
+    return tls_files(directory)
+
+
+def _own_address(token: Invitation) -> str:
+    """Where this machine is reached from the site: the address by which it reaches the coordinator."""
+    from edgeshard.rpc.addresses import outgoing_address
+    from edgeshard.rpc.tls import join_address, split_address
+
+    host, _ = split_address(token.coordinator)
+    return join_address(outgoing_address(host), AGENT_PORT)
+
+
+def _can_install() -> bool:
+    return shutil.which("systemctl") is not None and install.runs_systemd() and os.geteuid() == 0

@@ -1,0 +1,93 @@
+"""edgectl key: API keys for the HTTP gateway."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
+
+if TYPE_CHECKING:
+    from edgeshard.domain.identity import ApiKey
+
+_HINT = """
+  curl URL/v1/models -H 'Authorization: Bearer {key}'
+  OpenAI(base_url="URL/v1", api_key="{key}")      # Python: from openai import OpenAI
+
+URL is what edgectl serve prints, or where the coordinator's --http-listen is, such as http://127.0.0.1:8000."""
+"""For people. The key goes nowhere but where its own line went."""
+
+app = typer.Typer(help="Make, list and revoke API keys for the HTTP gateway.", no_args_is_help=True)
+
+
+@app.command(short_help="Make a key and print it, once.")
+def create(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whom it is for; quotas know it as key/NAME.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="NAME", help="A deployment or model it may use; may be repeated. By default all."
+        ),
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Of prompts and answers together.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="At once.")] = None,
+) -> None:
+    """Make a key and print it on stdout. The site keeps its hash alone, so nobody can be shown it again."""
+
+    async def work() -> str:
+        async with connect_of(context).client() as client:
+            _, text = await client.create_key(
+                name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests
+            )
+            return text
+
+    key = run(work())
+    typer.echo(key)
+    typer.echo(f"key {name} is made; programs send it as `Authorization: Bearer KEY`", err=True)
+    if sys.stderr.isatty():
+        typer.echo(_HINT.format(key=key if sys.stdout.isatty() else "KEY"), err=True)
+
+
+@app.command("list")
+def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
+    """List the keys and what they may use, without their secrets."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            show_list(await client.keys(), output, COLUMNS, lambda key: key.name)
+
+    run(work())
+
+
+@app.command()
+def revoke(
+    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="As it was made.")]
+) -> None:
+    """Refuse a key from now on, and end what it has running."""
+
+    async def work() -> None:
+        async with connect_of(context).client() as client:
+            await client.revoke_key(name)
+
+    run(work())
+    typer.echo(f"key {name} is revoked", err=True)
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+COLUMNS: list[Column[ApiKey]] = [
+    Column("NAME", lambda key: key.name),
+    Column("MODELS", lambda key: ",".join(key.models) or "all"),
+    Column("TOKENS/MIN", lambda key: _number(key.tokens_per_minute), right=True),
+    Column("REQUESTS", lambda key: _number(key.requests), right=True),
+    Column("MADE", lambda key: f"{datetime.fromtimestamp(key.created_at, UTC):%Y-%m-%d %H:%M}"),
+]

@@ -1,0 +1,87 @@
+"""edgectl logs: what a daemon of this machine wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgeshard.cli import completion
+from edgeshard.cli.commands.site.lab import DEFAULT_DIRECTORY
+from edgeshard.cli.connect import run
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, NotFoundError
+from edgeshard.domain.ids import check_name
+from edgeshard.process.installation import CONFIGURATION
+from edgeshard.process.units import Daemon
+from edgeshard.storage.inputs import read_toml
+
+COORDINATOR = "coordinator"
+
+
+def logs(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NODE|coordinator", help="Whose.", autocompletion=completion.nodes),
+    ],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="The newest so many.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what comes, until Ctrl-C.")] = False,
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="Of a lab, or where NAME.log is.")
+    ] = DEFAULT_DIRECTORY,
+) -> None:
+    """Print the newest lines of the log of a daemon of this machine: of a lab in DIR, or a service of systemd.
+
+    Logs stay on their machines. Of all boxes together, `edgectl get events` says what happened, and `edgectl debug
+    dump` what each did lately.
+    """
+    check_name(name, "name")
+    raise typer.Exit(run(_passed_on(command_of(name, lines, follow, directory))))
+
+
+def command_of(name: str, lines: int, follow: bool, directory: Path, etc: Path = Path(CONFIGURATION)) -> list[str]:
+    """What prints the log. Raises NotFoundError where this machine has none of that name."""
+    file = directory / f"{name}.log"
+    if file.exists():
+        return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(file)]
+    unit = _unit_of(name, etc)
+    if unit is None:
+        daemon = COORDINATOR if name == COORDINATOR else "agent"
+        raise NotFoundError(
+            f"no log of {name} is on this machine: on its own, `journalctl -u edgeshard-{daemon}` shows that of a "
+            "service, and a daemon started by hand writes to its standard error; --directory DIR names a folder with "
+            f"{name}.log",
+            field="name",
+            reason="NO_LOG",
+        )
+    if shutil.which("journalctl") is None:
+        raise FailedPreconditionError("there is no journalctl on this machine", reason="NO_JOURNAL")
+    return ["journalctl", "-u", unit, "-n", str(lines), "--no-pager", *(["-f"] if follow else [])]
+
+
+def _unit_of(name: str, etc: Path) -> str | None:
+    """The unit on this machine that is this daemon, by its configuration."""
+    daemon = Daemon.COORDINATOR if name == COORDINATOR else Daemon.AGENT
+    configuration = etc / f"{daemon}.toml"
+    if not os.access(configuration, os.R_OK):
+        return None
+    try:
+        section = read_toml(configuration, str(configuration), "config").get(daemon.value, {})
+    except EdgeShardError:
+        return None
+    return daemon.unit if daemon is Daemon.COORDINATOR or section.get("name") == name else None
+
+
+async def _passed_on(command: list[str]) -> int:
+    """The exit code of a command that ends with this one, whatever ends this one."""
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        code = await process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    return code if code >= 0 else 128 - code

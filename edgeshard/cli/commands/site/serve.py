@@ -1,0 +1,334 @@
+"""edgectl serve: a site on this machine that answers over HTTP, and grows by the boxes that join it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgeshard.cli.commands.deployments.deploy import model_source
+from edgeshard.cli.commands.deployments.model import adding_bars
+from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
+from edgeshard.cli.commands.site.demo import Narrator, model_directory
+from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
+from edgeshard.cli.connect import run
+from edgeshard.cli.render.output import human_bytes, stderr_console
+from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.ids import check_name
+from edgeshard.local.own_site import OwnSite
+from edgeshard.process.extras import check_extras
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.client.models import AddPhase
+    from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
+    from edgeshard.importing.sources import Source
+
+DEMO = "demo"
+"""Names the model that ships with EdgeShard."""
+_LISTEN = "0.0.0.0:7600"
+_WIDEST_FIRST = ("none", "int8", "int4")
+_FORMATS = ("auto", *_WIDEST_FIRST)
+_SHOWN_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None).
+
+    The store calls it `stored`, and programs `name`.
+    """
+
+    model: str
+    source: Source | None
+    stored: str
+    name: str
+    quantise: str
+    concurrency: int | None = None
+    max_context: int | None = None
+    grow: bool = False
+
+    def spec(self, source: str, quantise: str) -> dict[str, object]:
+        """The deployment spec's values."""
+        values: dict[str, object] = {"name": self.name, "model": self.stored, "source": source}
+        if self.concurrency is not None:
+            values["concurrency"] = self.concurrency
+        if self.max_context is not None:
+            values["max_context"] = self.max_context
+        if quantise != "none":
+            values["quantisation"] = {"*": quantise}
+        return values
+
+    def agrees(self, spec: DeploymentSpec) -> bool:
+        """Whether what was asked for is what a deployment is."""
+        wanted = (self.concurrency or spec.concurrency, self.max_context or spec.max_context)
+        quantise = spec.quantisation.get("*", "none")
+        return wanted == (spec.concurrency, spec.max_context) and self.quantise in ("auto", quantise)
+
+
+def serve(  # noqa: PLR0913 - one parameter for each option
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model directory, the name of a model of the site, or demo.")
+    ],
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="What programs call it; by default the model's.")] = (
+        None
+    ),
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine; by default 8000, or the next."),
+    ] = None,
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443.",
+        ),
+    ] = None,
+    http_names: Annotated[
+        list[str] | None,
+        typer.Option("--http-name", metavar="NAME", help="By which others call it, such as mybox.local; repeatable."),
+    ] = None,
+    http_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http-allow-origin",
+            metavar="ORIGIN",
+            help="Web pages that may use it, such as http://localhost:3000; repeatable.",
+        ),
+    ] = None,
+    quantise: Annotated[
+        str,
+        typer.Option(
+            "--quantise",
+            "--quantize",
+            metavar="FORMAT",
+            help="Weights as none, int8 or int4; auto takes the widest that fit.",
+        ),
+    ] = "auto",
+    boxes: Annotated[int, typer.Option(min=1, max=16, metavar="N", help="Split this machine into so many.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Requests that memory is kept for.")
+    ] = None,
+    max_context: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of prompt and answer; by default the model's.")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the site is kept, and found again after a restart.")
+    ] = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="EDGESHARD__SERVE__LISTEN",
+            help="Where other boxes reach the site, over mutual TLS; they join at the next port.",
+        ),
+    ] = _LISTEN,
+    grow: Annotated[
+        bool, typer.Option("--grow", help="Move the model to more boxes by itself when they join and it gains by it.")
+    ] = False,
+) -> None:
+    """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another box.
+
+    Everything is kept in --state-dir: the same command finds it again. A process of the site that ends is started
+    again. Ctrl-C ends it.
+    """
+    if quantise not in _FORMATS:
+        raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
+    check_extras("edgectl serve", "agent", "coordinator", "gateway")
+    narrator = Narrator(time.monotonic())
+    http = _http_options(http_listen, http_names or [], http_origins or [])
+    with _found(model) as (source, stored):
+        check_name(name or stored, "name")
+        options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
+        _run(options, OwnSite.at(state_dir, boxes, listen, port, http=http), narrator)
+
+
+def _http_options(listen: str | None, names: Sequence[str], origins: Sequence[str]) -> list[str]:
+    """The coordinator's own, beside the port."""
+    several = [("--http-name", name) for name in names] + [("--http-allow-origin", origin) for origin in origins]
+    options = [*([("--http-listen", listen)] if listen is not None else []), *several]
+    return [word for option in options for word in option]
+
+
+def serve_demo(port: int | None, boxes: int) -> None:
+    """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+    check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
+    with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
+        site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port, lasts=False)
+        _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
+
+
+def _run(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+    """SIGTERM is how a supervisor ends what does well."""
+    try:
+        run(_serve(options, site, narrator))
+    except typer.Exit as end:
+        if end.exit_code != 128 + signal.SIGTERM:
+            raise
+        narrator.say("ended by SIGTERM, with all processes of the site")
+
+
+@contextmanager
+def _found(model: str) -> Iterator[tuple[Source | None, str]]:
+    """Where a model is, None for one that the site has, if it has it; and its name in the store."""
+    if model != DEMO:
+        source = model_source(model)
+        yield source, model if source is None else source.name
+        return
+    from edgeshard.importing.sources import Source
+
+    with model_directory(None) as shipped:
+        yield Source(path=shipped), DEMO_MODEL
+
+
+async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+    boxes = "1 box" if len(site.nodes) == 1 else f"{len(site.nodes)} boxes"
+    narrator.say(f"starting a coordinator and {boxes} ({', '.join(site.nodes)}) as processes of this machine")
+    async with site:
+        narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
+        if site.is_elsewhere:
+            narrator.say(f"{site.wanted} is taken: boxes that joined before find the site when it is there again")
+        await _supervised(site, narrator, _answer(options, site, narrator))
+
+
+async def _supervised(site: OwnSite, narrator: Narrator, work: Coroutine[Any, Any, None]) -> None:
+    """The work, while the site's processes are started again. Raises the error of one that cannot start: what waits for
+    it would not end."""
+    failed, working = asyncio.ensure_future(site.supervise(narrator.say)), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({failed, working}, return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise failed.result()
+        await working
+    finally:
+        failed.cancel()
+        working.cancel()
+        await asyncio.wait({failed, working})
+
+
+async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
+    """Load the model, say how to ask it, and watch the site until Ctrl-C."""
+    deployment, key = await _loaded(options, site, narrator)
+    site.proven = True
+    _show(site, options.name, key, deployment, narrator)
+    async with site.client() as client:
+        await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+
+
+async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
+    """What answers, and the key for it; from the beginning each time that the coordinator ends in the middle."""
+    while True:
+        starts = site.starts
+        try:
+            # A client for each try: one that was refused waits before it tries again.
+            async with site.client() as client:
+                await _add(client, options, narrator)
+                await site.joined()
+                return await _deploy(client, options, site.nodes[0], narrator), await site.api_key(client)
+        except UnavailableError:
+            if not await site.came_back(starts):
+                raise
+
+
+async def _add(client: Client, options: ServeOptions, narrator: Narrator) -> None:
+    """Have the model in the store."""
+    name = options.stored
+    if options.source is None:
+        await client.stored_model(name)  # says how to add it where it is not there
+        return
+    shown_s = time.monotonic()
+
+    def show(phase: AddPhase, done: int, total: int) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s >= _SHOWN_EVERY_S:
+            shown_s = time.monotonic()
+            narrator.say(f"{phase.value} {name}: {human_bytes(done)} of {human_bytes(total)}")
+
+    from edgeshard.client.models import Adding
+
+    console = stderr_console()
+    adding = Adding(on_note=lambda text: narrator.say(f"note: {text}"))
+    with adding_bars(console) as bars:
+        report = bars if console.is_terminal else show
+        await client.add_model(options.source.path or options.model, name, report, adding)
+    stored = await client.stored_model(name)
+    narrator.say(
+        f"model {name} is in the store: {stored.architecture}, {stored.layer_count} layers, "
+        f"{stored.parameter_count / 1e6:.1f} M parameters, {human_bytes(stored.stored_bytes)}"
+    )
+
+
+async def _deploy(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> Deployment:
+    from edgeshard.cli.render.loading import DeployReporter
+
+    with stderr_console().status("") as status:
+        reporter = DeployReporter(status)
+        kept = {item.spec.name: item for item in await client.deployments()}.get(options.name)
+        if kept is None:
+            return await client.deploy(await _chosen(client, options, source, narrator), on_change=reporter.show)
+        if kept.spec.model != options.stored:
+            raise InvalidArgumentError(
+                f"--name {options.name}: the site has a deployment of this name, of model {kept.spec.model}; choose "
+                f"another --name, or first run edgectl delete deployment {options.name}",
+                field="name",
+            )
+        narrator.say(f"{options.name} was served before: its boxes load it again")
+        if not options.agrees(kept.spec):
+            narrator.say(
+                f"note: it is as it was deployed then; for --quantise, --concurrency and --max-context to count, first "
+                f"run edgectl delete deployment {options.name}"
+            )
+        return await client.wait_ready(options.name, on_change=reporter.show)
+
+
+async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
+    """With the widest weights that fit. Where none do, those that fit with fewer requests at a time: the planner knows
+    what is lost by that once the boxes are measured. Raises what `Client.plan` raises for the narrowest."""
+    from edgeshard.domain.deployments.deployment import parse_spec
+
+    # One box has nothing to choose; but what a second one would gain is not known unless it was measured.
+    measures = options.grow or len(await client.nodes()) > 1
+    formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
+    for measured, quantise in product((False, True), formats):
+        spec = parse_spec(options.spec(source, quantise))
+        if measured:
+            await measure(client, spec, narrator.say)
+        try:
+            await client.plan(spec)
+        except (ResourceExhaustedError, PlacementError):
+            if measured and quantise == formats[-1]:
+                raise
+            if not measured:
+                narrator.say(
+                    f"memory is short for the weights {'as they are' if quantise == 'none' else f'as {quantise}'}"
+                )
+            continue
+        if measures and not measured:
+            await measure(client, spec, narrator.say)
+        narrator.say(f"loading {options.name}" + (f" with {quantise} weights" if quantise != "none" else ""))
+        return spec
+    raise AssertionError("unreachable")
+
+
+def _show(site: OwnSite, name: str, key: str, deployment: Deployment, narrator: Narrator) -> None:
+    stages = " -> ".join(f"{stage.node_name} ({stage.layers})" for stage in deployment.placement.stages)
+    narrator.say(f"ready: {stages}")
+    trusted = trusting = ""
+    if site.url.startswith("https:"):
+        trusted = f"trust    {site.authority}, the site's authority: take it to the machines that call it\n"
+        trusting = f"--cacert {site.authority} "
+    typer.echo(
+        f"\nURL      {site.url}/v1\nAPI key  {key}\nmodel    {name}\n{trusted}\n"
+        f"curl {trusting}{site.url}/v1/chat/completions -H 'Authorization: Bearer {key}' \\\n"
+        f"  -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}\'\n'
+    )

@@ -1,0 +1,1 @@
+"""Values to text: tables, views, bars and pictures of the terminal."""

@@ -1,0 +1,216 @@
+"""Values to text: tables for people, JSON, YAML and names for programs. Data goes to stdout, the rest to stderr."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
+
+import typer
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import escaped
+from edgeshard.domain.models.model import LayerRange
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+Item = TypeVar("Item")
+OWN_LINES = "\n\t"
+"""What `escaped` keeps of texts that have lines of their own."""
+_ANY_WIDTH = 1000
+_FOLDS_FROM = 80
+
+
+class Output(StrEnum):
+    """What `-o` takes on reading commands."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Item]):
+    """A table's column: its title, its text for an item, and whether it is for `-o wide` only."""
+
+    title: str
+    cell: Callable[[Item], str]
+    wide: bool = False
+    right: bool = False
+
+
+def show_list(
+    items: Sequence[Item], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
+) -> None:
+    """Print a list to stdout as `output` asks: a JSON or YAML array, one name a line, or a table."""
+    if output in (Output.JSON, Output.YAML):
+        show_data([plain(item) for item in items], output)
+    elif output is Output.NAME:
+        for item in items:
+            typer.echo(escaped(name(item)))
+    elif not items:
+        typer.echo("none", err=True)
+    else:
+        print_table(table(items, visible(columns, output)), wide=output is Output.WIDE)
+
+
+def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item]]:
+    """The columns that `output` shows."""
+    return [column for column in columns if output is Output.WIDE or not column.wide]
+
+
+def show_data(value: Any, output: Output) -> None:
+    """Print plain data to stdout as JSON, or as YAML when `output` says so."""
+    if output is Output.YAML:
+        import yaml
+
+        text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+        if escaped(text, OWN_LINES) != text:
+            text = yaml.safe_dump(value, sort_keys=False)  # with escapes for all that is not ASCII
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON for people and programs: with escapes for all that is not ASCII where something in it steers a terminal."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return text if escaped(text, OWN_LINES) == text else json.dumps(value, indent=indent)
+
+
+def print_table(rows: Table, wide: bool = False) -> None:
+    """Print to stdout. On a terminal cells get several lines where the table has no room in one, unless it is `wide` by
+    wish; a pipe, and a terminal in which nothing would be left of cells, get one line for each row."""
+    console = stdout_console()
+    if console.is_terminal and console.width >= _FOLDS_FROM and not wide:
+        console.print(rows)
+        return
+    console.width = max(console.width, console.measure(rows, options=console.options.update(width=_ANY_WIDTH)).maximum)
+    console.print(rows)
+
+
+def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
+    """A table without frames, so that it reads well and can be cut with awk."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        result.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    for item in items:
+        result.add_row(*(Text(escaped(column.cell(item))) for column in columns))
+    return result
+
+
+def show_fields(fields: Mapping[str, str]) -> None:
+    """Print `name: value` lines to stdout, the values aligned."""
+    width = max(len(name) for name in fields) + 2
+    for name, value in fields.items():
+        typer.echo(f"{name + ':':<{width}}{escaped(value)}")
+
+
+def plain(value: Any) -> Any:
+    """A domain value as JSON types: dataclasses become objects, layer ranges `0:4`, errors their parts."""
+    if isinstance(value, LayerRange):
+        return str(value)
+    if isinstance(value, EdgeShardError):
+        return {"reason": value.reason, "field": value.field, "message": value.message}
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    # A pydantic model, told by its class attribute so that reading commands need not import pydantic.
+    names = getattr(type(value), "model_fields", None)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
+    return value
+
+
+def human_bytes(count: int) -> str:
+    """Bytes with a binary unit, three significant digits: `512 B`, `18.4 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return _three_digits(size, unit)
+        size /= 1024
+    return _three_digits(size, "TiB")
+
+
+def human_count(count: int) -> str:
+    """A number with a decimal suffix, three significant digits: `950`, `6.52M`, `8.03B`."""
+    size = float(count)
+    for unit in ("", "K", "M"):
+        if size < 1000:
+            return _three_digits(size, unit).replace(" ", "")
+        size /= 1000
+    return _three_digits(size, "B").replace(" ", "")
+
+
+def human_seconds(seconds: float) -> str:
+    """`12.3 ms` below a second, `1.23 s` above."""
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def gap_text(gap: float) -> str:
+    """How far a plan may be from the best."""
+    return "0 (exact)" if gap < 1e-9 else f"at most {100 * gap:.2f} %"
+
+
+def human_rate(bits_per_second: float) -> str:
+    """Bits a second with a decimal unit, three significant digits: `936 Mb/s`, `9.41 Gb/s`."""
+    for unit in ("b/s", "Kb/s", "Mb/s"):
+        if bits_per_second < 1000:
+            return _three_digits(bits_per_second, unit)
+        bits_per_second /= 1000
+    return _three_digits(bits_per_second, "Gb/s")
+
+
+def human_age(seconds: float) -> str:
+    """How long ago, roughly: `12 s ago`, `3 min ago`, `5 h ago`, `2 d ago`."""
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds / size)} {unit} ago"
+    return f"{int(seconds)} s ago"
+
+
+def _three_digits(size: float, unit: str) -> str:
+    digits = 0 if size >= 100 or size == int(size) else 1 if size >= 10 else 2
+    return f"{size:.{digits}f} {unit}".rstrip()
+
+
+def stdout_console() -> Console:
+    return _console(sys.stdout)
+
+
+def stderr_console() -> Console:
+    return _console(sys.stderr)
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, soft_wrap=False)
+    if not stream.isatty():
+        # A pipe has no width: never wrap or cut what a program is going to read.
+        console.width = _ANY_WIDTH
+    return console
+
+
+def printable(text: str) -> str:
+    """What a model has written, for a terminal: control characters other than newline and tab are dropped."""
+    return "".join(c for c in text if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160))

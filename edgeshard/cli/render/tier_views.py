@@ -1,0 +1,68 @@
+"""The columns of stages that do not hold all weights, experts or KV in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from edgeshard.cli.render.output import Column, human_bytes, human_seconds
+from edgeshard.cli.render.views import percent, running_stages
+from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.nodes.device import StageExperts, StageStatus, StageStreaming, StageSwap
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart(Generic[Part]):
+    """A part of a stage's status, and the stage's box."""
+
+    node: str
+    part: Part
+
+
+STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("IN MEMORY", lambda stage: human_bytes(stage.part.resident_bytes), right=True),
+    Column("FROM DISK", lambda stage: human_bytes(stage.part.streamed_bytes), right=True),
+    Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
+    Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
+]
+"""Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
+
+EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("EXPERTS", lambda stage: human_bytes(stage.part.total_bytes), right=True),
+    Column("CACHED", lambda stage: human_bytes(stage.part.cached_bytes), right=True),
+    Column("ROOM", lambda stage: human_bytes(stage.part.room_bytes), right=True),
+    Column("HITS", lambda stage: str(stage.part.hits), right=True),
+    Column("MISSES", lambda stage: str(stage.part.misses), right=True),
+    Column("HIT RATE", lambda stage: percent(stage.part.hit_rate), right=True),
+    Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
+    Column("WAITED", lambda stage: human_seconds(stage.part.waited_s), right=True),
+]
+"""Of experts on the disk: all of them, those in memory and their room, what steps found there, and what they read."""
+
+SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("KV ASIDE", lambda stage: human_bytes(stage.part.kept_bytes), right=True),
+    Column("OF AT MOST", lambda stage: human_bytes(stage.part.capacity_bytes), right=True),
+    Column("SWAPPED OUT", lambda stage: str(stage.part.swapped_out), right=True),
+    Column("BACK IN", lambda stage: str(stage.part.swapped_in), right=True),
+]
+"""Of requests that were set back: the KV kept of them, and how many had theirs put aside, and got it back."""
+
+
+def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Column[Any]]]]:
+    """Rows and columns of each table; without rows where no stage has that part."""
+    return [
+        (_parts(deployment, lambda status: status.streaming), STREAMING_COLUMNS),
+        (_parts(deployment, lambda status: status.experts), EXPERT_COLUMNS),
+        (_parts(deployment, lambda status: status.swap), SWAP_COLUMNS),
+    ]
+
+
+def _parts(deployment: Deployment, of: Callable[[StageStatus], Part | None]) -> list[StagePart[Part]]:
+    stages = running_stages(deployment)
+    return [StagePart(stage.node, part) for stage in stages if (part := of(stage.status)) is not None]

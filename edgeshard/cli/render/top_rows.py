@@ -1,0 +1,200 @@
+"""What `edgectl top` shows, as rows of text: made of one look at the site and the one before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from edgeshard.cli.render.output import human_bytes, human_rate, human_seconds
+from edgeshard.cli.render.views import node_status, percent
+from edgeshard.domain.control.site import Site, StoredLink
+from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.nodes.device import Node, StageKey, StagePhase, StageStatus
+
+Row = tuple[str, ...]
+NONE = "-"
+LEAST_S = 0.2
+"""Between two heartbeats for a rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The site as it was `at_s`, in seconds of a steady clock."""
+
+    at_s: float
+    site: Site
+    deployments: tuple[Deployment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table of the view: its title, and each column's, those of figures with True."""
+
+    title: str
+    columns: tuple[tuple[str, bool], ...]
+
+
+BOXES = TableShape(
+    "Boxes",
+    (
+        ("BOX", False),
+        ("STATUS", False),
+        ("LOAD", True),
+        ("STAGES", True),
+        ("BUDGET", True),
+        ("FREE", True),
+        ("MEMORY LEFT", True),
+        ("SEEN", True),
+    ),
+)
+DEPLOYMENTS = TableShape(
+    "Deployments",
+    (
+        ("NAME", False),
+        ("PHASE", False),
+        ("RUNNING", True),
+        ("WAITING", True),
+        ("TOKENS/S", True),
+        ("SERVED", True),
+        ("EPOCH", True),
+    ),
+)
+STAGES = TableShape(
+    "Stages",
+    (
+        ("DEPLOYMENT", False),
+        ("STAGE", True),
+        ("BOX", False),
+        ("LAYERS", False),
+        ("PHASE", False),
+        ("TOKENS/S", True),
+        ("STEPS/S", True),
+        ("WAITS", True),
+        ("QUEUE", True),
+        ("KV", True),
+    ),
+)
+LINKS = TableShape(
+    "Links",
+    (("DEPLOYMENT", False), ("FROM", False), ("TO", False), ("RATE", True), ("LATENCY", True), ("STATE", False)),
+)
+SHAPES = (DEPLOYMENTS, STAGES, LINKS, BOXES)
+
+
+def tables(look: Look, before: Look | None) -> tuple[list[Row], ...]:
+    """The rows of each of `SHAPES`. Rates are since the look `before`."""
+    rates = _Rates(look, before)
+    return (
+        [_deployment(deployment, rates) for deployment in look.deployments],
+        [row for deployment in look.deployments for row in _stages(deployment, rates)],
+        [row for deployment in look.deployments for row in _links(deployment, look.site)],
+        [_box(node) for node in look.site.nodes],
+    )
+
+
+def summary(look: Look) -> str:
+    """One line of the whole."""
+    there = sum(1 for node in look.site.nodes if node.placeable)
+    running, waiting = 0, 0
+    for deployment in look.deployments:
+        queued = _waiting(deployment)
+        running, waiting = running + deployment.active_requests - queued, waiting + queued
+    return f"{there} of {len(look.site.nodes)} boxes, {running} requests running, {waiting} waiting"
+
+
+class _Rates:
+    """What a stage did since an earlier look, by its counters, over the time between the heartbeats that said them. A
+    stage that began anew, or was not heard again, has no rate."""
+
+    def __init__(self, look: Look, before: Look | None) -> None:
+        self._now = _heard(look)
+        self._before = _heard(before) if before is not None else {}
+
+    def of(self, stage: StageStatus, attribute: str) -> str:
+        key = stage.key, stage.epoch
+        if key not in self._before or key not in self._now:
+            return NONE
+        (former, then_s), (_, now_s) = self._before[key], self._now[key]
+        if now_s - then_s < LEAST_S:
+            return NONE
+        return f"{max(0, getattr(stage, attribute) - getattr(former, attribute)) / (now_s - then_s):.1f}"
+
+
+def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float]]:
+    """Each stage, and when its box said so."""
+    ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
+    return {
+        (stage.key, stage.epoch): (stage, look.at_s - ages.get(known.placement.stages[stage.stage].node_id, 0.0))
+        for known in look.deployments
+        for stage in known.stages
+        if stage.stage < len(known.placement.stages)
+    }
+
+
+def _box(node: Node) -> Row:
+    busy = [stage.busy_share for stage in node.stages if stage.phase is not StagePhase.STANDBY]
+    known = node.condition
+    return (
+        node.name,
+        node_status(node),
+        percent(min(1.0, sum(busy))) if busy else NONE,
+        str(len(node.stages)),
+        human_bytes(node.facts.memory_budget_bytes),
+        human_bytes(node.free_bytes),
+        human_bytes(known.memory_available_bytes) if known is not None else NONE,
+        f"{node.heartbeat_age_s:.1f} s",
+    )
+
+
+def _waiting(deployment: Deployment) -> int:
+    return min(deployment.active_requests, sum(stage.requests_waiting for stage in deployment.stages))
+
+
+def _deployment(deployment: Deployment, rates: _Rates) -> Row:
+    waiting, last = _waiting(deployment), max(deployment.stages, key=lambda stage: stage.stage, default=None)
+    return (
+        deployment.spec.name,
+        deployment.phase.value,
+        str(deployment.active_requests - waiting),
+        str(waiting),
+        rates.of(last, "tokens_done") if last is not None else NONE,
+        str(deployment.traffic.requests),
+        str(deployment.epoch),
+    )
+
+
+def _stages(deployment: Deployment, rates: _Rates) -> Iterator[Row]:
+    names = [placed.node_name for placed in deployment.placement.stages]
+    for stage in sorted(deployment.stages, key=lambda status: status.stage):
+        full = stage.kv_bytes_in_use / stage.kv_bytes_capacity if stage.kv_bytes_capacity else 0.0
+        yield (
+            deployment.spec.name,
+            str(stage.stage),
+            names[stage.stage] if stage.stage < len(names) else NONE,
+            str(stage.layers),
+            stage.phase.value,
+            rates.of(stage, "tokens_done"),
+            rates.of(stage, "steps_done"),
+            percent(1.0 - stage.busy_share),
+            str(stage.steps_waiting),
+            percent(full),
+        )
+
+
+def _links(deployment: Deployment, site: Site) -> Iterator[Row]:
+    stages = deployment.placement.stages
+    known = {(stored.link.sender, stored.link.receiver): stored for stored in site.links}
+    for index, sender in enumerate(stages if len(stages) > 1 else ()):
+        after = (index + 1) % len(stages)
+        receiver = stages[after]
+        why = [hop.why for hop in deployment.suspects if (hop.from_stage, hop.to_stage) == (index, after)]
+        measured = known.get((sender.node_id, receiver.node_id))
+        state = f"suspect: {why[0]}" if why else "carries"
+        yield (deployment.spec.name, sender.node_name, receiver.node_name, *_figures(measured), state)
+
+
+def _figures(measured: StoredLink | None) -> tuple[str, str]:
+    if measured is None:
+        return NONE, NONE
+    profile = measured.link.profile
+    return human_rate(profile.bandwidth_bps), human_seconds(profile.latency_s)

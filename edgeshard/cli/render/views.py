@@ -1,0 +1,383 @@
+"""The columns and fields of boxes, models, deployments and placements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds
+from edgeshard.domain.audit import AuditCheck, AuditEntry
+from edgeshard.domain.control.site_event import SiteEvent
+from edgeshard.domain.deployments.deployment import Deployment
+from edgeshard.domain.deployments.loss import Loss
+from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Placement, Prediction
+from edgeshard.domain.deployments.traffic import Outlook
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
+
+if TYPE_CHECKING:
+    from edgeshard.client import StoredModel
+
+NODE_COLUMNS: list[Column[Node]] = [
+    Column("NAME", lambda node: node.name),
+    Column("STATUS", lambda node: node_status(node)),
+    Column("DEVICE", lambda node: node.facts.kind),
+    Column("CORES", lambda node: str(node.facts.cores), right=True),
+    Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
+    Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
+    Column("UNKNOWN", lambda node: unknown_text(node)),
+    Column("STAGES", lambda node: _join(f"{s.deployment}/{s.layers}" for s in node.stages)),
+    Column("ADDRESS", lambda node: node.address, wide=True),
+    Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
+    Column("MODEL", lambda node: node.facts.model, wide=True),
+    Column("SOFTWARE", lambda node: node.facts.software, wide=True),
+    Column("ID", lambda node: node.node_id, wide=True),
+]
+
+MODEL_COLUMNS: list[Column[StoredModel]] = [
+    Column("NAME", lambda model: model.name),
+    Column("ARCHITECTURE", lambda model: model.architecture),
+    Column("LAYERS", lambda model: str(model.layer_count), right=True),
+    Column("PARAMETERS", lambda model: human_count(model.parameter_count), right=True),
+    Column("SIZE", lambda model: human_bytes(model.stored_bytes), right=True),
+    Column("DTYPE", lambda model: model.dtype.value),
+    Column("CONTEXT", lambda model: str(model.max_context), right=True),
+    Column("DIGEST", lambda model: model.manifest_digest, wide=True),
+]
+
+DEPLOYMENT_COLUMNS: list[Column[Deployment]] = [
+    Column("NAME", lambda deployment: deployment.spec.name),
+    Column("PHASE", lambda deployment: deployment.phase.value),
+    Column("MODEL", lambda deployment: deployment.spec.model),
+    Column("PLACEMENT", lambda deployment: layers_text(deployment.placement)),
+    Column("REQUESTS", lambda deployment: str(deployment.active_requests), right=True),
+    Column("EPOCH", lambda deployment: str(deployment.epoch), wide=True, right=True),
+    Column("DTYPE", lambda deployment: deployment.spec.dtype.value, wide=True),
+    Column("CONTEXT", lambda deployment: str(deployment.spec.max_context or "model's"), wide=True, right=True),
+    Column("CONCURRENCY", lambda deployment: str(deployment.spec.concurrency), wide=True, right=True),
+    Column("WEIGHTS", lambda deployment: human_bytes(_total(deployment, "parameter_bytes")), wide=True, right=True),
+    Column("KV CACHE", lambda deployment: human_bytes(_total(deployment, "kv_bytes")), wide=True, right=True),
+]
+
+AUDIT_COLUMNS: list[Column[AuditEntry]] = [
+    Column("TIME", lambda entry: entry.time[:19]),
+    Column("WHO", lambda entry: entry.who),
+    Column("WHAT", lambda entry: entry.what),
+    Column("TARGET", lambda entry: entry.target),
+    Column("RESULT", lambda entry: entry.result),
+    Column("LEFT OUT", lambda entry: str(entry.suppressed or ""), right=True),
+    Column("ADDRESS", lambda entry: entry.address, wide=True),
+]
+
+AUDIT_CHECK_COLUMNS: list[Column[AuditCheck]] = [
+    Column("FILE", lambda check: check.file),
+    Column("LINES", lambda check: str(check.lines), right=True),
+    Column("SEALED", lambda check: str(check.sealed), right=True),
+    Column("BROKEN AT", lambda check: str(check.broken_at or ""), right=True),
+    Column("WHY", lambda check: check.why),
+]
+
+EVENT_COLUMNS: list[Column[SiteEvent]] = [
+    Column("TIME", lambda event: event.time[:19]),
+    Column("", lambda event: "!" if event.warning else ""),
+    Column("WHAT", lambda event: f"{event.subject} {event.name} {event.what}"),
+    Column("DETAIL", lambda event: event.detail),
+]
+
+PLACED_COLUMNS: list[Column[PlacedStage]] = [
+    Column("BOX", lambda stage: stage.node_name),
+    Column("LAYERS", lambda stage: str(stage.layers)),
+    Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
+    Column("KV CACHE", lambda stage: human_bytes(stage.kv_bytes), right=True),
+    Column("WORKSPACE", lambda stage: human_bytes(stage.workspace_bytes), right=True, wide=True),
+    Column(
+        "STREAMS",
+        lambda stage: human_bytes(stage.streamed_bytes) if stage.streamed_bytes else "-",
+        right=True,
+        wide=True,
+    ),
+    Column("ADDRESS", lambda stage: stage.address),
+]
+
+STAGE_COLUMNS: list[Column[StageStatus]] = [
+    Column("DEPLOYMENT", lambda stage: stage.deployment),
+    Column("LAYERS", lambda stage: str(stage.layers)),
+    Column("PHASE", lambda stage: stage.phase.value),
+    Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
+    Column("KV IN USE", lambda stage: _kv_text(stage), right=True),
+    Column("STEPS", lambda stage: str(stage.steps_done), right=True),
+]
+
+
+PACKED_COLUMNS: list[Column[PackedUnit]] = [
+    Column("ID", lambda unit: unit.id),
+    Column("MODEL", lambda unit: unit.model_name or unit.model),
+    Column("UNIT", lambda unit: unit.unit),
+    Column("FORM", lambda unit: unit.form),
+    Column("SIZE", lambda unit: human_bytes(unit.size_bytes), right=True),
+    Column("IN USE", lambda unit: "yes" if unit.in_use else "no"),
+]
+
+
+def packed_text(units: Sequence[PackedUnit]) -> str:
+    """How many packed units a box keeps, and how much of them is in use."""
+    if not units:
+        return "none"
+    used = [unit for unit in units if unit.in_use]
+    return (
+        f"{len(units)} unit{'s' * (len(units) != 1)}, {human_bytes(sum(unit.size_bytes for unit in units))}; "
+        f"{human_bytes(sum(unit.size_bytes for unit in used))} in use"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStage:
+    """A stage and its box."""
+
+    node: str
+    status: StageStatus
+
+
+RUNNING_COLUMNS: list[Column[RunningStage]] = [
+    Column("BOX", lambda stage: stage.node),
+    Column("PHASE", lambda stage: stage_text(stage.status)),
+    Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
+    Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
+    Column("IDLE", lambda stage: percent(1.0 - stage.status.busy_share), right=True),
+    Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
+    Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
+]
+
+
+LOSS_COLUMNS: list[Column[Loss]] = [
+    Column("IF LOST", lambda loss: loss.node),
+    Column("PAUSE", lambda loss: human_seconds(loss.pause.total_s) if loss.pause else "", right=True),
+    Column("TO LOAD", lambda loss: human_seconds(loss.pause.load_s) if loss.pause else "", right=True),
+    Column("THEN", lambda loss: _loss_text(loss)),
+]
+
+
+def _loss_text(loss: Loss) -> str:
+    taken = ", ".join(f"{stage.node}={stage.layers}" for stage in loss.taken_by)
+    return " ".join(part for part in (taken, "in memory already" if loss.warm and taken else "", loss.note) if part)
+
+
+def stage_text(stage: StageStatus) -> str:
+    """Its phase; of one that loads how far it is: `packing 1.2 GiB of 3.4 GiB, about 12 s left`."""
+    filling = stage.filling
+    if stage.phase is not StagePhase.LOADING or (filling is None and not stage.total_bytes):
+        return stage.phase.value
+    if filling is None:
+        return f"fetching {human_bytes(stage.fetched_bytes)} of {human_bytes(stage.total_bytes)}"
+    left = f", about {rough_seconds(filling.left_s)} left" if filling.left_s else ""
+    return f"{filling.work.value} {human_bytes(filling.done_bytes)} of {human_bytes(filling.total_bytes)}{left}"
+
+
+def rough_seconds(seconds: float) -> str:
+    """Of an estimate: whole seconds, above two minutes whole minutes."""
+    return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
+
+
+def running_stages(deployment: Deployment) -> list[RunningStage]:
+    """The stages that their boxes hold now, in the order of the pipeline."""
+    nodes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
+    held = sorted(deployment.stages, key=lambda status: status.stage)
+    return [RunningStage(nodes[status.stage], status) for status in held if status.stage in nodes]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def node_status(node: Node) -> str:
+    if not node.connected:
+        return "away"
+    return "starting" if node.starting else "connected"
+
+
+def unknown_text(node: Node) -> str:
+    """What a plan would need and nobody has measured of it. While a box starts, what held before may hold no more."""
+    if node.starting:
+        return "all"
+    counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
+    return ", ".join(_counted(count, what) for count, what in counts if count) or "-"
+
+
+def _counted(count: int, what: str) -> str:
+    return what if count == 1 else f"{count} {what}s"
+
+
+_NOT_YET = "not known yet"
+"""Of an accelerator whose box starts for the first time."""
+_NO_BITS = "not promised to be those of other boxes"
+_STARTING = " (it imports what computes; nothing is placed on it yet)"
+
+
+def layers_text(placement: Placement) -> str:
+    """The placement as `--layers` takes it: `a=0:4,b=4:9`."""
+    return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
+
+
+def node_fields(node: Node) -> dict[str, str]:
+    facts, status = node.facts, node_status(node)
+    pages = node.huge_pages
+    huge = {}
+    if pages is not None and pages.wanted_bytes:
+        huge = {"Huge pages": f"{human_bytes(pages.held_bytes)} of {human_bytes(pages.wanted_bytes)}"}
+    return {
+        "Name": node.name,
+        "Id": node.node_id,
+        "Status": f"{status}{_STARTING if status == 'starting' else ''}, "
+        f"last heartbeat {node.heartbeat_age_s:.1f} s ago",
+        "Address": node.address,
+        "Device": f"{facts.kind}, {facts.model or _NOT_YET}, {facts.cores} cores",
+        "Memory": f"{human_bytes(facts.memory_total_bytes)}{' shared with the GPU' if facts.unified_memory else ''}"
+        if facts.memory_total_bytes
+        else _NOT_YET,
+        "Budget": f"{human_bytes(facts.memory_budget_bytes)} for stages, {human_bytes(node.free_bytes)} free",
+        **huge,
+        "Software": facts.software,
+        "Bits": facts.bits_fingerprint or _NO_BITS,
+        "Wire version": str(node.wire_version),
+    }
+
+
+def model_fields(model: StoredModel) -> dict[str, str]:
+    return {
+        "Name": model.name,
+        "Architecture": model.architecture,
+        "Layers": str(model.layer_count),
+        "Parameters": f"{human_count(model.parameter_count)} ({model.parameter_count})",
+        "Size": f"{human_bytes(model.stored_bytes)} in {model.dtype.value}",
+        "Context": f"{model.max_context} tokens",
+        "Digest": model.manifest_digest,
+    }
+
+
+def deployment_fields(deployment: Deployment) -> dict[str, str]:
+    spec, placement = deployment.spec, deployment.placement
+    fields = {"Name": spec.name, "Phase": deployment.phase.value}
+    if deployment.failure is not None:
+        fields["Reason"] = f"{deployment.failure.reason}: {deployment.failure.message}"
+    return fields | {
+        "Model": spec.model,
+        "Source": spec.source,
+        "Privacy": spec.privacy,
+        "Dtype": f"{spec.dtype.value}, KV cache {spec.effective_kv_dtype.value}",
+        "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
+        "New tokens": f"at most {spec.max_new_tokens}",
+        "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
+        "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
+        "Epoch": str(deployment.epoch),
+        **prediction_fields(placement),
+        **traffic_fields(deployment),
+    }
+
+
+def traffic_fields(deployment: Deployment) -> dict[str, str]:
+    """What it served, how its placement does for that, and what would do better."""
+    seen, outlook = deployment.traffic, deployment.outlook
+    if not seen.requests:
+        return {"Traffic": "none yet"}
+    spans = [
+        f"{what} of {round(lengths.mean)} tokens on average, half up to {lengths.up_to(0.5)}, 9 of 10 up to "
+        f"{lengths.up_to(0.9)}"
+        for what, lengths in (("prompts", seen.prompts), ("answers", seen.answers))
+    ]
+    many = f"{seen.requests} request{'s' if seen.requests > 1 else ''}"
+    if seen.at_once > 1:
+        many += f", {seen.at_once:.1f} at once on average"
+    fields = {"Traffic": f"{many}: {'; '.join(spans)}"}
+    if outlook is None:
+        return fields
+    if outlook.expected is not None:
+        fields["Expected"] = f"{_expected_text(outlook.expected)} for {lengths_text(outlook.expected)}"
+    if outlook.better is not None:
+        fields["Better"] = _better_text(deployment, outlook, outlook.better)
+    return fields | ({"Not weighed": outlook.note} if outlook.note else {})
+
+
+def _better_text(deployment: Deployment, outlook: Outlook, better: Prediction) -> str:
+    layers = ",".join(f"{stage.node}={stage.layers}" for stage in outlook.layers)
+    gain = f"{100 * outlook.gain:.0f} % {'more' if better.objective == 'throughput' else 'less'}"
+    spec = deployment.spec
+    lengths_given = (spec.prompt_tokens, spec.new_tokens) != (None, None)
+    if not spec.layers and not lengths_given:
+        return f"{layers}: {_expected_text(better)}, {gain}; `edgectl replan {spec.name}` moves it there"
+    how = "delete it and deploy it again"
+    if spec.layers:
+        how += " without layers"
+    if lengths_given:
+        how += f" with --prompt-tokens {better.prompt_tokens} --new-tokens {better.new_tokens}"
+    return f"{layers}: {_expected_text(better)}, {gain}; {how}"
+
+
+def _expected_text(prediction: Prediction) -> str:
+    """The figure that the objective is about."""
+    match prediction.objective:
+        case "throughput":
+            return f"{prediction.throughput_tps:.2f} tokens/s"
+        case "ttft":
+            return f"first token after {human_seconds(prediction.time_to_first_token_s)}"
+        case "latency":
+            return f"{human_seconds(prediction.time_per_token_s)} per token"
+        case "energy":
+            return f"{prediction.cost:.2f} J per token"
+        case _:
+            return f"{human_seconds(prediction.request_s)} a request"
+
+
+def _energy_text(prediction: Prediction) -> str:
+    return "" if prediction.joules_per_token is None else f", {prediction.joules_per_token:.2f} J per token"
+
+
+def lengths_text(prediction: Prediction) -> str:
+    """`8 requests at once of 812 tokens in and 96 out`."""
+    many = f"{prediction.requests} requests at once" if prediction.requests > 1 else "one request"
+    return f"{many} of {prediction.prompt_tokens} tokens in and {prediction.new_tokens} out"
+
+
+_LENGTHS_FROM = {
+    LengthsFrom.GIVEN: "as given",
+    LengthsFrom.SEEN: "as its traffic was",
+    LengthsFrom.DEFAULT: "the default: no lengths were given and no traffic was seen",
+}
+
+
+def prediction_fields(placement: Placement) -> dict[str, str]:
+    """What the planner expects of a placement, and what there is to know of how it was chosen."""
+    fields = {}
+    predicted = placement.predicted
+    if predicted is not None:
+        fields = {
+            "Predicted": f"{human_seconds(predicted.time_per_token_s)} per token, {predicted.throughput_tps:.2f} "
+            f"tokens/s, first token after {human_seconds(predicted.time_to_first_token_s)}{_energy_text(predicted)}",
+            "Planned for": f"{predicted.objective}, {lengths_text(predicted)} ({_LENGTHS_FROM[predicted.lengths]})",
+            "Bottleneck": predicted.bottleneck,
+            "Gap": "not known" if predicted.gap is None else gap_text(predicted.gap),
+        }
+    return fields | ({"Note": placement.note} if placement.note else {})
+
+
+def _requests_text(deployment: Deployment) -> str:
+    waiting = sum(stage.requests_waiting for stage in deployment.stages)
+    parts = max((stage.micro_batches for stage in deployment.stages), default=0)
+    return (
+        f"{deployment.active_requests} running"
+        + (f" ({waiting} of them waiting)" if waiting else "")
+        + (f" in {parts} micro-batches" if parts > 1 else "")
+    )
+
+
+def _kv_text(stage: StageStatus) -> str:
+    return f"{human_bytes(stage.kv_bytes_in_use)} of {human_bytes(stage.kv_bytes_capacity)}"
+
+
+def _total(deployment: Deployment, attribute: str) -> int:
+    return sum(getattr(stage, attribute) for stage in deployment.placement.stages)
+
+
+def _join(parts: Iterable[str]) -> str:
+    return ",".join(parts) or "-"

@@ -1,0 +1,101 @@
+"""Lists that stay: a line for each item, and another one whenever that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+import typer
+
+from edgeshard.cli.render.output import Column, Output, json_text, plain, show_list, visible
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import escaped
+
+Item = TypeVar("Item")
+
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what changes, until Ctrl-C.")]
+INTERVAL_S = 1.0
+"""Between two looks. What boxes report changes all the time, without an event of the coordinator for each."""
+
+
+async def show(
+    fetch: Callable[[], Awaitable[Sequence[Item]]],
+    output: Output,
+    columns: Sequence[Column[Item]],
+    name: Callable[[Item], str],
+    watched: bool,
+) -> None:
+    """Print a list, once or whenever what its table shows has changed."""
+    if not watched:
+        show_list(await fetch(), output, columns, name)
+        return
+    check_lines(output)
+    changes = Changes(columns, name)
+    rows = Rows(visible(columns, output))
+    while True:
+        for item in changes.of(await fetch()):
+            print_item(item, output, rows, name)
+        for gone in changes.gone:
+            typer.echo(f"{gone} is gone", err=True)
+        sys.stdout.flush()
+        await asyncio.sleep(INTERVAL_S)
+
+
+def check_lines(output: Output) -> None:
+    """Raise InvalidArgumentError for a form that is not one of lines."""
+    if output is Output.YAML:
+        raise InvalidArgumentError("--watch prints a line for each change: give -o json, or no -o", field="output")
+
+
+def print_item(item: Item, output: Output, rows: Rows[Item], name: Callable[[Item], str]) -> None:
+    """One of many that come one by one; JSON as an object a line."""
+    match output:
+        case Output.JSON:
+            typer.echo(json_text(plain(item)))
+        case Output.NAME:
+            typer.echo(escaped(name(item)))
+        case _:
+            for line in rows.lines(item):
+                typer.echo(line)
+
+
+class Changes(Generic[Item]):
+    """Which items are new or differ, by what the table shows of them without `-o wide`, where times run."""
+
+    def __init__(self, columns: Sequence[Column[Item]], name: Callable[[Item], str]) -> None:
+        self._columns = [column for column in columns if not column.wide]
+        self._name = name
+        self._shown: dict[str, list[str]] = {}
+        self.gone: list[str] = []
+
+    def of(self, items: Sequence[Item]) -> list[Item]:
+        cells = {self._name(item): [column.cell(item) for column in self._columns] for item in items}
+        self.gone = [name for name in self._shown if name not in cells]
+        changed = [item for item in items if self._shown.get(self._name(item)) != cells[self._name(item)]]
+        self._shown = cells
+        return changed
+
+
+class Rows(Generic[Item]):
+    """A table whose rows come one by one: a column is as wide as its widest cell so far."""
+
+    def __init__(self, columns: Sequence[Column[Item]]) -> None:
+        self._columns = columns
+        self._widths = [len(column.title) for column in columns]
+        self._begun = False
+
+    def lines(self, item: Item) -> list[str]:
+        cells = [escaped(column.cell(item)) for column in self._columns]
+        self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, cells, strict=True)]
+        heading = [] if self._begun else [self._line([column.title for column in self._columns])]
+        self._begun = True
+        return [*heading, self._line(cells)]
+
+    def _line(self, cells: Sequence[str]) -> str:
+        aligned = (
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for column, cell, width in zip(self._columns, cells, self._widths, strict=True)
+        )
+        return "  ".join(aligned).rstrip()

@@ -1,0 +1,1 @@
+"""What coordinator, agents and operators tell each other of the site."""

@@ -1,0 +1,320 @@
+"""What an agent tells the coordinator of itself, what the coordinator tells an agent to do, and the agent's answers.
+
+For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import PlacedStage, Placement
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.identity import Denial
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StageStatus
+from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
+from edgeshard.domain.requests.link import LinkSuspected
+from edgeshard.domain.requests.trace import StageTrace
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A box announcing itself. `address` is its stage listener (host:port).
+
+    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A box is
+    `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    incarnation: str
+    starting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Which run of a coordinator: `number` counts those that began with one state, whose random name is `site`.
+
+    A box that has followed a term follows no lower one of the same site: that would be a coordinator that another one
+    has replaced, or one with an old copy of the state.
+    """
+
+    site: str = ""
+    number: int = 0
+
+
+NO_TERM = Term()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
+    tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of
+    theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
+    stream is whole (`edgeshard.domain.control.heartbeats`)."""
+
+    node_id: NodeId
+    incarnation: str
+    stages: tuple[StageStatus, ...]
+    memory_available_bytes: int
+    huge_pages: HugePages | None = None
+    others_share: float = 0.0
+    packed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatChange:
+    """What changed since the heartbeat before on the same control stream: stages that are new or differ, stages that
+    are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
+    another phase."""
+
+    stages: tuple[StageStatus, ...] = ()
+    removed: tuple[StageKey, ...] = ()
+    memory_available_bytes: int | None = None
+    huge_pages: HugePages | None = None
+    others_share: float | None = None
+    urgent: bool = False
+    packed: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStage:
+    """Fetch, load and open one stage at an epoch; KV of a lower epoch is dropped."""
+
+    spec: DeploymentSpec
+    placement: Placement
+    stage: int
+    epoch: Epoch
+    manifest_digest: Digest
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+    @property
+    def placed(self) -> PlacedStage:
+        return self.placement.stages[self.stage]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivateHead:
+    """Open the ring and attach. Sent to the first stage once every stage of the epoch is prepared."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStage:
+    """Drop the stage of this deployment at this epoch or any lower one."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStandby:
+    """Keep the weights of these layers in memory beside what the box runs, for a stage that another box may lose.
+
+    They replace what the box kept for this deployment; without layers it keeps none any more. `node` is the box itself.
+    """
+
+    spec: DeploymentSpec
+    epoch: Epoch
+    manifest_digest: Digest
+    node: NodeName
+    layers: LayerRange | None
+
+    @property
+    def deployment(self) -> DeploymentName:
+        return DeploymentName(self.spec.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureCompute:
+    """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
+
+    The weights are in `dtype`, or as `quantisation` says. `quick` takes fewer points; `again` measures even if a
+    profile of the same box and shape is kept.
+    """
+
+    config: Mapping[str, Any]
+    dtype: DType
+    quick: bool
+    again: bool
+    quantisation: Quantisation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A box whose link is measured. `address` is its stage listener, host:port."""
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeLinks:
+    """Measure the links to other boxes, one after the other."""
+
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """Record the steps of a stage for some seconds, then answer with them. A newer trace replaces an older one."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    seconds: float
+
+
+class CommandKind(StrEnum):
+    """What a command is for, in its key."""
+
+    PREPARE = "prepare"
+    ACTIVATE = "activate"
+    RELEASE = "release"
+    STANDBY = "standby"
+    MEASURE = "measure"
+    TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKey:
+    """Which command an answer belongs to. Its text is the command's operation id.
+
+    `uid` is of what the command was sent for (a deployment, an operator's call, a trace) and holds no "/". `epoch` is
+    the deployment's, 0 where there is none. `stage` is the stage's index; for a measurement the number of those before,
+    for a standby its own number.
+    """
+
+    uid: str
+    epoch: Epoch
+    kind: CommandKind
+    stage: int
+
+    @property
+    def operation_id(self) -> OperationId:
+        return OperationId(f"{self.uid}/{self.epoch}/{self.kind}/{self.stage}")
+
+    @classmethod
+    def parse(cls, text: str) -> CommandKey:
+        """The key whose `operation_id` is `text`. Raises InvalidArgumentError naming `operation_id` for any other."""
+        match text.split("/"):
+            case [uid, epoch, kind, stage] if (
+                uid and kind in set(CommandKind) and _is_whole(epoch) and _is_whole(stage)
+            ):
+                return cls(uid, Epoch(int(epoch)), CommandKind(kind), int(stage))
+        raise InvalidArgumentError(
+            f"operation_id {text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE",
+            field="operation_id",
+            reason="INVALID_OPERATION_ID",
+        )
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it is a whole number as Python writes it, so that each key has one text. At most 20 digits: 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 20 and (text == "0" or text[0] != "0")
+
+
+@dataclass(frozen=True, slots=True)
+class TakeDump:
+    """Say what the agent knows and did lately, by `DumpPart`s. Not for its state: nothing there depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPacked:
+    """Say which packed units the box keeps. Not for the agent's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropPacked:
+    """Remove these packed units, or without any all that are not in use. Nothing is removed where one is not there.
+
+    Not for the agent's state: what is in use is not touched.
+    """
+
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """Whose certificates the agent is to refuse from now on. Not answered, and not for its state either."""
+
+    denials: tuple[Denial, ...]
+
+
+StageCommand = PrepareStage | ActivateHead | ReleaseStage
+Command = StageCommand | KeepStandby | MeasureCompute | ProbeLinks | TraceSteps
+ControlMessage = Command | TakeDump | ListPacked | DropPacked | Deny
+"""What goes down a control stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What a box measured of itself; parts that are absent stay as they are known."""
+
+    node_id: NodeId
+    facts: DeviceFacts | None = None
+    compute: tuple[ComputeProfile, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ControlHello:
+    """The first message of a box's control stream: whose it is."""
+
+    node_id: NodeId
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandProgress:
+    """How far a long command is: `done` of `total`, and what it is doing, in words."""
+
+    operation_id: OperationId
+    done: int
+    total: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpPart:
+    """A part of an agent's dump, which is JSON text in UTF-8; `last` ends it."""
+
+    operation_id: OperationId
+    part: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The answer to a command; `failure` is None when it succeeded.
+
+    `stage` is the status after a prepare, `trace` the record of a trace. `packed` are the units that were asked for:
+    all, or those that were to be dropped, of which those in use are still there.
+    """
+
+    operation_id: OperationId
+    failure: EdgeShardError | None = None
+    stage: StageStatus | None = None
+    trace: StageTrace | None = None
+    packed: tuple[PackedUnit, ...] = ()
+
+
+AgentMessage = (
+    ControlHello | Heartbeat | HeartbeatChange | CommandResult | CommandProgress | DumpPart | LinkSuspected | Condition
+)

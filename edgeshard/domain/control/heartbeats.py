@@ -1,0 +1,88 @@
+"""Heartbeats as changes: what an agent says of itself after the first one of a control stream, and the whole again.
+
+Both ends keep the same heartbeat: the agent what it has told, the coordinator what it has heard. Pure.
+"""
+
+from __future__ import annotations
+
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.nodes.device import StageStatus
+
+HOLDING_INTERVAL_S = 0.9
+IDLE_INTERVAL_S = 1.8
+"""Seconds between the heartbeats of a box that holds a stage, and of one that holds none: less than the keepalive of a
+quiet connection, which then never sends a ping."""
+MOST_STAGES = 4096
+"""Stages of one box. A box with memory for a few layers holds a few; more are a fault or an attack."""
+MOST_PACKED = 1 << 16
+"""Packed units of which a box tells, and the coordinator listens: those of 1,000 dense models."""
+MEMORY_NOTICED = 1 / 32
+"""Free memory is told again when it differs by this part of what was told."""
+SHARE_NOTICED = 0.01
+"""The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
+NOTHING = HeartbeatChange()
+
+
+def check_stage_count(count: int) -> None:
+    """Raise InvalidArgumentError naming `stages` for more than a box can hold."""
+    if count > MOST_STAGES:
+        raise InvalidArgumentError(
+            f"stages: a heartbeat names {count} stages and {MOST_STAGES} is the most that a box can hold; "
+            "restart the agent of this box",
+            field="stages",
+            reason="TOO_MANY_STAGES",
+        )
+
+
+def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
+    """What to say so that `told` becomes `now`, but for figures that hardly differ.
+
+    A reading of huge pages that failed cannot be said; the last one stays.
+    """
+    before = {stage.key: stage for stage in told.stages}
+    held = {stage.key for stage in now.stages}
+    changed = tuple(stage for stage in now.stages if before.get(stage.key) != stage)
+    removed = tuple(key for key in before if key not in held)
+    memory, share = now.memory_available_bytes, now.others_share
+    told_memory = told.memory_available_bytes
+    return HeartbeatChange(
+        stages=changed,
+        removed=removed,
+        memory_available_bytes=memory if abs(memory - told_memory) > MEMORY_NOTICED * told_memory else None,
+        huge_pages=now.huge_pages if now.huge_pages != told.huge_pages else None,
+        others_share=share if abs(share - told.others_share) > SHARE_NOTICED else None,
+        packed=now.packed if now.packed != told.packed else None,
+        urgent=bool(removed) or any(_is_news(before.get(stage.key), stage) for stage in changed),
+    )
+
+
+def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
+    return before is None or (before.epoch, before.phase) != (now.epoch, now.phase)
+
+
+def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
+    """The whole heartbeat; `told` itself where nothing changed.
+
+    Raises InvalidArgumentError naming `stages` when the box would hold more than it can.
+    """
+    if change == NOTHING:
+        return told
+    stages = told.stages
+    if change.stages or change.removed:
+        held = {stage.key: stage for stage in stages}
+        for key in change.removed:
+            held.pop(key, None)
+        held.update((stage.key, stage) for stage in change.stages)
+        check_stage_count(len(held))
+        stages = tuple(held.values())
+    memory, share = change.memory_available_bytes, change.others_share
+    return Heartbeat(
+        told.node_id,
+        told.incarnation,
+        stages,
+        told.memory_available_bytes if memory is None else memory,
+        told.huge_pages if change.huge_pages is None else change.huge_pages,
+        told.others_share if share is None else share,
+        told.packed if change.packed is None else change.packed,
+    )

@@ -1,0 +1,219 @@
+"""What the coordinator tells of its boxes and models, and what an operator asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.nodes.condition import Condition
+from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in tokens."""
+
+    name: ModelName
+    manifest_digest: Digest
+    architecture: str
+    layer_count: int
+    parameter_count: int
+    stored_bytes: int
+    dtype: DType
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A deployment that answers requests. `max_context` is prompt and new tokens together, `max_new_tokens` the most
+    that one request may ask for; 0 where it is not known."""
+
+    deployment: DeploymentName
+    model: ModelName
+    max_context: int
+    max_new_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlob:
+    """A blob the store lacks: `received` of its `size` bytes are there already."""
+
+    digest: Digest
+    size: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRegistration:
+    """The store's answer to a manifest: whether the model is registered now, and what it lacks where it is not."""
+
+    registered: bool
+    manifest_digest: Digest
+    missing: tuple[MissingBlob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of the coordinator's own machine, as the client that names it sees it.
+
+    `head_sha256` is of its first 64 KiB: who knows that can read the file.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    head_sha256: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model on the coordinator's own machine. The manifest has no digests yet; `places` are (index of a file, offset)
+    of its tensors, then of its small files."""
+
+    manifest: ModelManifest
+    files: tuple[LocalFile, ...]
+    places: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAdding:
+    """How far the coordinator is with a local model: bytes hashed, bytes in all, and its digest at the end."""
+
+    hashed: int
+    total: int
+    manifest_digest: Digest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlobHeader:
+    """What an upload begins with: the blob, and where in it the bytes that follow begin."""
+
+    digest: Digest
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRange:
+    """Bytes [offset, offset + length) of a blob; length 0 means to its end."""
+
+    digest: Digest
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """A box's profile as the coordinator keeps it, `age_s` seconds old; `models` of the store have its shape."""
+
+    node_id: NodeId
+    profile: ComputeProfile
+    models: tuple[ModelName, ...]
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLink:
+    """A link as its sender measured it `age_s` seconds ago."""
+
+    link: MeasuredLink
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownProfile:
+    """What a box was not measured for: a shape that `models` of the store have, with weights kept so."""
+
+    models: tuple[ModelName, ...]
+    dtype: DType
+    quantisation: Quantisation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownFigures:
+    """What is not measured of a box yet: its layers, and its ways to the boxes `links`."""
+
+    profiles: tuple[UnknownProfile, ...] = ()
+    links: tuple[NodeName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDetails:
+    """A box with its profiles, the links from and to it, and what is not measured of it yet."""
+
+    node: Node
+    profiles: tuple[StoredProfile, ...]
+    links: tuple[StoredLink, ...]
+    unknown: UnknownFigures = UnknownFigures()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """All that a plan is made from.
+
+    `profiles` are those of one model, `config` is its decoded config.json and `traffic` what its deployments served;
+    all are empty where no model was asked for.
+    """
+
+    nodes: tuple[Node, ...]
+    links: tuple[StoredLink, ...]
+    profiles: tuple[StoredProfile, ...]
+    config: Mapping[str, Any]
+    traffic: Traffic = NO_TRAFFIC
+    coordinator: Condition | None = None
+    """What the coordinator says of its own machine."""
+    manifest_digest: str = ""
+    packed: tuple[PackedOn, ...] = ()
+    """What boxes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""
+
+    def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
+        """Each box's with weights kept so."""
+        return {
+            stored.node_id: stored
+            for stored in self.profiles
+            if (stored.profile.dtype, stored.profile.quantisation) == (dtype, quantisation)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRequest:
+    """An operator's call to have boxes measured: `nodes` by name or id, all that are connected where it is empty.
+
+    Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the same
+    box and shape is remembered.
+    """
+
+    operation_id: OperationId
+    model: str = ""
+    dtype: DType = DType.BFLOAT16
+    nodes: tuple[str, ...] = ()
+    quick: bool = False
+    again: bool = False
+    quantisation: Quantisation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProgress:
+    """How far the measuring of one box is: `done` of `total`, and at what, in words.
+
+    `finished` is True in a box's last one; `failure` then says why it could not be measured, if it could not, and
+    `missed` which boxes it could not measure its link to.
+    """
+
+    node: NodeName
+    done: int = 0
+    total: int = 0
+    what: str = "waiting"
+    finished: bool = False
+    failure: EdgeShardError | None = None
+    missed: tuple[NodeName, ...] = ()

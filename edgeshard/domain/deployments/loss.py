@@ -1,0 +1,38 @@
+"""What losing a box would cost a deployment: how long its requests would stand still, and who takes its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.deployments.placement import ExplicitStage
+from edgeshard.domain.ids import NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The parts of a pause, in seconds: until the loss is known, until there is another placement, until its boxes
+    have the weights, and until the next token, for which what was computed before is computed again."""
+
+    detect_s: float
+    plan_s: float
+    load_s: float
+    rebuild_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.detect_s + self.plan_s + self.load_s + self.rebuild_s
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What happens if this box dies now.
+
+    `taken_by` are the stages that would be new; `warm` is whether their boxes have the weights in memory already.
+    `pause` is None where the deployment could not go on, or where nothing tells how long it takes; `note` says why.
+    """
+
+    node: NodeName
+    pause: Pause | None = None
+    taken_by: tuple[ExplicitStage, ...] = ()
+    warm: bool = False
+    note: str = ""

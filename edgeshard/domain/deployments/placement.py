@@ -1,0 +1,194 @@
+"""Which box holds which layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.errors import PlacementError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.model import LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitStage:
+    """One `box=first:end` of an operator's own placement."""
+
+    node: NodeName
+    layers: LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
+
+    `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
+    memory it takes beside these while it works. A stage with `streamed_bytes` of its weights on its disk has
+    `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0. Every step reads
+    all of them, or of a mixture's experts those that it needs.
+    Where KV may be put aside on its disk, that reads and takes so many bytes a second; 0 where it was not measured.
+    """
+
+    index: int
+    node_id: NodeId
+    node_name: NodeName
+    address: str
+    layers: LayerRange
+    parameter_bytes: int
+    kv_bytes: int
+    workspace_bytes: int = 0
+    weight_budget_bytes: int = 0
+    streamed_bytes: int = 0
+    disk_read_bytes_per_s: float = 0.0
+    disk_write_bytes_per_s: float = 0.0
+
+
+class LengthsFrom(StrEnum):
+    """Where the lengths come from that a placement is planned for."""
+
+    GIVEN = "given"
+    SEEN = "seen"
+    """The deployment's own traffic, of an earlier time under the same name."""
+    DEFAULT = "default"
+    """Nobody gave any, and no traffic was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expects of a placement. Seconds, and tokens per second over all requests.
+
+    `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
+    one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
+    `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
+    `joules_per_token` is None where the power of a box is not known.
+    """
+
+    time_to_first_token_s: float
+    time_per_token_s: float
+    throughput_tps: float
+    bottleneck: str
+    gap: float | None = None
+    objective: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    lengths: LengthsFrom = LengthsFrom.DEFAULT
+    request_s: float = 0.0
+    joules_per_token: float | None = None
+
+    def gain_of(self, other: Prediction) -> float:
+        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""
+        if self.objective == "throughput":
+            return other.throughput_tps / self.throughput_tps - 1.0
+        return 1.0 - other.cost / self.cost
+
+    @property
+    def rank(self) -> float:
+        """Lower is better by the objective."""
+        return -self.throughput_tps if self.objective == "throughput" else self.cost
+
+    @property
+    def cost(self) -> float:
+        """What the objective minimises: seconds of a request, of its first token or of a token, or joules per token."""
+        match self.objective:
+            case "energy" if self.joules_per_token is not None:
+                return self.joules_per_token
+            case "ttft":
+                return self.time_to_first_token_s
+            case "latency":
+                return self.time_per_token_s
+            case _:
+                return self.request_s
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Stages in pipeline order, the KV pool every stage opens, and the (b, m) the head's scheduler runs.
+
+    `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
+    `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
+    micro-batches go through the layers together.
+    """
+
+    stages: tuple[PlacedStage, ...]
+    kv_block_tokens: int
+    kv_blocks: int
+    micro_batch: int
+    micro_batches: int
+    predicted: Prediction | None = None
+    note: str = ""
+    costs: tuple[StageCost, ...] = ()
+    sweep: int = 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether a stage reads weights from its disk while it computes."""
+        return any(stage.streamed_bytes for stage in self.stages)
+
+    @property
+    def head(self) -> PlacedStage:
+        return self.stages[0]
+
+    @property
+    def window(self) -> int:
+        """Steps in flight at most: one for every stage, or one for every micro-batch where there are more."""
+        return max(len(self.stages), self.micro_batches)
+
+
+_STAGE = re.compile(r"\s*([^=\s]+)\s*=\s*(\d{1,9})\s*:\s*(\d{1,9})\s*")
+
+
+def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
+    """Parse `a=0:4,b=4:9,c=9:12`."""
+    stages = []
+    for item in text.split(","):
+        match = _STAGE.fullmatch(item)
+        if match is None:
+            raise PlacementError(f"layers: {item!r} is not NODE=FIRST:END, such as a=0:4", field="layers")
+        stages.append(ExplicitStage(NodeName(match[1]), LayerRange(int(match[2]), int(match[3]))))
+    return tuple(stages)
+
+
+def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) -> None:
+    """Raise PlacementError unless the stages hold every layer once, in order, on distinct boxes, the source first."""
+    if not stages:
+        raise PlacementError("layers: no stage is given", field="layers")
+    expected = 0
+    seen: set[str] = set()
+    for stage in stages:
+        name, layers = stage.node, stage.layers
+        if layers.end <= layers.first:
+            raise PlacementError(f"layers: {name}={layers} holds no layer", field="layers", reason="EMPTY_STAGE")
+        if layers.end > layer_count:
+            raise PlacementError(
+                f"layers: {name}={layers} goes beyond the model, which has layers 0:{layer_count}",
+                field="layers",
+                reason="LAYER_OUT_OF_RANGE",
+            )
+        if layers.first > expected:
+            raise PlacementError(
+                f"layers: no box holds layers {expected}:{layers.first}", field="layers", reason="LAYER_GAP"
+            )
+        if layers.first < expected:
+            raise PlacementError(
+                f"layers: {name}={layers} overlaps the stage before it, which ends at {expected}",
+                field="layers",
+                reason="LAYER_OVERLAP",
+            )
+        if name in seen:
+            raise PlacementError(f"layers: box {name} is named twice", field="layers", reason="DUPLICATE_NODE")
+        seen.add(name)
+        expected = layers.end
+    if expected != layer_count:
+        raise PlacementError(
+            f"layers: no box holds layers {expected}:{layer_count}", field="layers", reason="LAYER_GAP"
+        )
+    if stages[0].node != source:
+        raise PlacementError(
+            f"layers: the first box must be the deployment's source {source}, not {stages[0].node}",
+            field="source",
+            reason="SOURCE_NOT_FIRST",
+        )

@@ -1,0 +1,110 @@
+"""What a deployment's requests were like: how long their prompts and answers, and nothing of what they said. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edgeshard.domain.deployments.loss import Loss
+from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
+
+LATEST = 64
+"""A request weighs 1 - 1/LATEST times what the one after it weighs, so that about so many of the latest count."""
+WORTH_SAYING = 0.05
+"""A smaller gain is within what predictions are off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A small histogram of tokens: `counts[k]` weighs lengths above 2^(k-1) and up to 2^k; `mean` is exact."""
+
+    mean: float = 0.0
+    counts: tuple[float, ...] = ()
+
+    @property
+    def weight(self) -> float:
+        return sum(self.counts)
+
+    def after(self, tokens: int, kept: float) -> Lengths:
+        """With one more length, earlier ones weighing `kept` of what they did."""
+        place = max(0, tokens - 1).bit_length()
+        counts = [kept * count for count in self.counts] + [0.0] * (place + 1 - len(self.counts))
+        counts[place] += 1.0
+        return Lengths(self.mean + (tokens - self.mean) / sum(counts), tuple(counts))
+
+    def up_to(self, share: float) -> int:
+        """The power of two that this share of the lengths, in (0, 1], do not exceed. 0 where there are none."""
+        reached, wanted = 0.0, share * self.weight
+        for place, count in enumerate(self.counts):
+            reached += count
+            if count and reached >= wanted * (1 - 1e-9):
+                return 1 << place
+        return 0
+
+    @classmethod
+    def of_all(cls, all_lengths: Iterable[Lengths]) -> Lengths:
+        """Those of several deployments together."""
+        items = [lengths for lengths in all_lengths if lengths.counts]
+        if not items:
+            return cls()
+        counts = [0.0] * max(len(item.counts) for item in items)
+        for item in items:
+            for place, count in enumerate(item.counts):
+                counts[place] += count
+        return cls(sum(item.mean * item.weight for item in items) / sum(counts), tuple(counts))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The requests a deployment served: how many at all, and the lengths of the latest.
+
+    `at_once` is the mean of how many were running, it included, when one of them ended.
+    """
+
+    requests: int = 0
+    prompts: Lengths = Lengths()
+    answers: Lengths = Lengths()
+    at_once: float = 0.0
+
+    def after(self, prompt_tokens: int, new_tokens: int, at_once: int = 1) -> Traffic:
+        """With one more request."""
+        kept = 1.0 - 1.0 / LATEST
+        prompts = self.prompts.after(prompt_tokens, kept)
+        return Traffic(
+            requests=self.requests + 1,
+            prompts=prompts,
+            answers=self.answers.after(new_tokens, kept),
+            at_once=self.at_once + (at_once - self.at_once) / prompts.weight,
+        )
+
+    @classmethod
+    def of_all(cls, items: Iterable[Traffic]) -> Traffic:
+        found = [item for item in items if item.requests]
+        weight = sum(item.prompts.weight for item in found)
+        return cls(
+            requests=sum(item.requests for item in found),
+            prompts=Lengths.of_all(item.prompts for item in found),
+            answers=Lengths.of_all(item.answers for item in found),
+            at_once=sum(item.at_once * item.prompts.weight for item in found) / weight if weight else 0.0,
+        )
+
+
+NO_TRAFFIC = Traffic()
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What the planner expects of a deployment for the traffic that it has seen.
+
+    `expected` is of the placement it has, None where that cannot be predicted and `note` says why. Where another one is
+    better by `WORTH_SAYING` or more, `better` is expected of it with `layers`, and `gain` is the share of the cost
+    that it saves or, of a rate, the share by which it is higher.
+    """
+
+    expected: Prediction | None = None
+    better: Prediction | None = None
+    layers: tuple[ExplicitStage, ...] = ()
+    gain: float = 0.0
+    note: str = ""
+    losses: tuple[Loss, ...] = ()
+    """What the death of each of its boxes would cost."""

@@ -1,0 +1,208 @@
+"""Boxes and what they hold, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.condition import Condition
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What a box computes with. Memory in bytes.
+
+    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Boxes of one
+    `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
+    """
+
+    kind: str
+    model: str
+    cores: int
+    memory_total_bytes: int
+    memory_budget_bytes: int
+    unified_memory: bool
+    software: str
+    bits_fingerprint: str = ""
+
+
+class StagePhase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    """Loaded, waiting for the head."""
+    ACTIVE = "active"
+    FAILED = "failed"
+    STANDBY = "standby"
+    """Weights of layers that other boxes run, in memory or on their way there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageKey:
+    """Which of a box's stages: it holds at most one of each."""
+
+    deployment: DeploymentName
+    stage: int
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageStreaming:
+    """What a stage that streams weights keeps in memory, slots included, and reads of them in each sweep, in bytes.
+
+    Since it began it has read `read_bytes`, and its steps have waited `waited_s` for reads.
+    """
+
+    resident_bytes: int
+    streamed_bytes: int
+    read_bytes: int = 0
+    waited_s: float = 0.0
+
+
+class FillingWork(StrEnum):
+    """What a box does to get weights into memory."""
+
+    CONVERTING = "converting"
+    """From a model's tensors, without keeping packed files."""
+    PACKING = "packing"
+    """From a model's tensors, which become packed files on the way."""
+    READING = "reading"
+    """From packed files."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFilling:
+    """How far the weights of a stage that loads are on their way into memory, once all that lacked was fetched.
+
+    Bytes are those that the weights take there. `work` is what is done now; all is done about `left_s` seconds after
+    it was said, 0 while that is not known.
+    """
+
+    work: FillingWork
+    done_bytes: int
+    total_bytes: int
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageExperts:
+    """Experts of a stage that keeps them on its disk behind a cache, in bytes: those in memory now, what they may take
+    of it, and all of them.
+
+    Since it began, `hits` of the experts that its steps needed were in memory and `misses` were not, it has read
+    `read_bytes`, and its steps have waited `waited_s` for reads. What was read to load it does not count.
+    """
+
+    cached_bytes: int
+    room_bytes: int
+    total_bytes: int
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Between 0 and 1; 0 before any was needed."""
+        return self.hits / max(1, self.hits + self.misses)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSwap:
+    """Bytes of KV that a stage may keep aside of requests that were set back, and that it keeps now.
+
+    Since it began, `swapped_out` of them had their KV put there, and `swapped_in` got it back.
+    """
+
+    capacity_bytes: int
+    kept_bytes: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """What a box says of one stage it holds. Sizes in bytes.
+
+    `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
+    steps that have arrived and wait for their turn. The first stage counts requests: running, and not
+    yet admitted; and says into how many micro-batches those that generate go now, 0 before there were any.
+
+    The step that computes now began `step_age_s` ago, and the compute thread spent `step_cpu_s` of processor time on
+    it (waiting in place of an emulated device counts); both are 0 while none computes. `failure_reason` is that of the
+    error that failed the stage; its weights took `load_s` to fetch and load. `streaming` is None for a stage
+    through which no layers pass, `filling` while none come into memory, `experts` for a stage that has its experts in
+    memory or passes them with their layers, and `swap` for one that keeps no KV aside.
+    """
+
+    deployment: DeploymentName
+    epoch: Epoch
+    stage: int
+    layers: LayerRange
+    phase: StagePhase
+    parameter_bytes: int = 0
+    kv_bytes_capacity: int = 0
+    kv_bytes_in_use: int = 0
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+    steps_done: int = 0
+    tokens_done: int = 0
+    busy_share: float = 0.0
+    steps_waiting: int = 0
+    requests_running: int = 0
+    requests_waiting: int = 0
+    micro_batches: int = 0
+    step_age_s: float = 0.0
+    step_cpu_s: float = 0.0
+    failure_reason: str = ""
+    load_s: float = 0.0
+    streaming: StageStreaming | None = None
+    filling: StageFilling | None = None
+    experts: StageExperts | None = None
+    swap: StageSwap | None = None
+
+    @property
+    def key(self) -> StageKey:
+        return StageKey(self.deployment, self.stage, self.phase is StagePhase.STANDBY)
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """Resident bytes of an agent for which it asked the kernel for huge pages, and how many of them lie in such."""
+
+    wanted_bytes: int
+    held_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A box as the coordinator knows it. `address` is its stage listener, host:port.
+
+    A connected box may still be `starting`: it imports what computes, and its facts are those of its last run.
+    `huge_pages` is None while the box is away, and where its system does not tell.
+
+    Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
+    it to boxes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
+    it is away.
+    """
+
+    node_id: NodeId
+    name: NodeName
+    address: str
+    wire_version: int
+    facts: DeviceFacts
+    connected: bool
+    heartbeat_age_s: float
+    free_bytes: int
+    stages: tuple[StageStatus, ...] = ()
+    huge_pages: HugePages | None = None
+    starting: bool = False
+    unknown_profiles: int = 0
+    unknown_links: int = 0
+    condition: Condition | None = None
+
+    @property
+    def placeable(self) -> bool:
+        """Whether layers can be placed on it now."""
+        return self.connected and not self.starting

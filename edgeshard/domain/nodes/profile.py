@@ -1,0 +1,262 @@
+"""What was measured of a box and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
+
+Times are medians in seconds. A `spread` is the median absolute deviation over the median: 0.02 says that half of the
+repeats were within 2 %.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.nodes.device import DeviceFacts
+
+PROFILE_VERSION = 2
+"""1 was measured with ordinary pages, and with a tied head that was never quantised."""
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class LayerKind(StrEnum):
+    EMBEDDING = "embedding"
+    BLOCK = "block"
+    MOE_BLOCK = "moe-block"
+    HEAD = "head"
+    """Final norm, LM head and greedy sampling of one position for each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measured point: `count` is the tokens of one sequence (prefill) or the sequences of one token (decode).
+
+    `context` is how many positions each sequence has behind it already.
+    """
+
+    count: Positive
+    context: Count
+    seconds: AboveZero
+    spread: NotNegative = 0.0
+    repeats: Positive = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProfile:
+    """One sort of layer; the model has `layers` of it.
+
+    `parameters` are those of one layer. `window` is the sliding window in tokens, 0 for full attention.
+    `rotated_bytes` are the weights that the measurement cycled through, so that no cache held them.
+    """
+
+    kind: LayerKind
+    parameters: Count
+    layers: Positive
+    window: Count
+    rotated_bytes: Count
+    prefill: tuple[Sample, ...]
+    decode: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverhead:
+    """What the engine adds to a step of any layers: a fixed part, and a part for each byte of hidden states."""
+
+    seconds: NotNegative
+    seconds_per_byte: NotNegative = 0.0
+    spread: NotNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """Bytes. `daemon_bytes` is what the agent itself holds before it has a stage."""
+
+    total_bytes: Count
+    free_bytes: Count
+    daemon_bytes: Count
+    unified: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyProfile:
+    """Watts, at rest and while measuring, from the sensor `source` ("nvml", "ina3221" or "rapl")."""
+
+    idle_w: NotNegative
+    busy_w: NotNegative
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DiskProfile:
+    """The disk of the agent's state: bytes a second read one after the other past the page cache, and bytes free.
+
+    It takes `write_bytes_per_s` bytes a second, flushed; 0 where that was not measured.
+    """
+
+    read_bytes_per_s: AboveZero
+    free_bytes: Count
+    write_bytes_per_s: NotNegative = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProfile:
+    """A box's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
+
+    Valid as long as the box's `fingerprint` is the same.
+
+    `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
+    processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
+    among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator. `disk` is None where it
+    could not be read past the page cache.
+    """
+
+    fingerprint: str
+    model_hash: str
+    dtype: DType
+    device: str
+    threads: Positive
+    layers: tuple[LayerProfile, ...]
+    overhead: StepOverhead
+    memory: MemoryProfile
+    quick: bool = False
+    processor_share: NotNegative = 1.0
+    energy: EnergyProfile | None = None
+    quantisation: Quantisation | None = None
+    others_share: NotNegative = 0.0
+    disk: DiskProfile | None = None
+
+    @property
+    def step_overhead_s(self) -> float:
+        return self.overhead.seconds
+
+    def to_json(self) -> str:
+        return json.dumps({"version": PROFILE_VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> ComputeProfile:
+        """Raises InvalidArgumentError naming the field at fault."""
+        return _read(cls, text)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """Bytes of payload, and seconds from the start of sending until all had arrived."""
+
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """One direction between two boxes through the application path.
+
+    A payload of n bytes takes `latency_s` + 8 n / `bandwidth_bps` seconds. `spread` is the median relative deviation of
+    the samples from that line, `largest_bytes` the largest payload seen.
+    """
+
+    latency_s: NotNegative
+    bandwidth_bps: AboveZero
+    spread: NotNegative
+    samples: Annotated[int, Field(ge=2)]
+    largest_bytes: Count
+
+    def transfer_s(self, size_bytes: float) -> float:
+        return self.latency_s + 8.0 * size_bytes / self.bandwidth_bps
+
+    def to_json(self) -> str:
+        return json.dumps({"version": PROFILE_VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> LinkProfile:
+        """Raises InvalidArgumentError naming the field at fault."""
+        return _read(cls, text)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """What the sending box measured of its link to another."""
+
+    sender: NodeId
+    receiver: NodeId
+    profile: LinkProfile
+
+
+def device_fingerprint(facts: DeviceFacts, threads: int, details: Mapping[str, str]) -> str:
+    """A short hash of what a box's times depend on: hardware, software, threads, and `details` such as vector units.
+
+    The memory budget is left out: it changes with what else runs.
+    """
+    return _short_hash(
+        {
+            "kind": facts.kind,
+            "model": facts.model,
+            "cores": facts.cores,
+            "memory": facts.memory_total_bytes,
+            "unified": facts.unified_memory,
+            "software": facts.software,
+            "threads": threads,
+            "details": dict(details),
+        }
+    )
+
+
+_NOT_IN_TIMES = frozenset(
+    {"_name_or_path", "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache"}
+    | {"eos_token_id", "bos_token_id", "pad_token_id", "initializer_range"}
+)
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """A short hash of the parts of a decoded config.json that its profile depends on."""
+    kept = {key: value for key, value in config.items() if key not in _NOT_IN_TIMES}
+    return _short_hash(kept)
+
+
+def _short_hash(value: Mapping[str, Any]) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class _Versioned:
+    version: int
+
+
+ProfileT = TypeVar("ProfileT", "ComputeProfile", "LinkProfile")
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+"""Kept, because making one takes longer than reading with it, and a site has many links."""
+
+
+def _read(kind: type[ProfileT], text: str) -> ProfileT:
+    try:
+        version = _adapter(_Versioned).validate_json(text, strict=True).version
+        if version == PROFILE_VERSION:
+            value: ProfileT = _adapter(kind).validate_json(text, strict=True)
+            return value
+    except ValidationError as error:
+        raise _refusal(error) from None
+    raise InvalidArgumentError(
+        f"the profile is of version {version}, not {PROFILE_VERSION}; measure again", field="version"
+    )
+
+
+def _refusal(error: ValidationError) -> InvalidArgumentError:
+    """The first of pydantic's errors in our words, such as `layers[0].decode[1].seconds of the profile ...`."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return InvalidArgumentError(f"the profile is not JSON: {first['ctx']['error']}; measure again", field="profile")
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+    why = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Input ")
+    what = f"{path} of the profile" if path else "the profile"
+    return InvalidArgumentError(f"{what} {why}; measure again", field=path or "profile")

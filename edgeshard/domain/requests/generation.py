@@ -1,0 +1,429 @@
+"""A request for text and what comes back.
+
+An option of generation is declared once, as a field of `Sampling` or `Generation`: the SDK's keyword arguments,
+edgectl's options and the conversion to the wire follow from it by reflection. `GenerateOptions` repeats its name and
+type for type checkers, which know no reflection; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, TypedDict, get_type_hints
+
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, RequestId
+
+# A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
+# far below what gRPC takes (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), whatever stands beside them.
+PROMPT_LIMIT_BYTES = 4 << 20
+"""Of a prompt as text, in UTF-8."""
+PROMPT_LIMIT_TOKENS = 1 << 20
+STOP_LIMIT_BYTES = 1024
+"""Of one stop string, in UTF-8. So much text may be held back until the next token tells."""
+STOP_LIMIT_TOKENS = 1024
+"""Each new token is compared with all of them."""
+LOGIT_BIAS_LIMIT_TOKENS, MOST_LOGIT_BIAS = 300, 100
+"""As OpenAI's."""
+GUIDE_LIMIT_BYTES = 128 << 10
+"""Of a guide's text, in UTF-8."""
+PROMPT_LOGPROBS_LIMIT = 1 << 20
+"""Log-probabilities of one prompt, those of the likeliest tokens included: head and coordinator keep some 100 bytes of
+each until the client has them."""
+PROMPT_LOGPROBS_POSITIONS = 256
+"""The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an option of generation is beside its field's name, type and default; kept in the field's metadata.
+
+    `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
+    its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
+    keyword's, None where it has none. `alias` is another name by which both take it.
+    """
+
+    help: str
+    metavar: str = ""
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    keyword: str = ""
+    flag: str | None = ""
+    alias: str = ""
+
+    @property
+    def rule(self) -> str:
+        """The bounds in words; empty where there are none."""
+        match self.low, self.above, self.high:
+            case None, None, None:
+                return ""
+            case low, None, None:
+                return f"must be {low} or more"
+            case None, above, None:
+                return f"must be above {above}"
+            case None, above, high:
+                return f"must be above {above} and at most {high}"
+            case low, _, high:
+                return f"must be {low} to {high}"
+
+    def allows(self, value: float) -> bool:
+        """Whether a number is finite and within the bounds."""
+        return (
+            (not isinstance(value, float) or math.isfinite(value))
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OptionField:
+    """An option as it stands in `Sampling` or `Generation`: the field's name, type and default, and the rest."""
+
+    name: str
+    kind: Any
+    default: Any
+    option: Option
+
+    @property
+    def keyword(self) -> str:
+        return self.option.keyword or self.name
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    """A field that is an option: the one place where it is described."""
+    return field(default=default, metadata={"option": Option(help, **more)})
+
+
+Biases = tuple[tuple[int, float], ...]
+"""Tokens with what is added to their logits, in order of id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen.
+
+    The random draw at position p is a function of (seed, p) alone, so a replay on another box draws the same. What
+    penalties subtract is a function of the tokens before p.
+    """
+
+    temperature: float = _option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
+    top_k: int = _option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
+    top_p: float = _option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
+    min_p: float = _option(
+        0.0, "Drop tokens less likely than P times the likeliest; 0 is off.", metavar="P", low=0, high=1
+    )
+    repetition_penalty: float = _option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0)
+    presence_penalty: float = _option(
+        0.0, "Above 0 avoids tokens that the answer has already.", metavar="X", low=-2, high=2
+    )
+    frequency_penalty: float = _option(
+        0.0, "Above 0 avoids tokens the more, the more often the answer has them.", metavar="X", low=-2, high=2
+    )
+    logit_bias: Biases = _option(  # noqa: RUF009 (a field, as the others)
+        (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
+    )
+    seed: int = _option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)
+    logprobs: bool = _option(False, "Report each token's log-probability.")
+    top_logprobs: int = _option(0, "And those of this many best tokens.", metavar="N", low=0, high=20)
+
+    @property
+    def counts_answer(self) -> bool:
+        """Whether it matters how often the answer has a token."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError naming the first field out of range."""
+        _check_bounds(self)
+        count = len(self.logit_bias)
+        _require(
+            count <= LOGIT_BIAS_LIMIT_TOKENS,
+            "logit_bias",
+            f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken",
+        )
+        _require(
+            all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias),
+            "logit_bias",
+            f"has a value that is not from -{MOST_LOGIT_BIAS} to {MOST_LOGIT_BIAS}",
+        )
+
+
+class GuideKind(StrEnum):
+    """What a guide's text is."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; no text."""
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    """In the syntax of Rust's regex crate; the whole answer matches."""
+    GRAMMAR = "grammar"
+    """A context-free grammar in Lark's syntax, as llguidance extends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What the answer must be: only tokens that can still lead there are drawn."""
+
+    kind: GuideKind
+    text: str = ""
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError for a text that no guide has; what it means is looked at by the head."""
+        if self.kind is GuideKind.JSON_OBJECT:
+            _require(not self.text, "guide", "of kind json_object takes no text", "GUIDE_INVALID")
+            return
+        _require(bool(self.text.strip()), "guide", f"of kind {self.kind} is empty", "GUIDE_INVALID")
+        size = text_bytes(self.text)
+        rule = f"has {size} bytes of UTF-8; at most {GUIDE_LIMIT_BYTES} are taken: make it smaller"
+        _require(size <= GUIDE_LIMIT_BYTES, "guide", rule, "GUIDE_TOO_LONG")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
+
+    prompt: str | tuple[int, ...]
+    max_new_tokens: int = _option(
+        128,
+        "Most tokens to generate; 0 only with the prompt's log-probabilities.",
+        metavar="N",
+        low=0,
+        high=2**31,
+        alias="max_tokens",
+    )
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
+    stop_strings: tuple[str, ...] = _option(
+        (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
+    )
+    ignore_eos: bool = _option(False, "Go on past the end of the text.")
+    priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
+    prompt_logprobs: bool = _option(False, "Report the log-probabilities of the prompt's own tokens.")
+    guide: Guide | None = _option(None, "What the answer must be.", flag=None)  # noqa: RUF009 (a field, as the others)
+    clip_new_tokens: bool = _option(
+        False,
+        "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
+        flag=None,
+    )
+
+    def validate(self) -> None:
+        """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
+        _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
+        check_prompt_size(self.prompt)
+        _check_bounds(self)
+        _require(all(self.stop_strings), "stop", "must not hold an empty string")
+        _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
+        longest = max(map(text_bytes, self.stop_strings), default=0)
+        _require(
+            longest <= STOP_LIMIT_BYTES,
+            "stop",
+            f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
+        )
+        _require(
+            len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", f"holds more than {STOP_LIMIT_TOKENS} tokens"
+        )
+        _require(
+            self.max_new_tokens > 0 or self.prompt_logprobs,
+            "max_new_tokens",
+            "must be 1 or more without prompt_logprobs",
+        )
+        if self.guide is not None:
+            self.guide.validate()
+            _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
+        self.sampling.validate()
+
+
+def text_bytes(text: str) -> int:
+    """Bytes of a text in UTF-8; what is no text counts too."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def check_prompt_size(prompt: str | Sequence[int]) -> None:
+    """Raise InvalidArgumentError naming `prompt` for one that no message of a request's life must hold."""
+    if isinstance(prompt, str):
+        size, limit, unit = text_bytes(prompt), PROMPT_LIMIT_BYTES, "bytes of UTF-8"
+    else:
+        size, limit, unit = len(prompt), PROMPT_LIMIT_TOKENS, "tokens"
+    _require(size <= limit, "prompt", f"has {size} {unit}; at most {limit} are taken: shorten it", "PROMPT_TOO_LONG")
+
+
+class GenerateOptions(TypedDict, total=False):
+    """The options of `Client.generate` and `complete`, as keyword arguments.
+
+    Those of a `Generation` and its `Sampling`, where each is described with its default and bounds, so that a type
+    checker knows them too; and `request_id`, chosen by the caller to make `cancel` possible from elsewhere, and
+    `timeout_s`, the bound of the whole request (None: no bound).
+    """
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    stop: str | Sequence[str]
+    stop_tokens: Sequence[int]
+    logprobs: bool
+    top_logprobs: int
+    ignore_eos: bool
+    priority: int
+    prompt_logprobs: bool
+    guide: Guide | None
+    clip_new_tokens: bool
+    request_id: str
+    timeout_s: float | None
+
+
+def option_fields(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
+    """The options among a class's fields, in their order."""
+    return _OPTION_FIELDS[owner]
+
+
+def _find_options(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
+    kinds = get_type_hints(owner)
+    return tuple(
+        OptionField(item.name, kinds[item.name], item.default, item.metadata["option"])
+        for item in fields(owner)
+        if "option" in item.metadata
+    )
+
+
+_OPTION_FIELDS = {Sampling: _find_options(Sampling), Generation: _find_options(Generation)}
+
+
+def _check_bounds(value: Sampling | Generation) -> None:
+    for item in option_fields(type(value)):
+        if item.option.rule:
+            _require(item.option.allows(getattr(value, item.name)), item.name, item.option.rule)
+
+
+def _require(condition: bool, field_name: str, rule: str, reason: str = "") -> None:
+    if not condition:
+        raise InvalidArgumentError(f"{field_name} {rule}", field=field_name, reason=reason)
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """End of sequence, a stop token or a stop string."""
+    LENGTH = "length"
+    """max_new_tokens reached."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """Where one box's time went in one step, in seconds."""
+
+    stage: int
+    wait_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted; `prompt_tokens` is the tokenised prompt.
+
+    `listened` is whether what follows comes over the client's listener, on the wire; the SDK hides the difference.
+    """
+
+    request_id: RequestId
+    deployment: DeploymentName
+    prompt_tokens: tuple[int, ...]
+    placement: Placement
+    listened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of the prompt's own tokens, at most `PROMPT_LOGPROBS_POSITIONS`.
+
+    `position` is that of the first one: 1 in the first event, since nothing comes before the prompt's first token.
+    `top` has, for each of them, the likeliest tokens there, as many as `top_logprobs` asked for, best first.
+    """
+
+    position: int
+    logprobs: tuple[float, ...]
+    top: tuple[tuple[TokenLogprob, ...], ...]
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one."""
+        return self.position + len(self.logprobs)
+
+    def behind(self, position: int) -> PromptLogprobs | None:
+        """What of it is at `position` or later; None where nothing is."""
+        count = max(0, position - self.position)
+        if count == 0:
+            return self
+        rest = PromptLogprobs(position, self.logprobs[count:], self.top[count:])
+        return rest if rest.logprobs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token. `position` is absolute: the prompt's length for the first.
+
+    `text` is the text that it completes: it is empty while a character or a possible stop string is incomplete.
+    `logprob` is 0 unless the request asked for it. `at_s` is when it came back to the head, in seconds of the head's
+    own steady clock: differences mean something between tokens of one head alone. 0 where it was not told.
+    """
+
+    position: int
+    token: int
+    text: str
+    logprob: float = 0.0
+    top: tuple[TokenLogprob, ...] = ()
+    timings: tuple[StageTiming, ...] = ()
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request; `text` is the rest that was held back."""
+
+    reason: FinishReason
+    text: str
+    prompt_token_count: int
+    new_token_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where a request's tokens go: to the client's listener `id`, under the client's own `number` for the request."""
+
+    id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A client's call. `model` is a deployment's name, or a model's when one deployment serves it.
+
+    `request_id` is '' where the coordinator is to choose it. Without a `listener` its tokens come by its own call. A
+    client that lost its stream comes again with the tokens that it has (`emitted`), and gets those behind them.
+    `scored` is the position behind the last one whose prompt log-probability it has, 1 where it has none.
+    """
+
+    model: str
+    generation: Generation
+    request_id: str = ""
+    listener: Listener | None = None
+    emitted: tuple[int, ...] | None = None
+    scored: int = 1
+
+
+GenerationEvent = Started | PromptLogprobs | Token | Finished

@@ -1,0 +1,164 @@
+"""What the coordinator tells the head of a pipeline, and what the head answers, on the head's own stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
+from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """Serve a request. `emitted_tokens` are those the coordinator has already; `client` is whom it is for.
+
+    Clients share the pipeline evenly, and none sees another's cached KV; '' where nobody is told apart. A request that
+    is `resumed` was let in before, so that no limit of waiting requests counts for it: the coordinator says so of those
+    alone that it knows of, not of all that say it of themselves. `instance` is the run of the coordinator; `digest` is
+    that of the generation as the client asked for it, which the head keeps for the next run. A head that has the
+    request already goes on with it, and sends what comes behind `emitted_tokens`, and of the prompt's
+    log-probabilities, where they are wanted, those from position `scored` on.
+    """
+
+    request_id: RequestId
+    generation: Generation
+    emitted_tokens: tuple[int, ...] = ()
+    client: str = ""
+    resumed: bool = False
+    instance: str = ""
+    scored: int = 1
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Stop a request and free what it holds."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRequest:
+    """The coordinator has the request's end, or nobody waits for it any more."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class HeadBeacon:
+    """Whoever says it is there. The coordinator does while a head has requests, and the head answers each.
+
+    Unless another `follows`, none is due before there are requests again, or while a large message is under way.
+    """
+
+    follows: bool = False
+
+
+HeadCommand = StartRequest | CancelRequest | ForgetRequest | HeadBeacon
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """A request that a head has from an earlier stream; `instance` is the coordinator's run that last started it.
+
+    `client` and `digest` are those of its start; an older head or coordinator has no digest. `tokens` are how many new
+    ones the head has of it, `scored` is the position behind the prompt's last log-probability. One that is `over` has
+    been forgotten, because the coordinator had its end; its client may not have got it.
+    """
+
+    request_id: RequestId
+    instance: str
+    client: str = ""
+    digest: bytes = b""
+    tokens: int = 0
+    scored: int = 1
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadHello:
+    """The first message of a head's stream: whose it is, what the head has, the longest here first, and whether it
+    answers beacons. It knows of no request that ended more than `head_for_s` seconds ago, with another head; an older
+    version does not say it."""
+
+    node_id: NodeId
+    deployment: DeploymentName
+    epoch: Epoch
+    held: tuple[HeldRequest, ...] = ()
+    beacons: bool = False
+    head_for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAccepted:
+    """The request was tokenised and admitted."""
+
+    request_id: RequestId
+    epoch: Epoch
+    prompt_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPromptLogprobs:
+    """Log-probabilities of some of the prompt's tokens; all of them come before the first new token."""
+
+    request_id: RequestId
+    epoch: Epoch
+    prompt_logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class HeadAdmitted:
+    """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
+
+    request_id: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class HeadToken:
+    """A token and, with the last one, why the request ends and the text held back until then."""
+
+    request_id: RequestId
+    epoch: Epoch
+    token: Token
+    finish_reason: FinishReason | None = None
+    final_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTokens:
+    """Several at once, in order: a message costs more than a token."""
+
+    tokens: tuple[HeadToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFinished:
+    """The end of a request that comes without a token; `text` is what was held back until now."""
+
+    request_id: RequestId
+    epoch: Epoch
+    reason: FinishReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFailed:
+    request_id: RequestId
+    epoch: Epoch
+    failure: EdgeShardError
+
+
+HeadMessage = (
+    HeadHello
+    | HeadAccepted
+    | HeadAdmitted
+    | HeadPromptLogprobs
+    | HeadToken
+    | HeadTokens
+    | HeadFinished
+    | HeadFailed
+    | HeadBeacon
+)

@@ -1,0 +1,169 @@
+"""One step of a pipeline: a micro-batch of spans and the KV bookkeeping that goes before it, and what comes out.
+
+The head forms a `StepPlan`; every stage applies it in the same order: frees, then grants, then spans. Only the head
+allocates KV blocks; stages check and obey.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.requests.generation import Guide, PromptLogprobs, Sampling, StageTiming, TokenLogprob
+
+STEP_TOKENS = 512
+"""Tokens a head puts into a step: its decodes, and chunks of prompts for the rest."""
+MAX_STEP_TOKENS = 4 * STEP_TOKENS
+"""Tokens a stage accepts in a step, and that a slice of a long prompt may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Consecutive tokens of a prompt; `position` is that of the first."""
+
+    position: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive positions of one request: [first_position, first_position + token_count).
+
+    `request` is the head's number for it, unique within (pipeline, epoch). `first_position` equal to the request's KV
+    length appends; smaller truncates, which only a request's first span in an epoch may do; larger is an error.
+    `sample` says whether the token behind the span's last position is to be sampled. `sampling` is given on the
+    request's first span of the epoch only, with `seen_tokens`, the token ids a repetition penalty counts as seen, with
+    its `guide`, and with `answer_tokens`, those of its answer so far where its guide or a penalty goes by them. `party`
+    is who asks for the guide, not 0 from a head that takes `pending` for its token.
+    `targets` are tokens of the prompt whose log-probabilities are wanted, each behind a position of the span.
+    """
+
+    request: int
+    first_position: int
+    token_count: int
+    sample: bool = False
+    sampling: Sampling | None = None
+    seen_tokens: tuple[int, ...] = ()
+    guide: Guide | None = None
+    answer_tokens: tuple[int, ...] = ()
+    party: int = 0
+    targets: Targets | None = None
+
+    @property
+    def end_position(self) -> int:
+        """The position behind the span's last one: its KV length afterwards, and where a sampled token goes."""
+        return self.first_position + self.token_count
+
+
+@dataclass(frozen=True, slots=True)
+class KvGrant:
+    """KV blocks appended to a request's table; `first_index` is the table's length before the grant.
+
+    `filled` is how many positions the blocks hold already. It is 0, or all of them for blocks that other requests
+    filled: these begin this request's table, and it shares them and never writes to them. `swapped` blocks begin the
+    table of a request that was swapped out, and take what was kept of it.
+    """
+
+    request: int
+    first_index: int
+    blocks: tuple[int, ...]
+    filled: int = 0
+    swapped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What every stage does in one step, applied in this order: frees, swap-outs, grants, spans.
+
+    The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
+    is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
+    for them, and reads each layer once for all. Of a request in `swap_outs` a stage keeps what its blocks hold aside,
+    and takes the blocks from it, until they are granted `swapped` or the request is freed.
+    """
+
+    frees: tuple[int, ...] = ()
+    grants: tuple[KvGrant, ...] = ()
+    spans: tuple[Span, ...] = ()
+    following: int = 0
+    swap_outs: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        """Tokens over all spans: the T of the step's tensors."""
+        return sum(span.token_count for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token the last stage chose for `position` of a request.
+
+    `logprob` is its natural-log probability under the model's unmodified distribution, over the tokens that its guide
+    allows where there is one; 0 unless it was asked for. `top` holds the most likely tokens, best first, as many as
+    were asked for and are allowed.
+    """
+
+    request: int
+    position: int
+    token: int
+    logprob: float = 0.0
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanLogprobs:
+    """Log-probabilities of some of a span's targets."""
+
+    request: int
+    prompt_logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class GuideFailure:
+    """A request's guide led to no token; `message` says why, and holds nothing of the answer."""
+
+    request: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the last stage returns to the head: for every span that samples a token, or why its guide has none, or that
+    it is `pending` and comes with a later step's result; the log-probabilities of the targets, in the order of their
+    positions; and where the time went."""
+
+    tokens: tuple[SampledToken, ...] = ()
+    timings: tuple[StageTiming, ...] = ()
+    prompt_logprobs: tuple[SpanLogprobs, ...] = ()
+    guide_failures: tuple[GuideFailure, ...] = ()
+    pending: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Raw row-major little-endian elements."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardStep:
+    """A step on its way from stage to stage: hidden states [tokens, width], absent when the plan has no spans."""
+
+    number: int
+    plan: StepPlan
+    hidden: Tensor | None
+    timings: tuple[StageTiming, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedStep:
+    """A step that has been through every stage, on its way back to the head."""
+
+    number: int
+    result: StepResult
+
+
+WireStep = ForwardStep | ReturnedStep
+"""What goes from stage to stage: onwards, and from the last one back to the head."""

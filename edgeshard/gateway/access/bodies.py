@@ -1,0 +1,257 @@
+"""How a body is read: within a budget of memory, in all and for each identity, and no slower than it may be.
+
+A place is taken before the first byte is read. A large body is parsed in its turn, and the event loop has most of its
+time between two: no thread could parse it meanwhile, since the parser holds the interpreter until it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from edgeshard.chat.turns import Turns, overloaded
+from edgeshard.domain.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.errors import refusal_of
+
+MOST_BODY_BYTES = 32 << 20
+"""Of a request: a batch of the longest prompts."""
+MOST_BYTES = 96 << 20
+"""Of all bodies that are read or parsed."""
+ALWAYS_BYTES = 1 << 20
+"""An identity may have so much beyond that: what others send keeps nobody from asking."""
+LEAST_BYTES = 64 << 10
+"""A body counts as so much at least, since that may be buffered before it is looked at."""
+BODY_LIMIT_S = 120.0
+GRACE_S = 10.0
+LEAST_BPS = 16 << 10
+"""Behind the grace a body must have come at this rate."""
+MOST_PARTS, MOST_ITEMS = 1 << 18, 1 << 20
+"""Of a body: lists, objects and fields; and what stands in lists. A few bytes of it become hundreds when they are read,
+and nothing else runs in this process meanwhile. What looks like them in a text counts too."""
+LARGE_BYTES = 256 << 10
+"""A longer body is parsed in its turn: so much takes a millisecond, and the most that is taken a tenth of a second."""
+REST = 3.0
+"""Times what a large body took, until the next one."""
+_MOST_WAITING = 1 << 10
+
+FormT = TypeVar("FormT", bound=BaseModel)
+PlaceCheck = Callable[[str, int], None]
+"""`Backend.check_place`"""
+
+
+@dataclass(slots=True)
+class BodyBudget:
+    """Bytes of bodies that are held, by identity. Pure."""
+
+    most: int = MOST_BYTES
+    most_of_one: int = MOST_BODY_BYTES
+    total: int = 0
+    _held: dict[str, int] = field(default_factory=dict)
+
+    def take(self, identity: str, size: int) -> None:
+        """Raises ResourceExhaustedError for what this identity has too much of, UnavailableError for what all have."""
+        held = self._held.get(identity, 0) + size
+        # Without keys everyone is one identity, which has all there is.
+        most = self.most_of_one if identity else self.most
+        if held > most:
+            raise ResourceExhaustedError(
+                f"body: requests of {identity or 'everyone together'} that are being read have {most} bytes, the most "
+                "that they may: send it again once one has been read",
+                field="body",
+                reason="TOO_MANY_BODIES",
+                retry_after_s=1.0,
+            )
+        if self.total + size > self.most and held > ALWAYS_BYTES:
+            raise UnavailableError(
+                f"body: all requests that are being read have {self.most} bytes, the most that they may: send it again",
+                field="body",
+                reason="TOO_MANY_BODIES",
+                retry_after_s=1.0,
+            )
+        self._held[identity] = held
+        self.total += size
+
+    def give_back(self, identity: str, size: int) -> None:
+        self.total -= size
+        self._held[identity] -= size
+        if not self._held[identity]:
+            del self._held[identity]
+
+
+def patience_s(received: int) -> float:
+    """Seconds from its beginning by which more of a body must have come, of which so many bytes have."""
+    return min(BODY_LIMIT_S, GRACE_S + received / LEAST_BPS)
+
+
+@dataclass(slots=True, eq=False)
+class _Large:
+    """A body that waits to be parsed."""
+
+    body: bytearray
+    form: type[BaseModel]
+    done: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def parse(self) -> None:
+        if self.done.done():  # whoever wanted it has left
+            return
+        try:
+            self.done.set_result(parse(self.body, self.form))
+        except Exception as error:  # whoever waits raises it
+            self.done.set_exception(error)
+
+
+class Bodies:
+    """The bodies of one gateway."""
+
+    def __init__(self) -> None:
+        self._budget = BodyBudget()
+        self._reading: dict[str, int] = {}
+        self._turns: Turns[_Large] = Turns(_MOST_WAITING, MOST_BYTES)
+        self._resting = False
+
+    @property
+    def held_bytes(self) -> int:
+        return self._budget.total
+
+    def reading(self, identity: str) -> int:
+        """Requests of an identity that want a place and whose bodies are on their way."""
+        return self._reading.get(identity, 0)
+
+    @contextmanager
+    def place(self, identity: str, check_place: PlaceCheck | None) -> Iterator[None]:
+        """Held while a body is read. Raises what `check_place` does; None is for what takes no place."""
+        if check_place is None:
+            yield
+            return
+        check_place(identity, self.reading(identity))
+        self._reading[identity] = self.reading(identity) + 1
+        try:
+            yield
+        finally:
+            self._reading[identity] -= 1
+            if not self._reading[identity]:
+                del self._reading[identity]
+
+    @contextmanager
+    def room(self, identity: str, declared: int) -> Iterator[Callable[[int], None]]:
+        """Memory for a body that says to have `declared` bytes; what is given says how many it has so far. Raises, and
+        has that raise, what `BodyBudget.take` does."""
+        taken = max(LEAST_BYTES, declared)
+        self._budget.take(identity, taken)
+
+        def grow(size: int) -> None:
+            nonlocal taken
+            if size > taken:
+                more = max(size - taken, LEAST_BYTES)
+                self._budget.take(identity, more)
+                taken += more
+
+        try:
+            yield grow
+        finally:
+            self._budget.give_back(identity, taken)
+
+    async def parsed(self, identity: str, body: bytearray, form: type[FormT]) -> FormT:
+        """Raises as `parse` does."""
+        if len(body) <= LARGE_BYTES:
+            return parse(body, form)
+        large = _Large(body, form)
+        for gone in self._turns.put(identity, len(body), large):
+            gone.done.set_exception(overloaded())
+        self._go_on()
+        try:
+            return cast(FormT, await large.done)
+        finally:
+            self._turns.remove(identity, large)
+
+    def _go_on(self) -> None:
+        if self._resting or (following := self._turns.take()) is None:
+            return
+        identity, large = following
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        large.parse()
+        took = loop.time() - began
+        self._turns.charge(identity, took)
+        self._resting = True
+        loop.call_later(REST * took, self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._go_on()
+
+
+async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck | None = None) -> FormT:
+    """The body as `form`; `check_place` says whether whoever asks may have a place for it.
+
+    Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come, ResourceExhaustedError
+    and UnavailableError where there is no place or no memory for it.
+    """
+    bodies: Bodies = request.scope["state"]["bodies"]
+    identity = caller_of(request).identity
+    declared = _declared(request)
+    with bodies.place(identity, check_place), bodies.room(identity, declared) as grow:
+        return await bodies.parsed(identity, await _body_of(request, grow), form)
+
+
+def parse(body: bytearray, form: type[FormT]) -> FormT:
+    """Raises InvalidArgumentError naming the field."""
+    if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
+        raise InvalidArgumentError(
+            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
+        )
+    try:
+        return form.model_validate_json(body)
+    except ValidationError as error:
+        raise refusal_of(error) from None
+    except RecursionError:
+        raise InvalidArgumentError("the body is nested too deep", reason="INVALID_JSON") from None
+
+
+def _declared(request: Request) -> int:
+    """The server has looked at its form."""
+    size = int(request.headers.get("content-length", 0))
+    _check_size(size)
+    return size
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_BODY_BYTES:
+        raise InvalidArgumentError(
+            f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
+        )
+
+
+async def _body_of(request: Request, grow: Callable[[int], None]) -> bytearray:
+    body = bytearray()
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(began + patience_s(0)) as limit:
+            async for part in request.stream():
+                _check_size(len(body) + len(part))
+                grow(len(body) + len(part))
+                body += part
+                limit.reschedule(began + patience_s(len(body)))
+    except TimeoutError:
+        raise DeadlineError(
+            f"the body came too slowly: at {LEAST_BPS} bytes a second it is waited for, and no longer than "
+            f"{BODY_LIMIT_S:g} s",
+            field="body",
+            reason="BODY_TOO_SLOW",
+        ) from None
+    except ClientDisconnect:
+        raise CancelledRequestError("the client has left", reason="CLIENT_LEFT") from None
+    return body

@@ -1,0 +1,56 @@
+"""Who sends requests, and what lets them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.requests import Request
+
+from edgeshard.domain.control.site import ServedModel
+from edgeshard.domain.errors import DeniedError, NotFoundError
+from edgeshard.gateway.backend import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: the identity that quotas and logs know, and the models it may use (None: all)."""
+
+    identity: str
+    models: frozenset[str] | None = None
+
+    def may_use(self, served: ServedModel) -> bool:
+        return self.models is None or not self.models.isdisjoint((served.deployment, served.model))
+
+    def find(self, site: Backend, model: str) -> ServedModel:
+        """What answers under this name. A key for some models alone hears nothing of others, not even whether they are
+        there. Raises DeniedError naming `model`, and what `Backend.find` raises."""
+        try:
+            return site.find(model, self.models)
+        except NotFoundError:
+            if self.models is None or model in self.models:
+                raise
+            raise DeniedError(
+                f"this API key is not for model {model[:80]!r}: it is for {', '.join(sorted(self.models))}; ask the "
+                "operator for another",
+                field="model",
+                reason="KEY_SCOPE",
+            ) from None
+
+
+def caller_of(request: Request) -> Caller:
+    """Whom the entrance let in."""
+    caller = request.scope["state"]["caller"]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+class Doors(Protocol):
+    """Who may come in."""
+
+    def enter(self, key: str | None, what: str, address: str) -> Caller:
+        """The caller that shows `key`, None without one; `what` is asked for, from `address` (host:port).
+
+        Raises UnauthenticatedError.
+        """
+        ...

@@ -1,0 +1,131 @@
+"""What happens to every HTTP request before and after its route: a request id, the key, counting, errors as bodies."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import time
+import traceback
+import uuid
+from urllib.parse import urlsplit
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.gateway.access.bodies import Bodies
+from edgeshard.gateway.access.callers import Caller, Doors
+from edgeshard.gateway.access.cors import NOBODY, Origins
+from edgeshard.gateway.errors import error_response
+from edgeshard.gateway.metrics import HttpMetrics
+
+log = structlog.get_logger()
+
+OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/version"), ("GET", "/api/version")})
+"""What is answered without a key: that this is here, and its version."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Entrance:
+    """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin: pages of any
+    site that somebody reads on this machine can send requests here. Those of `origins` may."""
+
+    def __init__(
+        self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool, origins: Origins = NOBODY
+    ) -> None:
+        self._app = app
+        self._doors = doors
+        self._metrics = metrics
+        self._local_only = local_only
+        self._origins = origins
+        self._bodies = Bodies()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        began, status = time.monotonic(), 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = [(b"x-request-id", request_id.encode()), *self._origins.headers(headers)]
+                message["headers"] = [*message.get("headers", ()), *own]
+            await send(message)
+
+        scope.setdefault("state", {})["bodies"] = self._bodies
+        try:
+            if self._origins.is_preflight(scope["method"], headers):
+                self._check_local(headers)
+                await Response(status_code=204, headers=self._origins.preflight(headers))(scope, receive, tell)
+                return
+            scope["state"]["caller"] = self._enter(scope, headers)
+            await self._app(scope, receive, tell)
+        except EdgeShardError as error:
+            await error_response(error, scope["path"])(scope, receive, tell)
+        except Exception as error:
+            # Its text may quote the request.
+            where = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+            log.error("http_failed", route=_route(scope), error=type(error).__name__, where=where)
+        finally:
+            self._metrics.request_ended(scope["method"], _route(scope), status, time.monotonic() - began)
+
+    def _enter(self, scope: Scope, headers: Headers) -> Caller:
+        self._check_local(headers)
+        if (scope["method"], scope["path"]) in OPEN:
+            return Caller("", frozenset())
+        what = f"{scope['method']} {scope['path']}"
+        caller = self._doors.enter(_shown_key(headers), what, _address(scope))
+        if (connection := scope["state"].get("connection")) is not None:
+            connection.showed_key(caller.identity)
+        return caller
+
+    def _check_local(self, headers: Headers) -> None:
+        """Raise DeniedError for what a page of another site has a browser send."""
+        if not self._local_only:
+            return
+        origin = None if self._origins.allows(headers) else headers.get("origin")
+        for name, host in (("Host", _host(f"//{headers.get('host', '')}")), ("Origin", origin and _host(origin))):
+            if host is not None and not _is_local(host):
+                raise DeniedError(
+                    f"{name} names another machine, and this address is for programs of this one: call it by 127.0.0.1",
+                    field=name.lower(),
+                    reason="FOREIGN_HOST",
+                )
+
+
+def _shown_key(headers: Headers) -> str | None:
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" and key.strip() else None
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _address(scope: Scope) -> str:
+    host, port = scope.get("client") or ("", 0)
+    return f"{host}:{port}"
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern, so that no caller can make a new name for a metric."""
+    return getattr(scope.get("route"), "path", "other")

@@ -1,0 +1,1 @@
+"""Tokens becoming the text of an HTTP answer."""

@@ -1,0 +1,108 @@
+"""The answers of one HTTP request: several streams of tokens as one, and what ends them when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
+from edgeshard.domain.requests.generation import Finished, GenerationEvent
+
+ResultT = TypeVar("ResultT")
+
+Opened = Callable[[], AsyncGenerator[GenerationEvent, None]]
+"""Begins one answer."""
+Answers = AsyncGenerator[tuple[int, GenerationEvent], None]
+"""The events of all answers, each with its answer's number."""
+
+_READ_AHEAD = 32
+"""Events of one answer that wait while another's are written; what comes after those waits with the request."""
+
+
+async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
+    """All answers together, at most `at_once` of them running. Each ends with Finished; an error of one ends all."""
+    if len(opened) == 1:
+        async with aclosing(opened[0]()) as events:
+            async for event in events:
+                yield 0, event
+        return
+    async with aclosing(_merged(opened, at_once)) as merged:
+        async for item in merged:
+            yield item
+
+
+async def _merged(opened: Sequence[Opened], at_once: int) -> Answers:
+    arrived: asyncio.Queue[tuple[int, GenerationEvent | EdgeShardError]] = asyncio.Queue(_READ_AHEAD * at_once)
+    places = asyncio.Semaphore(at_once)
+
+    async def run(index: int) -> None:
+        try:
+            async with places, aclosing(opened[index]()) as events:
+                async for event in events:
+                    await arrived.put((index, event))
+        except EdgeShardError as error:
+            await arrived.put((index, error))
+
+    tasks = [asyncio.create_task(run(index)) for index in range(len(opened))]
+    try:
+        left = len(opened)
+        while left:
+            index, event = await arrived.get()
+            if isinstance(event, EdgeShardError):
+                raise event
+            left -= isinstance(event, Finished)
+            yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_left(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """What `work` gives; it is cancelled when the client leaves before. Raises CancelledRequestError then."""
+    return await _unless_left(request.receive, work)
+
+
+async def _unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise CancelledRequestError("the client has left", reason="CLIENT_LEFT")
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Streamed(Response):
+    """An answer that is written as it comes. Its parts end when the client leaves."""
+
+    def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
+        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
+        del self.headers["content-length"]
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(CancelledRequestError):  # Nobody reads what would be said.
+            await _unless_left(receive, self._write(send))
+
+    async def _write(self, send: Send) -> None:
+        async with aclosing(self._parts) as parts:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

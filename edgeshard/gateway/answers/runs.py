@@ -1,0 +1,106 @@
+"""One request's answers becoming text for its client: as parts of a stream, or gathered."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+
+from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
+from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
+from edgeshard.gateway.answers.answers import Answers, Streamed, unless_left
+from edgeshard.gateway.errors import body_of
+from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.words import Words
+
+EVENT_STREAM = "text/event-stream"
+LINES = "application/x-ndjson"
+"""Media types of streams: OpenAI's and Ollama's."""
+
+
+class Run(ABC):
+    """Takes the events of all answers in turn: either by `part` or by `gather`."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, usage: Usage, words: Words | None = None) -> None:
+        self.usage = usage
+        self.words = words
+        """There where texts of single tokens are wanted."""
+
+    @abstractmethod
+    def part(self, answer: int, event: GenerationEvent) -> str:
+        """What an event adds to the stream, "" for nothing."""
+
+    @abstractmethod
+    def last_part(self) -> str:
+        """Behind the last event."""
+
+    @abstractmethod
+    def gather(self, answer: int, event: GenerationEvent) -> None: ...
+
+    def failed(self, error: EdgeShardError) -> str:
+        """What the stream says of an error in its midst."""
+        return sse(body_of(error))
+
+    def done(self) -> str:
+        """The very end of the stream, after an error too."""
+        return "data: [DONE]\n\n"
+
+
+def sse(record: dict[str, Any]) -> str:
+    """One event of a stream."""
+    return f"data: {json.dumps(record, separators=(',', ':'))}\n\n"
+
+
+def finish_reason(reason: FinishReason) -> str:
+    """In OpenAI's words. Raises CancelledRequestError for a request that an operator ended: it is no whole answer."""
+    if reason is FinishReason.CANCELLED:
+        raise CancelledRequestError("the request was cancelled by somebody else", reason="CANCELLED")
+    return reason.value
+
+
+async def gathered(events: Answers, run: Run) -> None:
+    async with aclosing(events):
+        async for answer, event in events:
+            if run.words is not None:
+                await run.words.learn(event)
+            run.gather(answer, event)
+
+
+async def started(request: Request, events: Answers, run: Run, metrics: HttpMetrics) -> Streamed:
+    """The stream, once its first event is there: what is refused until then is refused by a status."""
+    try:
+        first = await unless_left(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return Streamed(_parts(first, events, run, metrics), run.media_type)
+
+
+async def _parts(
+    first: tuple[int, GenerationEvent], events: Answers, run: Run, metrics: HttpMetrics
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(events):
+            if run.words is not None:
+                await run.words.learn(first[1])
+            if text := run.part(*first):
+                yield text.encode()
+            async for answer, event in events:
+                if run.words is not None:
+                    await run.words.learn(event)
+                if text := run.part(answer, event):
+                    yield text.encode()
+        if text := run.last_part():
+            yield text.encode()
+    except EdgeShardError as error:
+        yield run.failed(error).encode()
+    finally:
+        metrics.tokens_used(run.usage)
+    yield run.done().encode()

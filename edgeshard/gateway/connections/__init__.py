@@ -1,0 +1,1 @@
+"""The gateway's connections: listening, counting, and making room."""

@@ -1,0 +1,1 @@
+"""The routes: OpenAI's and Ollama's requests, and what they become."""

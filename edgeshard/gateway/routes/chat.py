@@ -1,0 +1,253 @@
+"""OpenAI's chat completions: a conversation by the model's own template, and its answer taken apart."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
+from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.answers.answers import answers, unless_left
+from edgeshard.gateway.answers.runs import Run, gathered, sse, started
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
+from edgeshard.gateway.routes.prompts import AskedChat, ChatAnswers, chat_answers
+from edgeshard.gateway.routes.reading import Gathered, Reading
+from edgeshard.gateway.routes.tools import ToolChoice
+from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.words import Words
+
+NAMES = {
+    "max_new_tokens": "max_tokens",
+    "stop_strings": "stop",
+    "stop_tokens": "stop_token_ids",
+    "prompt": "messages",
+    "variables": "chat_template_kwargs",
+}
+
+
+class ChatRequest(AskedChat, FormedFields):
+    model: str
+    messages: Items = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: Items | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables of the chat template")
+    add_generation_prompt: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        default=None, description="a variable of the chat template"
+    )
+    functions: never(list[Any]) = None  # type: ignore[valid-type]
+    function_call: never(Any) = None  # type: ignore[valid-type]
+    audio: never(Any) = None  # type: ignore[valid-type]
+    prediction: never(Any) = None  # type: ignore[valid-type]
+    web_search_options: never(Any) = None  # type: ignore[valid-type]
+    modalities: only(list[str], ["text"]) = None  # type: ignore[valid-type]
+    verbosity: only(str, "medium") = None  # type: ignore[valid-type]
+    service_tier: only(str, "auto", "default") = None  # type: ignore[valid-type]
+    store: Taken = None
+    safety_identifier: Taken = None
+    prompt_cache_key: Taken = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        if self.stream_options is not None and not self.stream:
+            raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
+        if self.top_logprobs and not self.logprobs:
+            raise Refused("top_logprobs needs logprobs", "INVALID_VALUE")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise Refused("max_tokens and max_completion_tokens contradict each other: give one", "INVALID_VALUE")
+        return self
+
+    def conversation(self, tools: Sequence[Any]) -> Conversation:
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return Conversation(
+            json.dumps(self.messages),
+            json.dumps(tools) if tools else "",
+            json.dumps(variables) if variables else "",
+            self.add_generation_prompt is not False,
+        )
+
+    def choices(self) -> int:
+        return self.n or 1
+
+    def scores(self) -> tuple[bool, int]:
+        return bool(self.logprobs), self.top_logprobs or 0
+
+    def new_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Fields of the engine by their names here."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {**NAMES, "max_new_tokens": limit, "guide": self.guide_field()}
+
+
+class Chats:
+    """The route. `backend` generates."""
+
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def answer(self, request: Request) -> Response:
+        asked = await read_body(request, ChatRequest, self._backend.check_place)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        try:
+            making = chat_answers(
+                self._backend, served, asked, asked.conversation, asked.tools, asked.tool_choice, caller.identity
+            )
+            made = await unless_left(request, making)
+            words = self._backend.words(served.deployment) if asked.logprobs else None
+            run = ChatRun(asked, served.deployment, words, made)
+            opened = [
+                partial(self._backend.generate, served.deployment, generation, caller.identity)
+                for generation in made.generations
+            ]
+            if asked.stream:
+                return await started(request, answers(opened, len(opened)), run, self._metrics)
+            await unless_left(request, gathered(answers(opened, len(opened)), run))
+        except EdgeShardError as error:
+            raise renamed(error, asked.names, served.max_context) from None
+        self._metrics.tokens_used(run.usage)
+        return json_response(run.record())
+
+
+@dataclass(slots=True)
+class _Choice:
+    """An answer as it gathers; `scores` are its tokens' log-probabilities that were not written yet."""
+
+    reading: Reading
+    gathered: Gathered = field(default_factory=Gathered)
+    scores: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ChatRun(Run):
+    """The answers to one request, whole or in parts."""
+
+    def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
+        super().__init__(Usage(asked.n or 1), words)
+        one_call = asked.parallel_tool_calls is False
+        self._choices = [_Choice(Reading(made.parser(), one_call=one_call)) for _ in made.generations]
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        begin = json.dumps(self._head, separators=(",", ":"))[:-1]
+        self._begin = f'data: {begin},"choices":[{{"index":'
+        self._ends_with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._end = "]}\n\n" if not self._ends_with_usage else '],"usage":null}\n\n'
+
+    def part(self, answer: int, event: GenerationEvent) -> str:
+        if isinstance(event, Started):
+            self.usage.started(answer, event)
+            return self._part(answer, '{"role":"assistant","content":""}')
+        choice = self._choices[answer]
+        texts = [self._part(answer, _delta(delta), choice) for delta in self._take(choice, event)]
+        if isinstance(event, Finished):
+            texts.append(self._part(answer, "{}", choice, f'"{choice.reading.finish_reason}"'))
+        elif not texts and choice.scores:
+            texts.append(self._part(answer, "{}", choice))
+        return "".join(texts)
+
+    def _part(self, answer: int, delta: str, choice: _Choice | None = None, reason: str = "null") -> str:
+        scores = "null"
+        if choice is not None and choice.scores:
+            scores = json.dumps({"content": choice.scores, "refusal": None}, separators=(",", ":"))
+            choice.scores = []
+        return f'{self._begin}{answer},"delta":{delta},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+
+    def last_part(self) -> str:
+        if not self._ends_with_usage:
+            return ""
+        return sse({**self._head, "choices": [], "usage": self.usage.record()})
+
+    def gather(self, answer: int, event: GenerationEvent) -> None:
+        choice = self._choices[answer]
+        if isinstance(event, Started):
+            self.usage.started(answer, event)
+        else:
+            choice.gathered.add(self._take(choice, event))
+
+    def record(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "message": _message(choice.gathered),
+                "logprobs": None if self.words is None else {"content": choice.scores, "refusal": None},
+                "finish_reason": choice.reading.finish_reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage.record()}
+
+    def _take(self, choice: _Choice, event: GenerationEvent) -> Sequence[AnswerDelta]:
+        if isinstance(event, Finished):
+            self.usage.finished(event)
+        elif self.words is not None and isinstance(event, Token):
+            choice.scores.append(_score(self.words, event))
+        return choice.reading.take(event)
+
+
+def _delta(delta: AnswerDelta) -> str:
+    match delta:
+        case ContentDelta():
+            return f'{{"content":{json.dumps(delta.text)}}}'
+        case ReasoningDelta():
+            return f'{{"reasoning_content":{json.dumps(delta.text)}}}'
+        case ToolCall():
+            return json.dumps({"tool_calls": [{"index": delta.index, **_call(delta)}]}, separators=(",", ":"))
+
+
+def _message(answer: Gathered) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if answer.calls and not answer.content else answer.content,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [_call(call) for call in answer.calls]
+    return message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _score(words: Words, event: Token) -> dict[str, Any]:
+    top = [_one(words, item.token, item.logprob) for item in event.top]
+    return {**_one(words, event.token, event.logprob), "top_logprobs": top}
+
+
+def _one(words: Words, token: int, logprob: float) -> dict[str, Any]:
+    text = words.text(token)
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

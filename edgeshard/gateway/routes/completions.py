@@ -1,0 +1,269 @@
+"""OpenAI's text completions: one or several prompts, as text or token ids."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.requests.generation import (
+    Finished,
+    Generation,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+    Token,
+    TokenLogprob,
+)
+from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.answers.answers import answers, unless_left
+from edgeshard.gateway.answers.runs import Run, finish_reason, gathered, sse, started
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.routes.fields import (
+    MOST_CHOICES,
+    MOST_PROMPTS,
+    FirstFault,
+    FormedFields,
+    StreamOptions,
+    TokenId,
+    never,
+)
+from edgeshard.gateway.usage import Usage
+from edgeshard.gateway.words import Words
+
+DEFAULT_NEW_TOKENS = 16
+"""As OpenAI's."""
+AT_ONCE = 16
+"""Answers of one request that run at the same time; the others of a batch wait for them."""
+NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "stop_tokens": "stop_token_ids"}
+"""Fields of the engine by their names here."""
+
+_Tokens = Annotated[list[TokenId], Field(min_length=1), FirstFault]
+_Prompts = Annotated[
+    Annotated[list[str], FirstFault] | Annotated[list[_Tokens], FirstFault],
+    Field(min_length=1, max_length=MOST_PROMPTS),
+]
+
+
+class CompletionRequest(FormedFields):
+    model: str
+    prompt: str | _Prompts | _Tokens
+    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    best_of: int | None = Field(default=None, description="as many as n")
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: never(str) = None  # type: ignore[valid-type]
+
+    @model_validator(mode="after")
+    def _check(self) -> CompletionRequest:
+        if self.best_of not in (None, self.n or 1):
+            raise Refused("best_of is not supported here: leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise Refused("stream_options is for streams: set stream, or leave it out", "INVALID_VALUE")
+        if self.max_tokens == 0 and not (self.echo and self.logprobs is not None):
+            raise Refused("max_tokens must be 1 or more without echo and logprobs", "INVALID_VALUE")
+        return self
+
+    def prompts(self) -> Sequence[str | tuple[int, ...]]:
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        if isinstance(self.prompt[0], int):
+            return (tuple(self.prompt),)
+        return [item if isinstance(item, str) else tuple(item) for item in self.prompt]
+
+    def generations(self) -> list[Generation]:
+        """One for each answer: those of the first prompt first."""
+        seed, guide = self.first_seed(), self.guide()
+        return [
+            Generation(
+                prompt,
+                DEFAULT_NEW_TOKENS if self.max_tokens is None else self.max_tokens,
+                self.sampling(choice, seed, logprobs=self.logprobs is not None, top_logprobs=self.logprobs or 0),
+                tuple(self.stop_token_ids or ()),
+                self.stop_strings(),
+                bool(self.ignore_eos),
+                self.priority or 0,
+                prompt_logprobs=bool(self.echo) and self.logprobs is not None,
+                guide=guide,
+                clip_new_tokens=self.max_tokens is None,
+            )
+            for prompt in self.prompts()
+            for choice in range(self.n or 1)
+        ]
+
+
+class Completions:
+    """The route. `backend` generates."""
+
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def answer(self, request: Request) -> Response:
+        asked = await read_body(request, CompletionRequest, self._backend.check_place)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        generations = asked.generations()
+        opened = [
+            partial(self._backend.generate, served.deployment, generation, caller.identity)
+            for generation in generations
+        ]
+        try:
+            for generation in generations:
+                generation.validate()
+            words = None if asked.logprobs is None else self._backend.words(served.deployment)
+            echoes = await self._echoes(asked, served.deployment, caller.identity)
+            run = CompletionRun(asked, served.deployment, words, echoes)
+            if asked.stream:
+                return await started(request, answers(opened, AT_ONCE), run, self._metrics)
+            await unless_left(request, gathered(answers(opened, AT_ONCE), run))
+        except EdgeShardError as error:
+            raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
+        self._metrics.tokens_used(run.usage)
+        return json_response(run.record())
+
+    async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
+        """What each prompt reads, where answers begin with it."""
+        if not asked.echo:
+            return ()
+        texts = []
+        for prompt in asked.prompts():
+            if not isinstance(prompt, str):
+                prompt = await self._backend.detokenize(model, prompt, identity)
+            texts.append(prompt)
+        return tuple(texts)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """An answer as it gathers: its text, and the log-probabilities of the tokens that were not written yet."""
+
+    parts: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    offset: int = 0
+    prompt: tuple[int, ...] = ()
+    tokens: list[str] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    top: list[dict[str, float] | None] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
+        self.tokens.append(text)
+        self.logprobs.append(logprob)
+        self.top.append(top)
+        self.offsets.append(self.offset)
+        self.offset += len(text)
+
+    def scores(self) -> dict[str, Any]:
+        record = {
+            "tokens": self.tokens,
+            "token_logprobs": self.logprobs,
+            "top_logprobs": self.top,
+            "text_offset": self.offsets,
+        }
+        self.tokens, self.logprobs, self.top, self.offsets = [], [], [], []
+        return record
+
+
+class CompletionRun(Run):
+    """The answers to one request, whole or in parts; `echoes` are what they begin with, for each prompt."""
+
+    def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
+        super().__init__(Usage(asked.n or 1), words)
+        self._asked = asked
+        self._echoes = echoes
+        self._choices: dict[int, _Choice] = {}
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        begin = json.dumps(self._head, separators=(",", ":"))[:-1]
+        self._begin = f'data: {begin},"choices":[{{"index":'
+        self._ends_with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._end = "]}\n\n" if not self._ends_with_usage else '],"usage":null}\n\n'
+
+    def part(self, answer: int, event: GenerationEvent) -> str:
+        choice, text = self._take(answer, event)
+        is_last = choice.finish_reason is not None
+        if not text and not is_last and not choice.tokens:
+            return ""
+        scores = "null" if self._asked.logprobs is None else json.dumps(choice.scores(), separators=(",", ":"))
+        reason = f'"{choice.finish_reason}"' if is_last else "null"
+        return (
+            f'{self._begin}{answer},"text":{json.dumps(text)},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+        )
+
+    def last_part(self) -> str:
+        if not self._ends_with_usage:
+            return ""
+        return sse({**self._head, "choices": [], "usage": self.usage.record()})
+
+    def gather(self, answer: int, event: GenerationEvent) -> None:
+        choice, text = self._take(answer, event)
+        choice.parts.append(text)
+
+    def record(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.parts),
+                "logprobs": None if self._asked.logprobs is None else choice.scores(),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in sorted(self._choices.items())
+        ]
+        return {**self._head, "choices": choices, "usage": self.usage.record()}
+
+    def _take(self, answer: int, event: GenerationEvent) -> tuple[_Choice, str]:
+        choice = self._choices.get(answer)
+        if choice is None:
+            choice = self._choices[answer] = _Choice()
+        match event:
+            case Token():
+                if self.words is not None:
+                    choice.score(self.words.text(event.token), event.logprob, self._top(event.top))
+                return choice, event.text
+            case Started():
+                self.usage.started(answer, event)
+                return choice, self._echo(answer, choice, event)
+            case PromptLogprobs():
+                scored = choice.prompt[event.position : event.end]
+                for token, logprob, top in zip(scored, event.logprobs, event.top, strict=True):
+                    choice.score(self._text(token), logprob, self._top(top))
+                return choice, ""
+            case Finished():
+                self.usage.finished(event)
+                choice.finish_reason = finish_reason(event.reason)
+                return choice, event.text
+
+    def _echo(self, answer: int, choice: _Choice, event: Started) -> str:
+        if not self._echoes:
+            return ""
+        choice.prompt = event.prompt_tokens
+        if self.words is not None:
+            choice.score(self._text(event.prompt_tokens[0]), None, None)
+        return self._echoes[answer // (self._asked.n or 1)]
+
+    def _text(self, token: int) -> str:
+        return "" if self.words is None else self.words.text(token)
+
+    def _top(self, top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
+        """By what they read; of several that read the same, the likeliest."""
+        return {self._text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None

@@ -1,0 +1,222 @@
+"""Fields that several request bodies share.
+
+What is not done here is refused by its name and never ignored; a value that means what happens anyway is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.chat import GenerationDefaults
+from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling
+from edgeshard.gateway.errors import Refused
+from edgeshard.gateway.routes.schemas import closed
+
+MOST_CHOICES = 16
+"""Answers for one prompt."""
+MOST_PROMPTS = 256
+
+
+FirstFault = Field(fail_fast=True)
+"""Of a list: one fault is enough to refuse it, and a body has room for a million of them."""
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+Items = Annotated[list[dict[str, Any]], FirstFault]
+"""Messages, tools and the like, whose own form is looked at where they are used."""
+
+
+class Asked(BaseModel):
+    """A body, or a part of one: unknown fields are refused, and nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def _only(*values: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in (None, *values):
+            shown = " or ".join(repr(item) for item in values) or "null"
+            raise Refused(f"is not supported here: leave it out, or give {shown}")
+        return value
+
+    return check
+
+
+Zero = Annotated[float | None, AfterValidator(_only(0)), Field(default=None, description="0, or left out")]
+Taken = Annotated[Any, Field(default=None, description="taken, and not used")]
+"""What describes a request to its sender's accounts and has no effect on the answer."""
+
+
+def never(kind: Any) -> Any:
+    """A field that is refused unless it is null."""
+    return Annotated[kind | None, AfterValidator(_only()), Field(default=None, description="left out")]
+
+
+def only(kind: Any, *values: Any) -> Any:
+    """A field that takes what happens anyway."""
+    return Annotated[kind | None, AfterValidator(_only(*values)), Field(default=None, description=f"one of {values}")]
+
+
+class StreamOptions(Asked):
+    include_usage: bool | None = None
+    include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
+
+
+Stop = Annotated[
+    str | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FirstFault] | None,
+    Field(default=None, description="text that ends the answer, at most 16"),
+]
+
+
+def _ids(biases: dict[str, float] | None) -> dict[str, float] | None:
+    if biases is not None and not all(name.isascii() and name.isdecimal() and len(name) <= 10 for name in biases):
+        raise Refused("takes token ids, written as texts of digits", "INVALID_VALUE")
+    return biases
+
+
+Bias = Annotated[
+    dict[str, float] | None,
+    AfterValidator(_ids),
+    Field(default=None, description="token ids with -100 to 100 for each, at most 300"),
+]
+Penalty = Annotated[float | None, Field(default=None, ge=-2, le=2, allow_inf_nan=False)]
+"""On tokens of the answer."""
+Share = Annotated[float | None, Field(default=None, ge=0, le=1, allow_inf_nan=False)]
+
+
+class SamplingFields(Asked):
+    """How tokens are chosen, in OpenAI's words, and with what this engine has beside them."""
+
+    temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31, description="0 or -1 is off")
+    repetition_penalty: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    stop: Stop = None
+    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=1024)
+    ignore_eos: bool | None = None
+    priority: int | None = Field(default=None, ge=-10, le=10, description="a higher one goes first")
+    frequency_penalty: Penalty = None
+    presence_penalty: Penalty = None
+    min_p: Share = None
+    logit_bias: Bias = None
+    user: Taken = None
+    metadata: Taken = None
+
+    def sampling(
+        self,
+        choice: int,
+        seed: int,
+        defaults: GenerationDefaults = GenerationDefaults(),  # noqa: B008 - frozen
+        *,
+        logprobs: bool,
+        top_logprobs: int,
+    ) -> Sampling:
+        """Of answer number `choice`, each from a seed of its own. What is not given is the model's `defaults`, or
+        OpenAI's."""
+        return Sampling(
+            temperature=_first(self.temperature, defaults.temperature, 1.0),
+            top_k=int(max(0, _first(self.top_k, defaults.top_k, 0))),
+            top_p=_first(self.top_p, defaults.top_p, 1.0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
+            seed=(seed + choice) % 2**64,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+    def first_seed(self) -> int:
+        """What was asked for, or chance."""
+        return secrets.randbits(63) if self.seed is None else self.seed % 2**64
+
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None or self.stop == "":
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def _first(given: float | None, recommended: float | None, otherwise: float) -> float:
+    if given is not None:
+        return given
+    return otherwise if recommended is None else recommended
+
+
+class JsonSchemaFormat(Asked):
+    name: str | None = Field(default=None, max_length=256)
+    description: Taken = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+def schema_guide(schema: dict[str, Any], open_objects: bool) -> Guide:
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema if open_objects else closed(schema)))
+
+
+class ResponseFormat(Asked):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def guide(self, open_objects: bool) -> Guide | None:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise InvalidArgumentError(
+                "response_format: json_schema goes with its type, and with no other", field="response_format"
+            )
+        if self.json_schema is not None:
+            return schema_guide(self.json_schema.schema_, open_objects)
+        return Guide(GuideKind.JSON_OBJECT) if self.type == "json_object" else None
+
+
+class GuidedFields(SamplingFields):
+    """What the answer must be; at most one of them."""
+
+    guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
+    guided_regex: str | None = None
+    guided_grammar: str | None = Field(default=None, description="a context-free grammar, as Lark writes them")
+    open_objects: bool = Field(
+        default=False, description="whether objects may have keys that a schema of an answer or a tool does not name"
+    )
+
+    def form(self) -> tuple[str, Guide | None]:
+        """What the API's own field asks for, with its name."""
+        return "", None
+
+    def guide(self) -> Guide | None:
+        """Raises InvalidArgumentError where several are given."""
+        given = self._guides()
+        if len(given) > 1:
+            raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])
+        return given[0][1] if given else None
+
+    def guide_field(self) -> str:
+        """The name of what is given."""
+        return next((name for name, _ in self._guides()), "response_format")
+
+    def _guides(self) -> list[tuple[str, Guide]]:
+        schema = self.guided_json
+        if isinstance(schema, dict):
+            schema = json.dumps(schema)
+        texts = {
+            "guided_json": (GuideKind.JSON_SCHEMA, schema),
+            "guided_regex": (GuideKind.REGEX, self.guided_regex),
+            "guided_grammar": (GuideKind.GRAMMAR, self.guided_grammar),
+        }
+        given = [(name, Guide(kind, text)) for name, (kind, text) in texts.items() if text is not None]
+        name, guide = self.form()
+        return given if guide is None else [(name, guide), *given]
+
+
+class FormedFields(GuidedFields):
+    response_format: ResponseFormat | None = None
+
+    def form(self) -> tuple[str, Guide | None]:
+        asked = self.response_format
+        return "response_format", None if asked is None else asked.guide(self.open_objects)

@@ -1,0 +1,456 @@
+"""Ollama's face, for tools that speak nothing else: its chat, generate and lists. What it asks of models' files and of
+memory is nobody's business here: the site decides that."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgeshard import __version__
+from edgeshard.domain.control.site import ServedModel, StoredModel
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
+from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.answers.answers import answers, unless_left
+from edgeshard.gateway.answers.runs import LINES, Run, gathered, started
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.errors import json_response, renamed
+from edgeshard.gateway.metrics import HttpMetrics
+from edgeshard.gateway.routes.fields import (
+    Asked,
+    GuidedFields,
+    Items,
+    Penalty,
+    Share,
+    Stop,
+    Taken,
+    Zero,
+    never,
+    schema_guide,
+)
+from edgeshard.gateway.routes.prompts import AskedChat, ChatAnswers, Parser, chat_answers
+from edgeshard.gateway.routes.reading import Gathered, Reading
+from edgeshard.gateway.usage import Usage
+
+NAMES = {
+    "max_new_tokens": "options.num_predict",
+    "stop_strings": "options.stop",
+    "guide": "format",
+    "temperature": "options.temperature",
+    "variables": "think",
+}
+LATEST = ":latest"
+"""Ollama's clients append it to a name without a tag."""
+FOREVER = "9999-12-31T23:59:59Z"
+"""When a model leaves memory: Ollama's own say so, too, where it stays."""
+
+
+class Options(Asked):
+    temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    repeat_penalty: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    num_predict: int | None = Field(
+        default=None, ge=-2, le=2**31, description="0 and less: as much as there is room for"
+    )
+    stop: Stop = None
+    num_ctx: int | None = Field(default=None, ge=1, le=2**31, description="at most the deployment's context")
+    min_p: Share = None
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    open_objects: bool = Field(default=False, description="whether objects may have keys that `format` does not name")
+    mirostat: Zero = None
+    num_gpu: Taken = None
+    num_thread: Taken = None
+    num_batch: Taken = None
+    num_keep: Taken = None
+    main_gpu: Taken = None
+    use_mmap: Taken = None
+    numa: Taken = None
+
+
+class OllamaFields(Asked):
+    model: str
+    stream: bool | None = Field(default=None, description="true where it is left out")
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = Field(default=None, description="json, or a JSON schema")
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: Taken = None
+
+    def sampled(self) -> _Sampled:
+        """The same in this engine's words."""
+        options = self.options or Options()
+        return _Sampled(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            repetition_penalty=options.repeat_penalty,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+            stop=options.stop,
+            most=options.num_predict,
+            schema_=self.format if isinstance(self.format, dict) else None,
+            open_objects=options.open_objects,
+            is_json=self.format == "json",
+        )
+
+    def variables(self) -> str:
+        if self.think is None:
+            return ""
+        effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
+        return json.dumps({"enable_thinking": bool(self.think), **effort})
+
+    def check(self, served: ServedModel) -> None:
+        wanted = self.options.num_ctx if self.options is not None else None
+        if wanted is not None and wanted > served.max_context > 0:
+            raise InvalidArgumentError(
+                f"options.num_ctx: the deployment's context is {served.max_context}", field="options.num_ctx"
+            )
+
+
+class ChatBody(OllamaFields):
+    messages: Items
+    tools: Items | None = None
+
+    def conversation(self, tools: Sequence[Any]) -> Conversation:
+        messages = [_message(message, place) for place, message in enumerate(self.messages)]
+        return Conversation(json.dumps(messages), json.dumps(tools) if tools else "", self.variables())
+
+
+class GenerateBody(OllamaFields):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = Field(default=None, description="the prompt as it is, without the model's template")
+    suffix: never(str) = None  # type: ignore[valid-type]
+    images: never(list[str]) = None  # type: ignore[valid-type]
+    template: never(str) = None  # type: ignore[valid-type]
+    context: never(list[int]) = None  # type: ignore[valid-type]
+
+    def conversation(self, tools: Sequence[Any]) -> Conversation:
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        return Conversation(json.dumps([*messages, {"role": "user", "content": self.prompt}]), "", self.variables())
+
+
+class ShowBody(Asked):
+    model: str | None = None
+    name: str | None = None
+    verbose: Taken = None
+
+
+class _Sampled(AskedChat, GuidedFields):
+    most: int | None = None
+    schema_: dict[str, Any] | None = None
+    is_json: bool = False
+
+    def new_tokens(self) -> int | None:
+        return self.most if self.most is not None and self.most > 0 else None
+
+    def form(self) -> tuple[str, Guide | None]:
+        if self.schema_ is not None:
+            return "format", schema_guide(self.schema_, self.open_objects)
+        return "format", Guide(GuideKind.JSON_OBJECT) if self.is_json else None
+
+
+def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
+    """In OpenAI's form: calls have ids, and arguments that are text."""
+    images, changed = message.get("images"), {key: value for key, value in message.items() if key != "images"}
+    if images:
+        raise InvalidArgumentError(
+            f"messages[{place}].images: models here read text alone", field=f"messages[{place}].images"
+        )
+    name = changed.pop("tool_name", None)
+    if name is not None:
+        changed["name"] = name
+    calls = changed.get("tool_calls")
+    if isinstance(calls, list):
+        changed["tool_calls"] = [_called(call, f"call{place}x{number}") for number, call in enumerate(calls)]
+    return changed
+
+
+def _called(call: Any, call_id: str) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {
+        "id": call.get("id") or call_id,
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": text},
+    }
+
+
+class _AsItIs:
+    """Reads an answer to a prompt that no template made."""
+
+    calls = 0
+
+    def feed(self, text: str, token: int | None = None) -> list[AnswerDelta]:
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[AnswerDelta]:
+        return []
+
+
+class Ollama:
+    """Its routes."""
+
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def version(self) -> Response:
+        return json_response({"version": __version__})
+
+    async def tags(self, request: Request) -> Response:
+        return self._listed(request, lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))})
+
+    async def running(self, request: Request) -> Response:
+        """What is in memory: whatever is served, for as long as it is. Where the weights lie, `edgectl` says."""
+
+        def more(served: ServedModel) -> dict[str, Any]:
+            return {"expires_at": FOREVER, "size_vram": 0, "context_length": served.max_context}
+
+        return self._listed(request, more)
+
+    def _listed(self, request: Request, more: Callable[[ServedModel], dict[str, Any]]) -> Response:
+        caller = caller_of(request)
+        models = []
+        for served in self._backend.models():
+            if caller.may_use(served):
+                stored = self._backend.stored(served.deployment)
+                models.append(
+                    {
+                        "name": served.deployment,
+                        "model": served.deployment,
+                        "size": 0 if stored is None else stored.stored_bytes,
+                        "digest": "" if stored is None else stored.manifest_digest,
+                        "details": _details(served, stored),
+                        **more(served),
+                    }
+                )
+        return json_response({"models": models})
+
+    async def show(self, request: Request) -> Response:
+        asked = await read_body(request, ShowBody)
+        served = self._find(request, asked.model or asked.name or "")
+        return json_response(
+            {
+                "details": _details(served, self._backend.stored(served.deployment)),
+                "model_info": {"general.architecture": "edgeshard", "edgeshard.context_length": served.max_context},
+                "modified_at": _time(self._backend.added_at(served.deployment)),
+                "capabilities": ["completion", "tools"],
+            }
+        )
+
+    async def chat(self, request: Request) -> Response:
+        asked = await read_body(request, ChatBody, self._backend.check_place)
+        served = self._find(request, asked.model)
+        if not asked.messages:
+            return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
+        who = caller_of(request).identity
+        making = chat_answers(self._backend, served, asked.sampled(), asked.conversation, asked.tools, None, who)
+        return await self._answer(request, asked, served, making, is_chat=True)
+
+    async def generate(self, request: Request) -> Response:
+        asked = await read_body(request, GenerateBody, self._backend.check_place)
+        served = self._find(request, asked.model)
+        if not asked.prompt:
+            return _loaded(asked.model, {"response": ""})
+        who = caller_of(request).identity
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served, who)
+        return await self._answer(request, asked, served, making, is_chat=False)
+
+    async def _by_template(self, asked: GenerateBody, served: ServedModel, who: str) -> ChatAnswers:
+        try:
+            return await chat_answers(self._backend, served, asked.sampled(), asked.conversation, None, None, who)
+        except EdgeShardError as error:
+            if error.reason != "NO_CHAT_TEMPLATE":
+                raise
+            return await self._as_it_is(asked, served)
+
+    async def _as_it_is(self, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
+        sampled = asked.sampled()
+        assert asked.prompt is not None
+        prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
+        generation = Generation(
+            prompt,
+            sampled.new_tokens() or served.max_new_tokens or 128,
+            sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
+            stop_strings=sampled.stop_strings(),
+            guide=sampled.guide(),
+            clip_new_tokens=sampled.new_tokens() is None,
+        )
+        generation.validate()
+        return ChatAnswers((generation,), _plain_parser)
+
+    def _find(self, request: Request, model: str) -> ServedModel:
+        return caller_of(request).find(self._backend, model.removesuffix(LATEST))
+
+    async def _answer(
+        self, request: Request, asked: OllamaFields, served: ServedModel, making: Any, *, is_chat: bool
+    ) -> Response:
+        try:
+            made: ChatAnswers = await unless_left(request, _checked(asked, served, making))
+            run = OllamaRun(asked.model, made, is_chat=is_chat)
+            caller = caller_of(request)
+            opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]
+            if asked.stream is not False:
+                return await started(request, answers(opened, 1), run, self._metrics)
+            await unless_left(request, gathered(answers(opened, 1), run))
+        except EdgeShardError as error:
+            raise renamed(error, NAMES, served.max_context) from None
+        self._metrics.tokens_used(run.usage)
+        return json_response(run.record())
+
+
+def _plain_parser() -> Parser:
+    return _AsItIs()
+
+
+async def _checked(asked: OllamaFields, served: ServedModel, making: Any) -> ChatAnswers:
+    try:
+        asked.check(served)
+    except EdgeShardError:
+        making.close()
+        raise
+    made: ChatAnswers = await making
+    return made
+
+
+class OllamaRun(Run):
+    """An answer as lines of JSON, or as one object."""
+
+    media_type = LINES
+
+    def __init__(self, model: str, made: ChatAnswers, *, is_chat: bool) -> None:
+        super().__init__(Usage())
+        self._model = model
+        self._is_chat = is_chat
+        self._reading = Reading(made.parser())
+        self._gathered = Gathered()
+        self._began, self._first = time.monotonic(), 0.0
+
+    def part(self, answer: int, event: GenerationEvent) -> str:
+        lines = [self._line(self._delta(delta), "false}\n") for delta in self._take(answer, event)]
+        return "".join(lines)
+
+    def last_part(self) -> str:
+        return self._line(self._said("", ""), json.dumps(True) + self._end() + "}\n")
+
+    def failed(self, error: EdgeShardError) -> str:
+        return json.dumps({"error": error.message}) + "\n"
+
+    def done(self) -> str:
+        return ""
+
+    def gather(self, answer: int, event: GenerationEvent) -> None:
+        self._gathered.add(self._take(answer, event))
+
+    def record(self) -> dict[str, Any]:
+        answer = self._gathered
+        said = self._said(answer.content, answer.reasoning, answer.calls)
+        record: dict[str, Any] = json.loads(self._line(said, json.dumps(True) + self._end() + "}"))
+        return record
+
+    def _take(self, answer: int, event: GenerationEvent) -> Sequence[AnswerDelta]:
+        match event:
+            case Started():
+                self.usage.started(answer, event)
+            case Finished():
+                self.usage.finished(event)
+            case _:
+                self._first = self._first or time.monotonic()
+        return self._reading.take(event)
+
+    def _line(self, said: str, end: str) -> str:
+        return f'{{"model":{json.dumps(self._model)},"created_at":"{_time()}",{said},"done":{end}'
+
+    def _delta(self, delta: AnswerDelta) -> str:
+        match delta:
+            case ContentDelta():
+                return self._said(delta.text, "")
+            case ReasoningDelta():
+                return self._said("", delta.text)
+            case ToolCall():
+                return self._said("", "", (delta,))
+
+    def _said(self, content: str, thinking: str, calls: Sequence[ToolCall] = ()) -> str:
+        if not self._is_chat:
+            more = f',"thinking":{json.dumps(thinking)}' if thinking else ""
+            return f'"response":{json.dumps(content)}{more}'
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = [
+                {"function": {"name": call.name, "arguments": _object(call.arguments)}} for call in calls
+            ]
+        return f'"message":{json.dumps(message, separators=(",", ":"))}'
+
+    def _end(self) -> str:
+        now = time.monotonic()
+        first = self._first or now
+        record = {
+            "done_reason": "length" if self._reading.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(now - self._began),
+            "load_duration": 0,
+            "prompt_eval_count": self.usage.prompt_tokens,
+            "prompt_eval_duration": _nanoseconds(first - self._began),
+            "eval_count": self.usage.new_tokens,
+            "eval_duration": _nanoseconds(now - first),
+        }
+        return "," + json.dumps(record, separators=(",", ":"))[1:-1]
+
+
+def _loaded(model: str, said: dict[str, Any]) -> Response:
+    """Nothing was asked: Ollama's clients load a model so, and this one is there."""
+    return json_response({"model": model, "created_at": _time(), **said, "done": True, "done_reason": "load"})
+
+
+def _details(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
+    family = served.model if stored is None else stored.architecture
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": "" if stored is None else _parameters(stored.parameter_count),
+        "quantization_level": "",
+    }
+
+
+def _parameters(count: int) -> str:
+    """As Ollama writes it, such as 8.0B or 596.05M."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _time(at_s: float | None = None) -> str:
+    """In seconds since 1970, by default now."""
+    at = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,83 @@
+"""Text to token ids and back, by a model's own tokenizer."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.requests.chat import Conversation
+from edgeshard.gateway.access.bodies import read_body
+from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.routes.fields import Asked, FirstFault, Items, TokenId
+
+NAMES = {"variables": "chat_template_kwargs"}
+"""Fields of the chat worker by their names here."""
+
+
+class TokenizeRequest(Asked):
+    """A text, or a conversation by the model's chat template."""
+
+    model: str
+    prompt: str | None = None
+    add_special_tokens: bool | None = Field(default=None, description="those around a text; true where it is left out")
+    messages: Items | None = Field(default=None, min_length=1)
+    tools: Items | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise Refused("give either prompt or messages", "INVALID_VALUE")
+        return self
+
+    def conversation(self) -> Conversation:
+        variables = self.chat_template_kwargs
+        return Conversation(
+            json.dumps(self.messages),
+            json.dumps(self.tools) if self.tools else "",
+            json.dumps(variables) if variables else "",
+            self.add_generation_prompt is not False,
+        )
+
+
+class DetokenizeRequest(Asked):
+    model: str
+    tokens: Annotated[list[TokenId], FirstFault] = Field(min_length=1)
+
+
+class Texts:
+    """The two routes."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = await read_body(request, TokenizeRequest)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        try:
+            tokens = await unless_left(request, self._tokens(served.deployment, asked, caller.identity))
+        except EdgeShardError as error:
+            raise renamed(error, NAMES, served.max_context) from None
+        return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = await read_body(request, DetokenizeRequest)
+        caller = caller_of(request)
+        served = caller.find(self._backend, asked.model)
+        detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
+        return json_response({"prompt": await unless_left(request, detokenizing)})
+
+    async def _tokens(self, model: str, asked: TokenizeRequest, identity: str) -> tuple[int, ...]:
+        if asked.prompt is None:
+            return (await self._backend.count(model, asked.conversation(), identity)).tokens
+        return await self._backend.tokenize(model, asked.prompt, asked.add_special_tokens is not False, identity)

@@ -1,0 +1,207 @@
+"""A whole site on this machine: a coordinator and several agents as processes on loopback, for demo, tests and lab."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from edgeshard.domain.identity import Principal, Role, coordinator_of
+from edgeshard.local.children import STOP_GRACE_S, Daemon
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.identity.authority import Authority
+    from edgeshard.rpc.tls import TlsFiles
+
+SITE = "here"
+"""The name of a site that this machine made for itself."""
+
+
+def own_address(address: str) -> str:
+    """How this machine dials what listens at `address`."""
+    from edgeshard.rpc.tls import join_address, split_address
+
+    host, port = split_address(address)
+    return join_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+
+
+class LocalCluster:
+    """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
+
+    As an async context manager it starts everything and stops everything, also on an error or an interrupt.
+    The coordinator listens at `listen`, and where `coordinator_listen` says, by option; an agent where
+    `listen_by_agent` does. With `elsewhere` a process takes other ports where these are taken, and the operator's
+    own settings for daemons count where it is `configured`. `agent_arguments` are added to every agent's command line,
+    `arguments_by_agent` to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait
+    for a ready file. A
+    `secure` one has an authority of its own, in memory unless it is given; the others speak in plaintext. With
+    `share_store` the agents read the coordinator's models in place. Its processes end with this one, however that
+    ends, unless the cluster `stays`; they keep the file descriptors of `holding` open.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a site may be made of
+        self,
+        directory: Path,
+        nodes: Sequence[str] = ("a", "b", "c"),
+        *,
+        agent_arguments: Sequence[str] = (),
+        arguments_by_agent: Mapping[str, Sequence[str]] | None = None,
+        coordinator_arguments: Sequence[str] = (),
+        listen: str = "127.0.0.1:0",
+        coordinator_listen: Mapping[str, str] | None = None,
+        listen_by_agent: Mapping[str, str] | None = None,
+        elsewhere: bool = False,
+        configured: bool = False,
+        threads: int = 1,
+        startup_timeout_s: float = 60.0,
+        secure: bool = False,
+        authority: Authority | None = None,
+        share_store: bool = False,
+        stays: bool = False,
+        holding: Sequence[int] = (),
+    ) -> None:
+        self.directory = directory
+        self.nodes = tuple(nodes)
+        self.agents: dict[str, Daemon] = {}
+        self._authority = authority or (_authority() if secure else None)
+        self.coordinator = Daemon(
+            "coordinator",
+            "edgeshard_coordinator",
+            [
+                *("--state-dir", str(directory / "coordinator")),
+                *self._identity(coordinator_of(SITE)),
+                *coordinator_arguments,
+            ],
+            directory,
+            listen={"--listen": listen, **(coordinator_listen or {})},
+            configured=configured,
+            stays=stays,
+            holding=holding,
+        )
+        self._listen = listen
+        self._listen_by_agent = dict(listen_by_agent or {})
+        self._elsewhere = elsewhere
+        self._configured = configured
+        self._share_store = share_store
+        self._stays = stays
+        self._holding = holding
+        self._agent_arguments = tuple(agent_arguments)
+        self._arguments_by_agent = dict(arguments_by_agent or {})
+        self._threads = threads
+        self._startup_timeout_s = startup_timeout_s
+
+    @property
+    def address(self) -> str:
+        """The coordinator's host:port, once it has started."""
+        return self.coordinator.address
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the coordinator, then all agents at once. Raises the typed error of the first that fails."""
+        await self.start_coordinator()
+        await self.start_agents()
+
+    async def start_coordinator(self) -> str:
+        """Start the coordinator alone and return its address."""
+        return await self._started(self.coordinator)
+
+    async def start_agents(self) -> None:
+        """Start every agent and wait until layers can be placed on all."""
+        waits = [asyncio.ensure_future(self.start_agent(name)) for name in self.nodes]
+        try:
+            await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def start_agent(self, name: str) -> str:
+        """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
+        return await self._started(self._agent(name))
+
+    async def _started(self, daemon: Daemon) -> str:
+        if self._elsewhere:
+            return await daemon.start_anywhere(self._startup_timeout_s)
+        await daemon.start()
+        return await daemon.wait_ready(self._startup_timeout_s)
+
+    async def drop_agents(self) -> None:
+        """End the agents; they find the coordinator where it is by then when they start again."""
+        await asyncio.gather(*(agent.kill() for agent in self.agents.values()))
+        self.agents.clear()
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Stop the agents, then the coordinator, each killed after `grace_s`; an interrupt meanwhile kills the rest."""
+        try:
+            await asyncio.gather(*(agent.stop(grace_s) for agent in self.agents.values()))
+            await self.coordinator.stop(grace_s)
+        finally:
+            for daemon in (*self.agents.values(), self.coordinator):
+                daemon.send_signal(signal.SIGKILL)
+
+    def _agent(self, name: str) -> Daemon:
+        if name not in self.agents:
+            arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
+            arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
+            arguments += self._identity(Principal(SITE, Role.AGENT, name))
+            if self._share_store:
+                arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
+            arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
+            listen = self._listen_by_agent.get(name, "127.0.0.1:0")
+            self.agents[name] = Daemon(
+                name,
+                "edgeshard_agent",
+                arguments,
+                self.directory,
+                listen={"--listen": listen},
+                configured=self._configured,
+                stays=self._stays,
+                holding=self._holding,
+            )
+        return self.agents[name]
+
+    def client(self) -> Client:
+        """A client of the site, not yet connected, which may do everything."""
+        from edgeshard.client import Client
+
+        if self._authority is None:
+            return Client(self.address, plaintext=True)
+        return Client(self.address, self.operator_files())
+
+    def operator_files(self) -> TlsFiles:
+        """Of the operator of a secure site."""
+        return self._files(Principal(SITE, Role.OPERATOR, "admin"))
+
+    def _identity(self, principal: Principal) -> list[str]:
+        """The options that say who a daemon is."""
+        if self._authority is None:
+            return ["--plaintext"]
+        files = self._files(principal)
+        return ["--tls-ca", str(files.ca), "--tls-cert", str(files.cert), "--tls-key", str(files.key)]
+
+    def _files(self, principal: Principal) -> TlsFiles:
+        from edgeshard.rpc.tls_files import issue_files
+
+        assert self._authority is not None
+        return issue_files(self._authority, principal, self.directory / "pki" / f"{principal.role}-{principal.id}")
+
+
+def _authority() -> Authority:
+    from edgeshard.identity.authority import Authority, now
+
+    return Authority.create(SITE, now())

@@ -1,0 +1,351 @@
+"""A site that one machine keeps for itself: its authority, its processes and its key, found again in a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, UnavailableError
+from edgeshard.local.children import keep_running
+from edgeshard.local.cluster import SITE, LocalCluster, own_address
+from edgeshard.local.user_files import AGENT_PORT, state_home, write_client_settings
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
+    from edgeshard.identity.authority import Authority
+
+_KEY = "serve"
+"""The name of the API key that `edgectl serve` prints."""
+_URL_PORT, _URL_PORTS = 8000, 32
+_LOOK_S = 0.05
+_NOTICE_S = 2.0
+"""Of a coordinator that has ended: so much later than whoever called it, this process knows, too, at the latest."""
+_LEFTOVERS_S = 60.0
+"""Processes of a site whose `serve` was killed end with it, but giving gigabytes back takes a while."""
+
+
+class OwnSite:
+    """A coordinator with its HTTP endpoint, and `boxes` boxes beside it, which read its store in place.
+
+    As an async context manager: the coordinator listens when it is entered, boxes may still be starting (`joined`).
+    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count. `held`
+    are descriptors of locked files, which its processes keep, too.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        boxes: int,
+        listen: str,
+        port: int,
+        *,
+        lasts: bool = True,
+        http: Sequence[str] = (),
+        held: Sequence[int] = (),
+    ) -> None:
+        from edgeshard.process.machine import usable_cores
+        from edgeshard.rpc.tls import is_loopback, join_address, split_address
+
+        self._directory = directory
+        self._lasts = lasts
+        self._held = held
+        self.proven = False
+        """Whether all that it is for has worked once: it is not then that a process ends again and again."""
+        own = _box_name()
+        self.nodes = (own,) if boxes == 1 else tuple(f"{own}-{number}" for number in range(1, boxes + 1))
+        host, first = split_address(listen, "listen")
+        self.wanted = listen
+        """Where the coordinator is to listen."""
+        self._cluster = LocalCluster(
+            directory,
+            self.nodes,
+            listen=listen,
+            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
+            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
+            elsewhere=True,
+            configured=lasts,
+            threads=max(1, usable_cores() // boxes),
+            authority=_authority(directory / "site"),
+            share_store=True,
+            holding=held[-1:],
+            agent_arguments=_memory(boxes, directory),
+            coordinator_arguments=[
+                *("--ca-key", str(directory / "site" / "ca.key")),
+                *("--http-listen", join_address("127.0.0.1", port), *http),
+            ],
+        )
+        self._joining: asyncio.Future[None] | None = None
+
+    @classmethod
+    def at(
+        cls,
+        directory: Path | None,
+        boxes: int,
+        listen: str,
+        port: int | None,
+        *,
+        lasts: bool = True,
+        http: Sequence[str] = (),
+    ) -> OwnSite:
+        """The site of a folder, by default of this user's state directory; `http` are options of its coordinator for
+        the HTTP endpoint, which is at `port` of loopback unless they say otherwise: without a `port`, at the first of
+        some that is free. Raises DeniedError where the site cannot be, AlreadyExistsError where it is served already.
+        """
+        folder = (directory or state_home() / "serve").absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The boxes look into the store before the coordinator may have made it.
+            for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
+                (folder / inner).mkdir(exist_ok=True, mode=0o700)
+            held = _hold(folder)
+            port = _free_port() if port is None else port
+            return cls(folder, boxes, listen, port, lasts=lasts, http=http, held=held)
+        except OSError as error:
+            why = f"--state-dir {folder}: {error.strerror}"
+            raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
+
+    @property
+    def address(self) -> str:
+        return self._cluster.address
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the port that it was to have was taken: boxes that joined before look for it there."""
+        from edgeshard.rpc.tls import split_address
+
+        return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
+
+    @property
+    def authority(self) -> Path:
+        """Whom clients trust that call its HTTP endpoint over TLS, in PEM."""
+        return self._directory / "site" / "ca.pem"
+
+    @property
+    def url(self) -> str:
+        """Of the HTTP endpoint, without a path."""
+        return self._cluster.coordinator.gateway
+
+    async def __aenter__(self) -> Self:
+        from edgeshard.rpc.tls import split_address
+
+        try:
+            # Where the port is known beforehand, boxes start at the same time as the coordinator.
+            if split_address(self.wanted)[1]:
+                self._joining = asyncio.ensure_future(self._cluster.start_agents())
+            await self._cluster.start_coordinator()
+            if self._joining is None or self.is_elsewhere:
+                await self._join_again()
+            if self._lasts:
+                self._tell_edgectl()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._joining is not None:
+            self._joining.cancel()
+        await self._cluster.stop()
+        for descriptor in self._held:
+            os.close(descriptor)
+
+    async def _join_again(self) -> None:
+        """The boxes look for the coordinator where it is."""
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.wait({self._joining})
+        await self._cluster.drop_agents()
+        self._joining = asyncio.ensure_future(self._cluster.start_agents())
+
+    async def joined(self) -> None:
+        """Wait until layers can be placed on every box of this machine. Raises the error of the first that fails."""
+        assert self._joining is not None
+        await asyncio.shield(self._joining)
+
+    async def supervise(self, say: Callable[[str], None]) -> EdgeShardError:
+        """Start its processes again whenever they end. Returns the error of the first that cannot start."""
+        keepers = [asyncio.ensure_future(self._kept(name, say)) for name in ("", *self.nodes)]
+        try:
+            done, _ = await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait(keepers)  # so that none of them starts anything any more
+
+    async def _kept(self, node: str, say: Callable[[str], None]) -> EdgeShardError:
+        """A box, or the coordinator with an empty name."""
+        if node:
+            await self.joined()
+        daemon = self._cluster.agents[node] if node else self._cluster.coordinator
+        return daemon.error_of(await keep_running(daemon, say, lambda: self.proven))
+
+    @property
+    def starts(self) -> int:
+        """How often its coordinator was started."""
+        return self._cluster.coordinator.starts
+
+    async def came_back(self, starts: int) -> bool:
+        """Wait until the coordinator listens again that was started `starts` times; False where it has not ended."""
+        coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
+        while coordinator.starts == starts or not coordinator.address:
+            if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
+
+    def client(self) -> Client:
+        """As the site's operator."""
+        return self._cluster.client()
+
+    async def api_key(self, client: Client) -> str:
+        """The site's own key for programs: the one in its folder while the site knows it, else a new one."""
+        from edgeshard.rpc.tls_files import write_private
+
+        path = self._directory / "api-key"
+        known = next((key for key in await client.keys() if key.name == _KEY), None)
+        if known is not None and path.exists():
+            kept = path.read_text().strip()
+            if f"-{known.key_id}-" in kept:
+                return kept
+        if known is not None:
+            await client.revoke_key(_KEY)
+        _, text = await client.create_key(_KEY)
+        write_private(path, f"{text}\n".encode())
+        return text
+
+    def next_name(self, taken: set[str]) -> str:
+        """A name for one more box."""
+        return next(name for name in (f"box-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
+
+    def _tell_edgectl(self) -> None:
+        """This user's edgectl and SDK find the site, unless they belong to another."""
+        from edgeshard.client.settings import configuration
+
+        files = self._cluster.operator_files().key.parent
+        mine = not configuration().exists() or _is_told(files)
+        if mine and configuration().parent != Path("/dev/null"):
+            write_client_settings(own_address(self.address), files)
+
+
+def _is_told(operator: Path) -> bool:
+    """Whether this user's edgectl uses the files of this folder."""
+    from edgeshard.client.settings import configuration
+
+    return configuration().exists() and str(operator) in configuration().read_text()
+
+
+def _hold(folder: Path) -> list[int]:
+    """Of two files that are locked: by this process alone, and by it and its children, as long as any of them runs.
+
+    Raises AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
+    """
+    own = _locked(folder / "serve.lock")
+    if own is None:
+        raise AlreadyExistsError(_served(folder), field="state-dir", reason="SITE_SERVED")
+    until_s = time.monotonic() + _LEFTOVERS_S
+    while (shared := _locked(folder / "site.lock")) is None:
+        if time.monotonic() > until_s:
+            raise UnavailableError(
+                f"--state-dir {folder}: processes of an earlier edgectl serve still end; fuser {folder}/site.lock "
+                "shows them",
+                field="state-dir",
+                reason="STATE_DIR_IN_USE",
+            )
+        time.sleep(_LOOK_S)
+    return [own, shared]
+
+
+def _locked(path: Path) -> int | None:
+    """The file's descriptor, None where another process has locked it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _served(folder: Path) -> str:
+    """What to say where a site is served already."""
+    from edgeshard.rpc.tls_files import tls_files
+
+    try:
+        ready = json.loads((folder / "coordinator.ready").read_text())
+    except (OSError, ValueError):
+        return f"the site in {folder} is being started by another edgectl serve"
+    edgectl, operator = "edgectl", folder / "pki" / "operator-admin"
+    if not _is_told(operator):
+        files = tls_files(operator)
+        edgectl += f" --coordinator {own_address(ready['address'])}"
+        edgectl += f" --tls-ca {files.ca} --tls-cert {files.cert} --tls-key {files.key}"
+    return (
+        f"the site in {folder} is served already: URL {ready['gateway']}/v1, API key in {folder / 'api-key'}\n"
+        f"       one more model for it: {edgectl} deploy NAME --model MODEL\n"
+        "       a site beside it: give another --state-dir"
+    )
+
+
+def _free_port() -> int:
+    """For the URL. Whoever takes it in the meantime makes the start fail, as a port that was asked for does."""
+    for port in range(_URL_PORT, _URL_PORT + _URL_PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    return _URL_PORT
+
+
+def _authority(directory: Path) -> Authority:
+    """Made once."""
+    from edgeshard.identity.authority import Authority, now
+    from edgeshard.rpc.tls_files import write_private
+
+    key, bundle = directory / "ca.key", directory / "ca.pem"
+    if key.exists():
+        authority = Authority.load(bundle.read_bytes(), key.read_bytes())
+    else:
+        authority = Authority.create(SITE, now())
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(bundle, authority.certificate_pem)
+        write_private(key, authority.key_pem)
+    return authority
+
+
+def _box_name() -> str:
+    """This machine's name in the characters a name may have."""
+    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "box-1"
+
+
+def _memory(boxes: int, directory: Path) -> list[str]:
+    """What each box may use, where several share the memory that one alone would take and the operator does not say."""
+    if boxes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
+        return []
+    from edgeshard.process.machine import read_condition
+
+    available = read_condition("", directory, None).memory_available_bytes
+    return ["--memory", str(available // boxes * 9 // 10)]
+
+
+def _reachable(nodes: Sequence[str]) -> dict[str, str]:
+    """Where boxes of other machines dial a box of this one."""
+    from edgeshard.rpc.addresses import outgoing_address
+    from edgeshard.rpc.tls import join_address
+
+    host = outgoing_address()
+    return {node: join_address(host, AGENT_PORT + index) for index, node in enumerate(nodes)}

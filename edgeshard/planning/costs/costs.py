@@ -1,0 +1,304 @@
+"""From a model, boxes and links to what solvers see: seconds and bytes, for prefill and for decode. Pure.
+
+Without a measured profile a box is a roofline: a part of the model takes as long as reading its bytes or as computing
+its operations, whichever is longer. The constants below are the only numbers here that come from no data sheet; each
+says why it is what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.planning.inputs.catalogue import DeviceSpec
+from edgeshard.planning.inputs.devices import ClusterNode
+from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
+from edgeshard.planning.inputs.workspace import logits_bytes, workspace_bytes
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance
+from edgeshard.planning.solvers.scoring import SLACK, stages
+
+KV_BLOCK_TOKENS = 16
+"""A sequence's KV memory is granted in blocks of so many tokens, as the agents do."""
+FRAME_PART_BYTES = 1 << 20
+"""Activations travel in parts of at most so many bytes."""
+FRAME_OVERHEAD_BYTES = 128
+"""Of every part: frame header and checksum (about 60), gRPC and HTTP/2 (14), TLS (22), TCP/IP (40)."""
+RETURNED_TOKEN_BYTES = 16
+"""A sampled token on its way back: request, position, token and logprob as varints and a float."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Sequences in one micro-batch, and micro-batches in flight: the b and m of the papers."""
+
+    batch: int = 1
+    micro_batches: int = 1
+
+    @property
+    def requests(self) -> int:
+        return self.batch * self.micro_batches
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """ComputeTimes of a box nobody has measured, from its memory bandwidth and its operations a second."""
+
+    device: DeviceSpec
+    model: ModelSpec
+    dtype: DType
+    quantisation: Quantisation | None
+    kv_bytes: int
+    flops: float
+
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float:
+        phase, tokens = phase.within(block.window), phase.step_tokens
+        read = block.read_bytes(tokens, self.dtype, self.quantisation) + phase.batch * phase.kv_tokens * self.kv_bytes
+        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
+        return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
+
+    def embedding_s(self, phase: StepShape) -> float:
+        """A row read and written for each token."""
+        size = 2.0 * phase.step_tokens * self.model.shape.hidden_size * self.dtype.itemsize
+        return size / self.device.bandwidth_bytes_per_s
+
+    def head_s(self, phase: StepShape) -> float:
+        read = self.model.head_bytes(self.dtype, self.quantisation) / self.device.bandwidth_bytes_per_s
+        return max(read, 2.0 * self.model.head_parameters * phase.batch / self.flops)
+
+    def step_s(self, hidden_bytes: float) -> float:
+        return self.device.step_overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """A stage's memory on its box, in bytes, with its parts.
+
+    `workspace` are activations, logits, frames kept for resending and the allocator's slack; `loading` is the tensor
+    that is in memory twice while it is loaded. `usable` is what the box may give.
+    """
+
+    weights: int
+    kv: int
+    workspace: int
+    loading: int
+    usable: int
+
+    @property
+    def needed(self) -> int:
+        return self.weights + self.kv + self.workspace + self.loading
+
+
+class Costs:
+    """The instances of one problem. Boxes are those not excluded; indices 0 to M-1 into `nodes`.
+
+    `bandwidth_bps` and `delay_s` are [M, M], sender by receiver, as `link_matrices` has them.
+    """
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self.problem = problem
+        excluded = set(problem.exclude)
+        self.nodes: tuple[ClusterNode, ...] = tuple(node for node in problem.cluster.nodes if node.name not in excluded)
+        self.names = tuple(node.name for node in self.nodes)
+        self.source = self.names.index(problem.cluster.source)
+        self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
+        self._rooflines: dict[int, Roofline] = {}  # one for all boxes of a [[device]], which share its spec
+        self._times = [self.times_of(node) for node in self.nodes]
+        self._capacity = np.array([self._room(node) for node in self.nodes])
+        self._max_layers = self._layer_limits()
+        self._cache: dict[tuple[Load, bool], Instance] = {}
+
+    def prefill(self, load: Load) -> Instance:
+        """One micro-batch's prompt through the pipeline."""
+        return self._instance(load, prefill=True)
+
+    def decode(self, load: Load) -> Instance:
+        """One token of a micro-batch, in the middle of its answer."""
+        return self._instance(load, prefill=False)
+
+    def phase(self, batch: int, prefill: bool) -> StepShape:
+        prompt, new = self.problem.prompt_tokens, self.problem.new_tokens
+        if prefill:  # causal: a query sees half of the prompt on average
+            return StepShape(batch, prompt, (prompt + 1) / 2, prompt)
+        middle = prompt + new / 2
+        return StepShape(batch, 1, middle, middle)
+
+    def hop_s(self, payload_bytes: int) -> Floats:
+        """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
+        return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
+
+    def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
+        """Memory of each stage with its parts."""
+        model, item = self.problem.model, self.problem.dtype.itemsize
+        ways = self.problem.dtype, self.problem.quantisation
+        held, head, shared = self.block_bytes(), model.head_bytes(*ways), model.shared_bytes(*ways)
+        kv = load.requests * self.sequence_kv_bytes()
+        uses = []
+        for index, (node, first, end) in enumerate(stages(cut)):
+            has_head = self.has_head(cut, index)
+            weights = sum(held[first:end]) + head * has_head
+            weights += item * model.embedding_parameters * (index == 0)
+            weights -= shared * (index == 0 and has_head)
+            workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
+            block_loading = self.loading_bytes(self.nodes[node])
+            room = int(self._capacity[node]) + block_loading
+            loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
+            uses.append(MemoryUse(weights, kv * (end - first), workspace, loading, room))
+        return tuple(uses)
+
+    def has_head(self, cut: Cut, index: int) -> bool:
+        return index == (0 if self.problem.head_on_source else len(cut.nodes) - 1)
+
+    def sequence_kv_bytes(self) -> int:
+        """KV of one whole sequence in one block, in whole KV blocks."""
+        rounded = -(-self.problem.held_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+        return rounded * self.problem.model.kv_bytes_per_token(self.problem.effective_kv_dtype)
+
+    def stage_workspace(self, load: Load) -> int:
+        """Slack, the activations of the largest step, and frames kept for resending and received."""
+        problem = self.problem
+        tokens = problem.step_tokens or load.batch * problem.prompt_tokens
+        return workspace_bytes(problem.model, problem.dtype, tokens, load.micro_batches)
+
+    def logits_bytes(self, load: Load) -> int:
+        """Logits of one position for each sequence."""
+        return logits_bytes(self.problem.model, self.problem.dtype, load.batch)
+
+    def loading_bytes(self, node: ClusterNode) -> int:
+        """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""
+        model, itemsize = self.problem.model, self.problem.loading_itemsize
+        if itemsize is not None:
+            return model.largest_block_tensor * itemsize
+        if not node.device.unified:
+            return 0
+        return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
+
+    def outer_loading_bytes(self) -> int:
+        """What loading takes beyond `loading_bytes` on a stage with the embedding or the head."""
+        model = self.problem.model
+        beyond = max(0, model.largest_outer_tensor - model.largest_block_tensor)
+        return beyond * (self.problem.loading_itemsize or 0)
+
+    def _room(self, node: ClusterNode) -> float:
+        room = node.device.usable_bytes - self.problem.reserve.get(node.name, 0.0) - self.loading_bytes(node)
+        # Solvers allow for rounding; a plan must not.
+        return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
+
+    def times_of(self, node: ClusterNode) -> ComputeTimes:
+        """A box's measured times, else its roofline."""
+        measured = self.problem.times.get(node.name)
+        if measured is not None:
+            return measured
+        if id(node.device) not in self._rooflines:
+            model, dtype = self.problem.model, self.problem.dtype
+            kv = model.kv_bytes_per_token(self.problem.effective_kv_dtype)
+            self._rooflines[id(node.device)] = Roofline(
+                node.device, model, dtype, self.problem.quantisation, kv, node.device.flops[dtype]
+            )
+        return self._rooflines[id(node.device)]
+
+    def block_bytes(self) -> list[int]:
+        """Weights of each block."""
+        problem = self.problem
+        return [block.weight_bytes(problem.dtype, problem.quantisation) for block in problem.model.blocks]
+
+    def _layer_bytes(self, load: Load) -> Floats:
+        """[N] weights of each block and the KV of all requests in it."""
+        kv = load.requests * self.sequence_kv_bytes()
+        return np.array([float(weights + kv) for weights in self.block_bytes()])
+
+    def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        layers = self.problem.model.layer_count
+        shares = [self.problem.max_share.get(name, 1.0) for name in self.names]
+        limits = np.array([int(share * layers + SLACK) for share in shares], dtype=np.int64)
+        limits[self.source] = max(1, limits[self.source])  # the source always holds the first layer
+        return limits
+
+    def _instance(self, load: Load, prefill: bool) -> Instance:
+        key = (load, prefill)
+        if key not in self._cache:
+            self._cache[key] = self._build(load, prefill)
+        return self._cache[key]
+
+    def _build(self, load: Load, prefill: bool) -> Instance:
+        problem, model = self.problem, self.problem.model
+        if load.micro_batches > 1:  # the same times; of what is held, KV and frames grow
+            one = self._instance(Load(load.batch), prefill)
+            return replace(one, layer_bytes=self._layer_bytes(load), stage_bytes=float(self.stage_workspace(load)))
+        item = problem.dtype.itemsize
+        phase = self.phase(load.batch, prefill)
+        hidden = phase.step_tokens * model.shape.frame_width * item
+        if problem.head_on_source:
+            back = frame_bytes(load.batch * model.shape.frame_width * item)
+        else:
+            back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
+        outer_loading = self.outer_loading_bytes()
+        head = model.head_bytes(problem.dtype, problem.quantisation)
+        return Instance(
+            compute_s=_compute(self._times, model.blocks, phase),
+            embed_s=np.array([times.embedding_s(phase) for times in self._times]),
+            head_s=np.array([times.head_s(phase) for times in self._times]),
+            overhead_s=np.array([times.step_s(hidden) for times in self._times]),
+            hop_s=link_seconds(frame_bytes(hidden), self.bandwidth_bps),
+            return_s=link_seconds(back, self.bandwidth_bps),
+            latency_s=self.delay_s,
+            layer_bytes=self._layer_bytes(load),
+            embed_bytes=float(model.embedding_parameters * item + outer_loading),
+            head_bytes=float(head + self.logits_bytes(load) + outer_loading),
+            tied_bytes=float(model.shared_bytes(problem.dtype, problem.quantisation) + outer_loading),
+            stage_bytes=float(self.stage_workspace(load)),
+            capacity_bytes=self._capacity,
+            max_layers=self._max_layers,
+            source=self.source,
+            relays=problem.relays,
+            asynchronous=problem.asynchronous,
+            head_on_source=problem.head_on_source,
+            min_nodes=problem.min_nodes,
+            max_nodes=problem.max_nodes or len(self.nodes),
+        )
+
+
+def frame_bytes(payload: int) -> int:
+    """Bytes on the wire of a tensor of `payload` bytes."""
+    return payload + max(1, -(-payload // FRAME_PART_BYTES)) * FRAME_OVERHEAD_BYTES
+
+
+def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
+    """What a frame occupies each link for; infinite where there is no link."""
+    with np.errstate(divide="ignore"):
+        return np.asarray(8.0 * size_bytes / bandwidth_bps)
+
+
+def link_matrices(problem: PlanProblem, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
+    """[M, M] bits a second and seconds of delay, sender by receiver; a box to itself is free."""
+    cluster = problem.cluster
+    index = {node.name: position for position, node in enumerate(nodes)}
+    bandwidth = np.full((len(nodes), len(nodes)), cluster.default_link.bandwidth_bps)
+    latency = np.full_like(bandwidth, cluster.default_link.latency_s)
+    for (sender, receiver), link in cluster.links.items():
+        if sender in index and receiver in index:
+            bandwidth[index[sender], index[receiver]] = link.bandwidth_bps
+            latency[index[sender], index[receiver]] = link.latency_s
+    up = np.array([node.up_bps if node.up_bps is not None else np.inf for node in nodes])
+    down = np.array([node.down_bps if node.down_bps is not None else np.inf for node in nodes])
+    bandwidth = np.minimum(bandwidth, np.minimum(up[:, None], down[None, :]))
+    np.fill_diagonal(bandwidth, np.inf)
+    np.fill_diagonal(latency, 0.0)
+    return bandwidth, latency
+
+
+def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: StepShape) -> Floats:
+    """[M, N] seconds; a kind of block and a kind of box are asked for once."""
+    kinds = list(dict.fromkeys(blocks))
+    column = np.array([kinds.index(block) for block in blocks])
+    known: dict[int, list[float]] = {}
+    rows = []
+    for item in times:
+        if id(item) not in known:
+            known[id(item)] = [item.block_s(kind, phase) for kind in kinds]
+        rows.append(known[id(item)])
+    table: Floats = np.array(rows, dtype=np.float64)
+    return table[:, column]

@@ -1,0 +1,198 @@
+"""From a plan's costs to what its head needs at run time: a few numbers a stage, and slices for long prompts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs, frame_bytes
+from edgeshard.planning.costs.slicing import SliceTimes, best_slices
+from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
+from edgeshard.planning.inputs.shapes import BlockSpec
+from edgeshard.planning.solvers.instance import Cut, Floats
+from edgeshard.planning.solvers.scoring import stages
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Tokens of a step at which a stage's seconds are told."""
+_STEPS = tuple((rows, StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(rows, 0)])) for rows in ROWS)
+"""The same with their decodes, and as one chunk."""
+_PAIRS_AT = 8
+"""Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair costs."""
+MAX_TRANSFER_S = 1.0
+"""A step does not occupy a link for longer than that, whatever was promised: others wait behind it."""
+SLICE_TOKENS = 64
+MOST_UNITS = 24
+"""A prompt is cut in multiples of SLICE_TOKENS, or of more where there were too many units to be quick."""
+
+
+Blocks = tuple[tuple[BlockSpec, int], ...]
+"""Kinds of blocks, each with how many there are."""
+
+
+class StageCosts:
+    """The StageCosts of any cut of one problem. Stages of one kind of box with as many blocks are told once."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._known: dict[tuple[object, ...], StageCost] = {}
+        self._kinds: dict[tuple[int, int], Blocks] = {}
+
+    def of(self, cut: Cut) -> tuple[StageCost, ...]:
+        """A StageCost for each stage of the cut, in its order."""
+        costs, problem = self._costs, self._costs.problem
+        token_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
+        parts = stages(cut)
+        found = []
+        for index, (node, first, end) in enumerate(parts):
+            receiver = cut.nodes[(index + 1) % len(parts)]
+            is_last = index == len(parts) - 1
+            per_token = RETURNED_TOKEN_BYTES if is_last and not problem.head_on_source else token_bytes
+            fixed = FRAME_OVERHEAD_BYTES if is_last else frame_bytes(0)
+            rate_bps = float(costs.bandwidth_bps[node, receiver])
+            found.append(
+                replace(
+                    self._without_hop(node, first, end, index == 0, costs.has_head(cut, index)),
+                    hop_delay_s=float(costs.delay_s[node, receiver]),
+                    hop_s=8.0 * fixed / rate_bps,
+                    hop_token_s=8.0 * per_token / rate_bps,
+                )
+            )
+        return tuple(found)
+
+    def kinds(self, first: int, end: int) -> Blocks:
+        """The blocks from `first` to `end`, equal ones together."""
+        if (first, end) not in self._kinds:
+            self._kinds[first, end] = tuple(Counter(self._costs.problem.model.blocks[first:end]).items())
+        return self._kinds[first, end]
+
+    def _without_hop(self, node: int, first: int, end: int, has_embedding: bool, has_head: bool) -> StageCost:
+        problem, times = self._costs.problem, self._costs.times_of(self._costs.nodes[node])
+        kinds = self.kinds(first, end)
+        key = (id(times), kinds, has_embedding, has_head)
+        if key not in self._known:
+            token_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
+            self._known[key] = _stage_cost(
+                times,
+                kinds,
+                token_bytes,
+                has_embedding=has_embedding,
+                has_head=has_head,
+                longest=problem.held_tokens,
+            )
+        return self._known[key]
+
+
+def stage_costs(costs: Costs, cut: Cut) -> tuple[StageCost, ...]:
+    """A StageCost for each stage of one cut, in its order."""
+    return StageCosts(costs).of(cut)
+
+
+def _stage_cost(
+    times: ComputeTimes,
+    kinds: Blocks,
+    token_bytes: int,
+    *,
+    has_embedding: bool,
+    has_head: bool,
+    longest: int,
+) -> StageCost:
+    """Without the hop behind it."""
+
+    def blocks_s(phase: StepShape) -> float:
+        return sum(count * times.block_s(block, phase) for block, count in kinds)
+
+    def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
+        seconds = times.step_s(tokens * token_bytes)
+        seconds += times.embedding_s(phase) if has_embedding else 0.0
+        return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
+
+    before = max(longest // 2, 2)
+    tokens = 32 * _PAIRS_AT
+    decode_pair_s = _slope(
+        blocks_s(StepShape.of_spans([(1, 0)] * _PAIRS_AT)),
+        blocks_s(StepShape.of_spans([(1, before)] * _PAIRS_AT)),
+        _PAIRS_AT * before,
+    )
+    # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
+    prefill_pair_s = _slope(
+        blocks_s(StepShape.of_spans([(tokens, 1)])),
+        blocks_s(StepShape.of_spans([(tokens, before)])),
+        tokens * (before - 1),
+    )
+    masked_s = blocks_s(StepShape.of_spans([(tokens, 1)])) - tokens * prefill_pair_s
+    prefill_behind_s = _slope(blocks_s(StepShape.of_spans([(tokens, 0)])), masked_s, tokens)
+    decode_s, prefill_s = [], []
+    for rows, many, one in _STEPS:
+        decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
+        prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
+    return StageCost(
+        ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, 0.0, 0.0, 0.0, prefill_behind_s
+    )
+
+
+def _slope(near_s: float, far_s: float, count: int) -> float:
+    return max(0.0, far_s - near_s) / count
+
+
+def _rising(seconds: Sequence[float]) -> tuple[float, ...]:
+    """Never less for more rows. A pair's cost is that of one step, and in another attention may hide behind the reading
+    of weights: taking it off there would leave too little."""
+    return tuple(max(0.0, *seconds[: end + 1]) for end in range(len(seconds)))
+
+
+def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
+    """The token budget of a step, less where a link is slow: 1 MiB takes 8.6 s at 1 Mb/s."""
+    # The last hop brings tokens back, not hidden states.
+    fitting = [transfer_tokens(stage.hop_s, stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0]
+    return max(least_tokens, min([STEP_TOKENS, *fitting]))
+
+
+def transfer_tokens(hop_s: float, hop_token_s: float) -> int:
+    """Tokens that a link takes within MAX_TRANSFER_S."""
+    return int((MAX_TRANSFER_S - hop_s) / hop_token_s)
+
+
+def slice_unit(tokens: int) -> int:
+    """Tokens of which a slice of such a prompt has a multiple."""
+    return SLICE_TOKENS * max(1, -(-tokens // (SLICE_TOKENS * MOST_UNITS)))
+
+
+def rounded_prompt(tokens: int) -> int:
+    """The length without what is left of a unit, so that prompts of nearly one length share their slices."""
+    unit = slice_unit(tokens)
+    return max(unit, tokens // unit * unit)
+
+
+def prompt_slices(stages: Sequence[StageCost], tokens: int) -> tuple[int, ...]:
+    """Lengths, which sum to `tokens`, of the slices that bring a prompt's first token soonest.
+
+    HPipe's search over multiples of `slice_unit`; the last slice has the rest of a unit.
+    (docs/papers.md#slices-of-long-prompts)
+    """
+    unit = slice_unit(tokens)
+    units = tokens // unit
+    if units < 2 or len(stages) < 2:
+        return (tokens,)
+    work = np.stack([_slice_table(stage, unit, units) for stage in stages], axis=2)
+    counts = unit * np.arange(units + 1)
+    sent = np.stack([stage.hop_delay_s + stage.hop_s + stage.hop_token_s * counts for stage in stages[:-1]], axis=1)
+    sent[0] = 0.0
+    lengths = [length * unit for length in best_slices(SliceTimes(work, sent)).lengths]
+    return (*lengths[:-1], lengths[-1] + tokens - units * unit)
+
+
+@lru_cache(maxsize=512)
+def _slice_table(stage: StageCost, unit: int, units: int) -> Floats:
+    """[units + 1, units + 1] seconds of the slice from a to b, 0 where b <= a."""
+    table = np.zeros((units + 1, units + 1))
+    for first in range(units):
+        for end in range(first + 1, units + 1):
+            table[first, end] = stage.step_s([(first * unit, (end - first) * unit)])
+    return table

@@ -1,0 +1,292 @@
+"""What stages cost where boxes may stream weights: which layers stay, memory, and seconds of a sweep. Pure.
+
+A box whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
+in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep` micro-batches,
+layer by layer, so that a layer is read once for all of them:
+
+    seconds = max( streamed bytes / disk rate, sweep * seconds of one step ) + largest layer / disk rate
+
+of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
+(docs/papers.md#boxes-that-stream)
+
+A mixture whose other weights fit caches experts instead, where `domain.models.residency` says so. With C seconds of one step,
+of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is even,
+
+    seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
+
+Routing that prefers some experts needs fewer of them, and finds more of those in memory: it reads less.
+(docs/papers.md#experts-on-the-disk)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from edgeshard.domain.models.residency import PREFETCHED_LAYERS, cache_bytes, caches_experts, in_disk_blocks
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance
+from edgeshard.planning.solvers.scoring import SLACK, stages
+
+SLOTS = 1 + PREFETCHED_LAYERS
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A stage that streams, in bytes. `budget_bytes` are for its weights: those that stay, embedding, head and slots.
+
+    `streamed_bytes` of `weight_bytes` do not stay, and are read at `disk_bytes_per_s`: all of them in each step, where
+    layers pass, of up to `layer_bytes`. Where experts are cached, `expert_bytes` are those of all, and a step reads
+    what its tokens choose, each of them a `chosen_share` of the experts of each of `mixtures` layers; `expert_share` is
+    their part of what a step computes.
+    """
+
+    weight_bytes: int
+    streamed_bytes: int
+    layer_bytes: int
+    budget_bytes: int
+    disk_bytes_per_s: float
+    expert_bytes: int = 0
+    mixtures: int = 0
+    chosen_share: float = 1.0
+    expert_share: float = 0.0
+
+    @property
+    def caches(self) -> bool:
+        """Whether it caches experts; else layers pass."""
+        return self.expert_bytes > 0
+
+    def step_bytes(self, tokens: int) -> float:
+        """What a step of so many tokens is expected to read, at most."""
+        if not self.caches:
+            return float(self.streamed_bytes)
+        return float(expert_reads(self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share))
+
+
+def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_share: float) -> Any:
+    """Bytes that a step of so many tokens is expected to read where routing is even; numbers, or arrays of them.
+
+    `on_disk` of the `total` of all experts, of so many layers, find no room in memory. With even routing a token misses
+    an expert with 1 - k / E, all tokens of a step with its power. What a layer's own experts take while they compute
+    others lack: so much more is read.
+    """
+    share = 1.0 - (1.0 - chosen_share) ** tokens
+    return share * np.minimum(total, on_disk * mixtures / np.maximum(mixtures - share, 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedBytes:
+    """Of any stage, [M, N+1, N+1]: bytes that do not stay, 0 where all do and infinite where it has no place; the room
+    for its layers, slots included; and whether it caches experts, or else layers pass."""
+
+    streamed: Floats
+    room: Floats
+    caches: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """Of each layer, [N]: the bytes of its experts, those in whole blocks, the largest of these, and their part of what
+    the layer computes. `chosen_share` of a mixture's experts are a token's."""
+
+    whole: Floats
+    total: Floats
+    largest: Floats
+    shares: Floats
+    chosen_share: float
+
+
+class StreamTables:
+    """The instances of one problem whose boxes may stream. Tables are kept by load and sweep."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        problem = costs.problem
+        self.weights = np.array(
+            [float(block.weight_bytes(problem.dtype, problem.quantisation)) for block in problem.model.blocks]
+        )
+        blocks, ways = problem.model.blocks, (problem.dtype, problem.quantisation)
+        sizes = [[in_disk_blocks(size) for size in block.expert_bytes(*ways)] for block in blocks]
+        self._experts = _Experts(
+            whole=np.array([float(sum(block.expert_bytes(*ways))) for block in blocks]),
+            total=np.array([float(sum(each)) for each in sizes]),
+            largest=np.array([float(max(each, default=0)) for each in sizes]),
+            shares=np.array([block.expert_share if each else 0.0 for block, each in zip(blocks, sizes, strict=True)]),
+            chosen_share=next((block.chosen / block.experts for block in blocks if block.expert_kinds), 1.0),
+        )
+        devices = [node.device for node in costs.nodes]
+        self.disk_s = np.array(
+            [1.0 / device.disk_bytes_per_s if device.disk_bytes_per_s else np.inf for device in devices]
+        )
+        self._disk_bytes = np.array([np.inf if device.disk_bytes is None else device.disk_bytes for device in devices])
+        self._held = _held_by_count(self.weights)
+        self._known: dict[tuple[Load, int, bool, Load], Instance] = {}
+        self._streamed: dict[Load, StreamedBytes] = {}
+
+    @property
+    def any_disk(self) -> bool:
+        return bool(np.isfinite(self.disk_s).any())
+
+    def instance(self, load: Load, sweep: int, prefill: bool, pool: Load | None = None) -> Instance:
+        """A sweep's prompts, or one token of each of its requests; R and B of it are seconds of a sweep.
+
+        `pool` is the load that memory was given to, where it is more than what runs.
+        """
+        key = load, sweep, prefill, pool or load
+        if key not in self._known:
+            plain = self.costs.prefill(load) if prefill else self.costs.decode(load)
+            tokens = load.batch * (self.costs.problem.prompt_tokens if prefill else 1)
+            self._known[key] = replace(
+                plain,
+                stage_s=self._stage_s(plain, pool or load, sweep, tokens),
+                hop_s=plain.hop_s * sweep,
+                return_s=plain.return_s * sweep,
+            )
+        return self._known[key]
+
+    def streamed(self, load: Load) -> StreamedBytes:
+        if load not in self._streamed:
+            self._streamed[load] = self._bytes(self.costs.decode(load))
+        return self._streamed[load]
+
+    def streaming(self, load: Load, cut: Cut) -> tuple[Streaming | None, ...]:
+        """How each stage of a cut streams; None for one that stays in memory."""
+        bytes_of, experts = self.streamed(load), self._experts
+        found: list[Streaming | None] = []
+        for index, (node, first, end) in enumerate(stages(cut)):
+            size = bytes_of.streamed[node, first, end]
+            if not size:
+                found.append(None)
+                continue
+            ends = self._ends_bytes(index == 0, self.costs.has_head(cut, index))
+            caches = bool(bytes_of.caches[node, first, end])
+            found.append(
+                Streaming(
+                    weight_bytes=int(self.weights[first:end].sum()) + ends,
+                    streamed_bytes=int(size),
+                    layer_bytes=int(self.weights[first:end].max()),
+                    budget_bytes=int(bytes_of.room[node, first, end]) + ends,
+                    disk_bytes_per_s=float(1.0 / self.disk_s[node]),
+                    expert_bytes=int(experts.total[first:end].sum()) if caches else 0,
+                    mixtures=int((experts.total[first:end] > 0).sum()) if caches else 0,
+                    chosen_share=experts.chosen_share if caches else 1.0,
+                    expert_share=self._expert_share(first, end) if caches else 0.0,
+                )
+            )
+        return tuple(found)
+
+    def _ends_bytes(self, first: bool, head: bool) -> int:
+        """Weights of embedding and head, which stay."""
+        problem = self.costs.problem
+        model, ways = problem.model, (problem.dtype, problem.quantisation)
+        size = problem.dtype.itemsize * model.embedding_parameters * first + model.head_bytes(*ways) * head
+        return size - model.shared_bytes(*ways) * (first and head)
+
+    def _expert_share(self, first: int, end: int) -> float:
+        """The experts' part of what these layers compute for a token."""
+        active = np.array([block.active_parameters for block in self.costs.problem.model.blocks[first:end]])
+        return float((self._experts.shares[first:end] * active).sum() / active.sum())
+
+    def _bytes(self, plain: Instance) -> StreamedBytes:
+        nodes, layers, experts = plain.nodes, plain.layers, self._experts
+        streamed = np.full((nodes, layers + 1, layers + 1), np.inf)
+        rooms, caching = np.zeros_like(streamed), np.zeros(streamed.shape, bool)
+        kv = float(plain.layer_bytes[0] - self.weights[0])
+        capacity = plain.capacity_bytes * (1 + SLACK) - plain.stage_bytes
+        for count in range(layers + 1):
+            starts = np.arange(layers + 1 - count)
+            room = np.repeat(capacity[:, None] - kv * count, len(starts), axis=1)  # [M, starts], for weights
+            room[:, 0] -= plain.embed_bytes
+            head = 0 if plain.head_on_source else len(starts) - 1
+            room[:, head] -= plain.head_bytes
+            if head == 0:
+                room[:, 0] += plain.tied_bytes
+            ends, room = starts + count, np.floor(room)
+            rooms[:, starts, ends] = room
+            if not count:
+                streamed[:, starts, ends] = np.where(room >= 0, 0.0, np.inf)
+                continue
+            held = self._held[count]  # [kept, starts], its last row is the whole range
+            whole = held[-1]
+            widest = np.array([self.weights[first : first + count].max() for first in starts])
+            kept = held[None, :-1] <= (room - SLOTS * widest)[:, None]  # [M, kept, starts]
+            most = count - 1 - np.argmax(kept[:, ::-1], axis=1)
+            read = whole - np.take_along_axis(held[:-1][None], most[:, None], axis=1)[:, 0]
+            written, can = read, kept.any(axis=1)
+            if (largest := sliding_window_view(experts.largest, count).max(axis=1)).any():
+                alone, every = (sliding_window_view(one, count).sum(axis=1) for one in (experts.whole, experts.total))
+                spare = room - (whole - alone)
+                caches = (largest > 0) & caches_experts(spare, largest, every)
+                read = np.where(caches, every - cache_bytes(spare, largest), read)
+                written, can = np.where(caches, every, written), can | caches  # each expert has its file
+                caching[:, starts, ends] = caches & (room < whole)
+            can &= np.isfinite(self.disk_s)[:, None] & (written <= self._disk_bytes[:, None])
+            streamed[:, starts, ends] = np.where(room >= whole, 0.0, np.where(can, read, np.inf))
+        return StreamedBytes(streamed, rooms, caching)
+
+    def _stage_s(self, plain: Instance, pool: Load, sweep: int, tokens: int) -> Floats:
+        """[M, N+1, N+1] seconds of a sweep whose micro-batches have so many tokens."""
+        layers, streamed, caches = plain.layers, self.streamed(pool).streamed, self.streamed(pool).caches
+        steps = [STEP_TOKENS] * (tokens // STEP_TOKENS) + [tokens % STEP_TOKENS] * (tokens % STEP_TOKENS > 0)
+        step = plain.overhead_s[:, None, None] + _ranges(plain.compute_s)
+        step[:, 0, :] += plain.embed_s[:, None]
+        if plain.head_on_source:
+            step[:, 0, :] += plain.head_s[:, None]
+        else:
+            step[:, :, layers] += plain.head_s[:, None]
+        computing = sweep * step
+        widest = _widest(self.weights)
+        with np.errstate(invalid="ignore"):  # of boxes without a disk, which cannot stream
+            disk_s = self.disk_s[:, None, None]
+            streams = np.maximum(len(steps) * streamed * disk_s, computing) + widest[None] * disk_s
+            if caches.any():
+                hidden = _ranges(plain.compute_s * self._experts.shares)
+                total, mixtures = _ranges(self._experts.total), _ranges(self._experts.total > 0)
+                of_steps = Counter(steps).items()
+                reading = sum(
+                    count * expert_reads(streamed, total, mixtures, each, self._experts.chosen_share)
+                    for each, count in of_steps
+                )
+                streams = np.where(caches, computing + sweep * np.maximum(0.0, reading * disk_s - hidden), streams)
+        seconds = np.where(streamed == 0, computing, streams)
+        return np.where(np.isfinite(streamed), seconds, np.inf)
+
+
+def _held_by_count(weights: Floats) -> list[Floats]:
+    """For each length of a stage, [kept, starts] bytes of the layers that stay, spread as `choose_residency` does.
+
+    The last row has all of them.
+    """
+    layers = len(weights)
+    found = [np.zeros((1, layers + 1))]
+    for count in range(1, layers + 1):
+        starts = np.arange(layers + 1 - count)
+        rows = [np.zeros(len(starts))]
+        for kept in range(1, count):
+            places = (2 * np.arange(kept) + 1) * count // (2 * kept)
+            rows.append(weights[starts[:, None] + places[None]].sum(axis=1))
+        rows.append(weights[starts[:, None] + np.arange(count)[None]].sum(axis=1))
+        found.append(np.array(rows))
+    return found
+
+
+def _ranges(values: Floats | NDArray[np.bool_]) -> Floats:
+    """[..., N+1, N+1] sums from n to e of [..., N]."""
+    done = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=done[..., 1:])
+    return done[..., None, :] - done[..., :, None]
+
+
+def _widest(weights: Floats) -> Floats:
+    """[N+1, N+1] the largest layer from n to e; 0 where there is none."""
+    layers = len(weights)
+    table = np.zeros((layers + 1, layers + 1))
+    for first in range(layers):
+        table[first, first + 1 :] = np.maximum.accumulate(weights[first:])
+    return table

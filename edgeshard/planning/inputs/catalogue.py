@@ -1,0 +1,239 @@
+"""What boxes can do when nobody has measured them: figures from data sheets, each with its source. Pure.
+
+They are ceilings, not measurements: real kernels reach part of them. A measured profile is always better; a cluster
+file may override any figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.device import DeviceFacts
+
+GB = 1e9
+TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A kind of box. Memory in bytes, bandwidth in bytes a second, operations a second by dtype (dense).
+
+    `system_bytes` of the memory are not for stages: operating system, driver context, the daemon itself. `unified` says
+    that processor and accelerator share one memory. `step_overhead_s` is what a step costs whatever its layers; no data
+    sheet gives it, so it is 0 unless the cluster file says otherwise. `source` says where the figures are from.
+
+    `idle_w` and `busy_w` are the watts of a box that does nothing, and of one that computes a model; both or neither is
+    known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of a
+    discrete GPU, without the computer around it: for the energy of whole boxes, give a cluster file what a meter at the
+    socket shows.
+
+    A box's disk is read at `disk_bytes_per_s`, None where nobody knows, as for all of the catalogue; `disk_bytes` of it
+    are free, None for enough.
+    """
+
+    kind: str
+    memory_bytes: float
+    system_bytes: float
+    bandwidth_bytes_per_s: float
+    flops: Mapping[DType, float]
+    unified: bool
+    source: str
+    step_overhead_s: float = 0.0
+    idle_w: float | None = None
+    busy_w: float | None = None
+    disk_bytes_per_s: float | None = None
+    disk_bytes: float | None = None
+
+    @property
+    def usable_bytes(self) -> float:
+        return self.memory_bytes - self.system_bytes
+
+
+def _device(
+    kind: str,
+    memory_gb: float,
+    system_gb: float,
+    bandwidth_gb_s: float,
+    tera: tuple[float, float],
+    source: str,
+    watts: tuple[float, float] | None = None,
+    brain_tera: float | None = None,
+) -> DeviceSpec:
+    """`watts` are idle and busy; None where no public figure stands behind both. `brain_tera` are TFLOPS in bfloat16
+    where they are not those in float16."""
+    single, half = (value * TERA for value in tera)
+    brain = half if brain_tera is None else brain_tera * TERA
+    idle_w, busy_w = watts or (None, None)
+    return DeviceSpec(
+        kind=kind,
+        memory_bytes=memory_gb * GB,
+        system_bytes=system_gb * GB,
+        bandwidth_bytes_per_s=bandwidth_gb_s * GB,
+        flops={DType.FLOAT32: single, DType.FLOAT16: half, DType.BFLOAT16: brain},
+        unified=kind not in _DISCRETE,
+        source=source,
+        idle_w=idle_w,
+        busy_w=busy_w,
+    )
+
+
+_DISCRETE = frozenset({"p100", "rtx-3090", "rtx-4090", "h100", "h200"})
+_NVIDIA = "NVIDIA datasheet, "
+_DERIVED = "derived from the datasheet: cores x clock x vector width; "
+
+_MODES = "; module power: {} W at most, idle at most that of the smallest power mode, {} W"
+_BOARD = "; board power: {} W at most ({}), idle {} W ({})"
+
+# Columns: kind, memory GB, of it the system's GB, memory GB/s, (fp32, fp16/bf16 dense) TFLOPS, source, (idle, busy) W.
+_ALL = (
+    _device(
+        "agx-orin",
+        32,
+        3,
+        204.8,
+        (3.33, 27.0),
+        _NVIDIA + "Jetson AGX Orin 32GB: 204.8 GB/s; 1792 cores x 0.93 GHz x 2 = 3.33 TFLOPS fp32; "
+        "108 sparse INT8 TOPS of the GPU / 4 = 27 dense fp16" + _MODES.format(40, 15),
+        (15, 40),
+    ),
+    _device(
+        "agx-orin-64",
+        64,
+        3,
+        204.8,
+        (5.32, 42.5),
+        _NVIDIA
+        + "Jetson AGX Orin 64GB: 204.8 GB/s; 2048 cores x 1.3 GHz x 2; 170 sparse INT8 TOPS of the GPU / 4"
+        + _MODES.format(60, 15),
+        (15, 60),
+    ),
+    _device(
+        "orin-nx",
+        16,
+        3,
+        102.4,
+        (1.88, 15.0),
+        _NVIDIA
+        + "Jetson Orin NX 16GB: 102.4 GB/s; 1024 cores x 0.918 GHz x 2; 60 sparse INT8 TOPS of the GPU / 4"
+        + _MODES.format(25, 10),
+        (10, 25),
+    ),
+    _device(
+        "orin-nano",
+        8,
+        2,
+        68.0,
+        (1.28, 10.0),
+        _NVIDIA
+        + "Jetson Orin Nano 8GB (15 W): 68 GB/s; 1024 cores x 0.625 GHz x 2; 40 sparse INT8 TOPS / 4"
+        + _MODES.format(15, 7),
+        (7, 15),
+    ),
+    _device(
+        "p100",
+        16,
+        2,
+        732.0,
+        (9.3, 18.7),
+        _NVIDIA
+        + "Tesla P100 PCIe 16GB: 732 GB/s; 9.3 fp32; 18.7 fp16; bf16 is computed in fp32"
+        + _BOARD.format(250, "data sheet", 26, "published listings of nvidia-smi"),
+        (26, 250),
+        brain_tera=9.3,
+    ),
+    _device(
+        "rtx-3090",
+        24,
+        2,
+        936.0,
+        (35.6, 71.0),
+        _NVIDIA
+        + "GeForce RTX 3090 (GA102 whitepaper): 936 GB/s; 35.6 fp32; 71 dense fp16 with fp32 accumulation"
+        + _BOARD.format(350, "data sheet", 18, "published reviews"),
+        (18, 350),
+    ),
+    _device(
+        "rtx-4090",
+        24,
+        2,
+        1008.0,
+        (82.6, 165.2),
+        _NVIDIA
+        + "GeForce RTX 4090 (Ada whitepaper): 1008 GB/s; 82.6 fp32; 165.2 dense fp16 with fp32 accumulation"
+        + _BOARD.format(450, "data sheet", 21, "published reviews"),
+        (21, 450),
+    ),
+    _device("h100", 80, 2, 3350.0, (67.0, 989.0), _NVIDIA + "H100 SXM: 3.35 TB/s; 67 fp32; 989 dense fp16/bf16"),
+    _device(
+        "h200",
+        141,
+        2,
+        4800.0,
+        (67.0, 989.0),
+        _NVIDIA
+        + "H200 SXM: 4.8 TB/s; 67 fp32; 989 dense fp16/bf16"
+        + _BOARD.format(700, "data sheet", 80, "a published measurement"),
+        (80, 700),
+    ),
+    _device(
+        "raspberry-pi-5",
+        8,
+        1,
+        17.1,
+        (0.154, 0.154),
+        "Raspberry Pi 5 datasheet: LPDDR4X-4267, 32 bit; "
+        + _DERIVED
+        + "4 Cortex-A76 x 2.4 GHz x 16 fp32; half precision is computed in fp32",
+    ),
+    _device(
+        "laptop-cpu",
+        16,
+        3,
+        76.8,
+        (0.77, 0.77),
+        _DERIVED + "typical: 8 cores x 3.0 GHz x 32 (AVX2), two channels DDR5-4800",
+    ),
+    _device(
+        "desktop-cpu",
+        64,
+        3,
+        89.6,
+        (1.95, 1.95),
+        _DERIVED + "typical: 16 cores x 3.8 GHz x 32 (AVX2), two channels DDR5-5600",
+    ),
+    _device(
+        "server-cpu",
+        256,
+        4,
+        307.2,
+        (4.1, 4.1),
+        _DERIVED + "typical: 32 cores x 2.0 GHz x 64 (AVX-512), eight channels DDR5-4800",
+    ),
+)
+
+CATALOGUE: Mapping[str, DeviceSpec] = {spec.kind: spec for spec in _ALL}
+"""By kind, the name used in cluster files and in `--what-if "+2 orin-nx"`."""
+
+_MODEL_NAMES = (
+    (r"(nvidia )?tesla p100-pcie-16gb", "p100"),
+    (r"(nvidia )?(geforce )?rtx 3090", "rtx-3090"),
+    (r"(nvidia )?(geforce )?rtx 4090", "rtx-4090"),
+    (r"(nvidia )?h100( sxm)?( 80gb hbm3)?", "h100"),
+    (r"(nvidia )?h200( sxm)?", "h200"),
+    (r"raspberry pi 5( .*)?", "raspberry-pi-5"),
+)
+_ORIN = re.compile(r"(nvidia )?(jetson )?((agx|nx|nano) )?orin( .*)?")
+_ORIN_BY_MEMORY = ((48e9, "agx-orin-64"), (24e9, "agx-orin"), (12e9, "orin-nx"), (0.0, "orin-nano"))
+"""Every Orin's accelerator has the same name; what the system sees of the memory tells them apart."""
+
+
+def recognise(facts: DeviceFacts) -> DeviceSpec | None:
+    """The catalogue's device that a box says it is; None for every other, its slower or faster variants included."""
+    name = facts.model.strip().lower()
+    if _ORIN.fullmatch(name):
+        kind = next(kind for least, kind in _ORIN_BY_MEMORY if facts.memory_total_bytes >= least)
+        return CATALOGUE[kind]
+    return next((CATALOGUE[kind] for pattern, kind in _MODEL_NAMES if re.fullmatch(pattern, name)), None)

@@ -1,0 +1,377 @@
+"""A cluster: its boxes, the links between them, and the reading of both from a mapping (a decoded TOML file). Pure.
+
+Every unknown key and every value that cannot be raises InvalidArgumentError naming the field: `device[1].count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import check_name
+from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.planning.inputs.catalogue import CATALOGUE, DeviceSpec
+from edgeshard.planning.inputs.fields import Fields, invalid
+
+MAX_NODES = 10_000
+MAX_PAIRS = 500_000
+"""Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 boxes."""
+NO_NEIGHBOUR_BPS = 1e9
+"""What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One box of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no cap)."""
+
+    name: str
+    device: DeviceSpec
+    group: str
+    up_bps: float | None = None
+    down_bps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two boxes: bits a second (0 where there is no link), and the pure delay in seconds."""
+
+    bandwidth_bps: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked of the model: tokens in and out of a request, sequences in one micro-batch, requests at once.
+
+    None for `batch` or `concurrency` leaves them to the planner. `assumed` where nobody gave the lengths.
+    """
+
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    batch: int | None = None
+    concurrency: int | None = None
+    assumed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Boxes and links.
+
+    `links` holds what differs from `default_link`, by (sender, receiver). `cloud` names the box that baselines offload
+    to (None: the one with the fastest memory beside the source).
+    """
+
+    nodes: tuple[ClusterNode, ...]
+    default_link: Link
+    source: str
+    links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
+    cloud: str | None = None
+    workload: Workload = Workload()
+    dtype: DType | None = None
+    kv_dtype: KvFormat | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.nodes)
+
+    def link(self, sender: ClusterNode, receiver: ClusterNode) -> Link:
+        """The link from one box to another, within what both ends can do."""
+        link = self.links.get((sender.name, receiver.name), self.default_link)
+        caps = [rate for rate in (sender.up_bps, receiver.down_bps) if rate is not None]
+        return replace(link, bandwidth_bps=min(link.bandwidth_bps, *caps)) if caps else link
+
+    def index(self, name: str, field_name: str) -> int:
+        """Position of a box. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
+        for index, node in enumerate(self.nodes):
+            if node.name == name:
+                return index
+        shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
+        raise InvalidArgumentError(
+            f"{field_name}: there is no box {name!r}; boxes are {shown}", field=field_name, reason="UNKNOWN_NODE"
+        )
+
+
+def parse_cluster(values: Mapping[str, Any]) -> Cluster:
+    """The cluster that a decoded TOML file describes; docs/planning.md lists its keys."""
+    if not isinstance(values, Mapping):
+        raise invalid("cluster", "holds no object")
+    top = Fields(values, "")
+    top.only("device", "link", "model", "source", "cloud", "workload")
+    nodes = _nodes(top.tables("device"))
+    default, links = _links(values.get("link"), nodes)
+    model = top.table("model")
+    model.only("dtype", "kv_dtype")
+    cluster = Cluster(
+        nodes=nodes,
+        default_link=default,
+        source=top.text("source"),
+        links=MappingProxyType(links),
+        cloud=top.text("cloud", None),
+        workload=_workload(top.table("workload")),
+        dtype=_dtype(model, "dtype"),
+        kv_dtype=_kv_dtype(model),
+    )
+    cluster.index(cluster.source, "source")
+    if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
+        raise invalid("cloud", f"{cluster.cloud!r} is the source; name another box")
+    return cluster
+
+
+def _dtype(model: Fields, key: str) -> DType | None:
+    text = model.text(key, None)
+    return None if text is None else DType.parse(text, model.name(key))
+
+
+def _kv_dtype(model: Fields) -> KvFormat | None:
+    text = model.text("kv_dtype", None)
+    return None if text is None else KvFormat.parse(text, model.name("kv_dtype"))
+
+
+def _workload(values: Fields) -> Workload:
+    values.only("prompt_tokens", "new_tokens", "batch", "concurrency")
+    return Workload(
+        prompt_tokens=values.count("prompt_tokens", 128),
+        new_tokens=values.count("new_tokens", 128),
+        batch=values.count("batch", None),
+        concurrency=values.count("concurrency", None),
+        assumed=not (values.given("prompt_tokens") or values.given("new_tokens")),
+    )
+
+
+_DEVICE_KEYS = (
+    "name",
+    "kind",
+    "count",
+    "memory_bytes",
+    "system_bytes",
+    "bandwidth_bytes_per_s",
+    "flops",
+    "unified",
+    "idle_w",
+    "busy_w",
+    "disk_bytes_per_s",
+    "disk_bytes",
+    "step_overhead_s",
+    "up_bps",
+    "down_bps",
+    "figures_source",
+)
+_FIGURES = _DEVICE_KEYS[3:12]
+
+
+def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
+    if not tables:
+        raise invalid("device", "is missing; a cluster needs at least one [[device]]")
+    nodes: list[ClusterNode] = []
+    for table in tables:
+        table.only(*_DEVICE_KEYS)
+        name, count = table.text("name"), table.count("count", 1)
+        check_name(name, table.name("name"))
+        if len(nodes) + count > MAX_NODES:
+            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} boxes")
+        node = ClusterNode(
+            name=name,
+            device=_device(table),
+            group=name,
+            up_bps=table.positive("up_bps", None),
+            down_bps=table.positive("down_bps", None),
+        )
+        numbered = count > 1 or table.given("count")
+        nodes += [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise invalid("device", f"{node.name!r} is there twice; give each [[device]] its own name")
+        seen.add(node.name)
+    return tuple(nodes)
+
+
+def _device(table: Fields) -> DeviceSpec:
+    kind = table.text("kind", None)
+    if kind is not None and kind not in CATALOGUE:
+        raise InvalidArgumentError(
+            f"{table.name('kind')}: device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or "
+            "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops",
+            field=table.name("kind"),
+            reason="UNKNOWN_DEVICE",
+        )
+    base = CATALOGUE[kind] if kind is not None else None
+    memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
+    system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
+    if system >= memory:
+        raise invalid(table.name("system_bytes"), f"is {system:g}, which leaves nothing of memory_bytes {memory:g}")
+    flops = dict(base.flops) if base else {}
+    if base is None or table.given("flops"):
+        flops = dict.fromkeys(DType, table.positive("flops", ...))
+    changed = [key for key in _FIGURES if table.given(key)]
+    source = table.text("figures_source", None) or (base.source if base else "cluster file")
+    if base is not None and changed and not table.given("figures_source"):
+        source += f" ({', '.join(changed)}: cluster file)"
+    idle_w, busy_w = _power(table, base)
+    return DeviceSpec(
+        kind=kind or table.text("name"),
+        memory_bytes=memory,
+        system_bytes=system,
+        bandwidth_bytes_per_s=table.positive("bandwidth_bytes_per_s", base.bandwidth_bytes_per_s if base else ...),
+        flops=MappingProxyType(flops),
+        unified=table.flag("unified", base.unified if base else True),
+        source=source,
+        step_overhead_s=table.not_negative("step_overhead_s", base.step_overhead_s if base else 0.0),
+        idle_w=idle_w,
+        busy_w=busy_w,
+        disk_bytes_per_s=table.positive("disk_bytes_per_s", base.disk_bytes_per_s if base else None),
+        disk_bytes=table.positive("disk_bytes", base.disk_bytes if base else None),
+    )
+
+
+def _power(table: Fields, base: DeviceSpec | None) -> tuple[float | None, float | None]:
+    """Watts, idle and busy: both or neither."""
+    if not table.given("idle_w") and not table.given("busy_w"):
+        return (base.idle_w, base.busy_w) if base else (None, None)
+    for key, other in (("idle_w", "busy_w"), ("busy_w", "idle_w")):
+        if not table.given(key):
+            raise invalid(table.name(key), f"is missing; give it too, since {other} is given")
+    idle_w, busy_w = table.not_negative("idle_w", 0.0), table.not_negative("busy_w", 0.0)
+    if busy_w < idle_w:
+        raise invalid(table.name("busy_w"), f"is {busy_w:g}, less than idle_w {idle_w:g}")
+    return idle_w, busy_w
+
+
+def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[str, str], Link]]:
+    """The [link] table, or a list of [[link]] of which the one without ends is the default."""
+    if value is None and len(nodes) == 1:
+        return Link(NO_NEIGHBOUR_BPS), {}
+    tables = [value] if isinstance(value, Mapping) else value
+    if not isinstance(tables, list) or not all(isinstance(item, Mapping) for item in tables) or not tables:
+        raise invalid("link", "is missing; give [[link]] with bandwidth_bps, and more with from and to, or between")
+    default: Link | None = None
+    links: dict[tuple[str, str], Link] = {}
+    pairs = 0
+    for position, item in enumerate(tables):
+        table = Fields(item, f"link[{position}]" if len(tables) > 1 else "link")
+        table.only("bandwidth_bps", "latency_s", "between", "from", "to")
+        link = Link(table.positive("bandwidth_bps", ...), table.not_negative("latency_s", 0.0))
+        ends = _ends(table, nodes)
+        if ends is not None:
+            pairs += sum(len(senders) * len(receivers) for senders, receivers in ends)
+            _check_pairs(pairs, table.name("between" if table.given("between") else "from"))
+            links |= {(a, b): link for senders, receivers in ends for a in senders for b in receivers if a != b}
+        elif default is not None:
+            raise invalid(table.name("between"), "is missing; only one [[link]] can be the default for all others")
+        else:
+            default = link
+    if default is None:
+        if len(nodes) > 1 and len(links) < len(nodes) * (len(nodes) - 1):
+            raise invalid("link", "has no default; give one [[link]] without from, to and between")
+        default = next(iter(links.values()))
+    return default, links
+
+
+def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], list[str]]] | None:
+    """Senders and receivers of a [[link]], None for the default one. A group's name stands for all its boxes."""
+    if table.given("between"):
+        if table.given("from") or table.given("to"):
+            raise invalid(table.name("between"), "stands beside from or to; give one or the other")
+        pair = table.values["between"]
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
+            raise invalid(table.name("between"), f"is {pair!r}; it must be two names of boxes")
+        first, second = (_named(name, table.name("between"), nodes) for name in pair)
+        return [(first, second), (second, first)]
+    if not table.given("from") and not table.given("to"):
+        return None
+    senders, receivers = (_named(table.text(key), table.name(key), nodes) for key in ("from", "to"))
+    return [(senders, receivers)]
+
+
+def _check_pairs(pairs: int, field_name: str) -> None:
+    if pairs > MAX_PAIRS:
+        raise invalid(
+            field_name,
+            f"brings the links to {pairs} pairs of boxes; at most {MAX_PAIRS} can differ from the default [[link]], so "
+            "give what most pairs have as the default",
+        )
+
+
+def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
+    found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
+    if not found:
+        raise InvalidArgumentError(f"{field_name}: there is no box {name!r}", field=field_name, reason="UNKNOWN_NODE")
+    return found
+
+
+def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
+    """The cluster with `count` more boxes of a kind: of one it has (with its caps), or of the catalogue."""
+    like = node_like(cluster, kind)
+    if like is None and kind not in CATALOGUE:
+        raise InvalidArgumentError(
+            f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
+            field=field_name,
+            reason="UNKNOWN_DEVICE",
+        )
+    if len(cluster.nodes) + count > MAX_NODES:
+        raise invalid(field_name, f"asks for {count} more boxes; a cluster has at most {MAX_NODES}")
+    device = like.device if like is not None else CATALOGUE[kind]
+    taken, added, number = set(cluster.names), list[ClusterNode](), 0
+    while len(added) < count:
+        number += 1
+        name = f"{kind}-new-{number}"
+        if name not in taken:
+            up, down = (like.up_bps, like.down_bps) if like is not None else (None, None)
+            added.append(ClusterNode(name, device, f"{kind}-new", up, down))
+    return replace(cluster, nodes=(*cluster.nodes, *added))
+
+
+def node_like(cluster: Cluster, kind: str) -> ClusterNode | None:
+    """The first box of a group or kind that the cluster has."""
+    return next((node for node in cluster.nodes if kind in (node.group, node.device.kind)), None)
+
+
+def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
+    """The cluster without a box. Raises InvalidArgumentError when there is none, or when it is the source."""
+    index = cluster.index(name, field_name)
+    if name == cluster.source:
+        raise invalid(field_name, f"would remove the source {name}; name another box")
+    cloud = None if cluster.cloud == name else cluster.cloud
+    return replace(cluster, nodes=cluster.nodes[:index] + cluster.nodes[index + 1 :], cloud=cloud)
+
+
+def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str) -> Cluster:
+    """The cluster with other figures for a box, or for all boxes of a group; for all there are where no name is given.
+
+    Raises InvalidArgumentError naming `field_name` when there is no such box.
+    """
+    named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
+    devices: dict[int, DeviceSpec] = {}  # boxes that share a spec go on sharing one
+    nodes = []
+    for node in cluster.nodes:
+        if node.name in named:
+            if id(node.device) not in devices:
+                devices[id(node.device)] = change(node.device)
+            nodes.append(replace(node, device=devices[id(node.device)]))
+        else:
+            nodes.append(node)
+    return replace(cluster, nodes=tuple(nodes))
+
+
+def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
+    """The cluster with every link it has at this rate, or only those between two boxes, in both directions."""
+    if pair is None:
+        links = {ends: _at_rate(link, bandwidth_bps) for ends, link in cluster.links.items()}
+        default = _at_rate(cluster.default_link, bandwidth_bps)
+        return replace(cluster, default_link=default, links=MappingProxyType(links))
+    first, second = (_named(name, "sweep", cluster.nodes) for name in pair)
+    links = dict(cluster.links)
+    _check_pairs(len(links) + 2 * len(first) * len(second), "sweep")
+    for a in first:
+        for b in second:
+            for ends in ((a, b), (b, a)):
+                if a != b:
+                    links[ends] = replace(links.get(ends, cluster.default_link), bandwidth_bps=bandwidth_bps)
+    return replace(cluster, links=MappingProxyType(links))
+
+
+def _at_rate(link: Link, bandwidth_bps: float) -> Link:
+    return replace(link, bandwidth_bps=bandwidth_bps) if link.bandwidth_bps else link

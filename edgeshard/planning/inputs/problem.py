@@ -1,0 +1,219 @@
+"""What is to be planned, as one checked value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Protocol
+
+from edgeshard.architectures import check_quantisation
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
+from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.models.packed import Held
+from edgeshard.planning.inputs.devices import Cluster
+from edgeshard.planning.inputs.fields import check_count, check_number, invalid
+from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
+
+
+class Objective(StrEnum):
+    REQUEST = "request"
+    """Least time of one request alone, from its prompt to its last token."""
+    TTFT = "ttft"
+    """Least time to the first token of one request alone."""
+    LATENCY = "latency"
+    """Least time per token of one request alone, whatever its prompt."""
+    THROUGHPUT = "throughput"
+    """Most tokens a second of a full pipeline."""
+    ENERGY = "energy"
+    """Fewest joules per token with at most `concurrency` requests (one alone unless given), within
+    `max_time_per_token_s`. The watts of every box are known then."""
+    AUTO = "auto"
+    """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is about one request alone."""
+        return self in (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
+
+    `context` is the mean number of keys a query sees, `kv_tokens` the keys of a sequence that are read. In a step that
+    mixes sequences, `tokens`, `context` and `kv_tokens` are means over them (over all queries for `context`).
+    """
+
+    batch: int
+    tokens: float
+    context: float
+    kv_tokens: float
+
+    @property
+    def step_tokens(self) -> int:
+        return round(self.batch * self.tokens)
+
+    @classmethod
+    def of_spans(cls, spans: Sequence[tuple[int, int]]) -> StepShape:
+        """A step that mixes decodes and pieces of prompts: of each sequence its new tokens, and those before them."""
+        count, total = len(spans), sum(tokens for tokens, _ in spans)
+        seen = sum(tokens * (before + (tokens + 1) / 2) for tokens, before in spans)
+        kv_tokens = sum(tokens + before for tokens, before in spans)
+        return cls(count, total / count, seen / total, kv_tokens / count)
+
+    def within(self, window: int) -> StepShape:
+        """The same step where a query sees at most the last `window` keys, 0 for all."""
+        if not window or self.kv_tokens <= window:
+            return self
+        before = max(0.0, self.context - (self.tokens + 1) / 2)  # keys that were there before the step
+        context = attended_pairs(self.tokens, before, window) / self.tokens
+        return replace(self, context=context, kv_tokens=min(self.kv_tokens, self.tokens + window - 1))
+
+
+class ComputeTimes(Protocol):
+    """Seconds a box needs for the parts of a model: a roofline, or a measured profile."""
+
+    def block_s(self, block: BlockSpec, phase: StepShape) -> float: ...
+
+    def embedding_s(self, phase: StepShape) -> float: ...
+
+    def head_s(self, phase: StepShape) -> float:
+        """Norm, LM head and sampling of one position for each sequence."""
+        ...
+
+    def step_s(self, hidden_bytes: float) -> float:
+        """What a step with so many bytes of hidden states costs whatever its layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProblem:
+    """A model, a cluster and what is asked of them.
+
+    context_tokens        positions of KV memory a request holds; None: those of its prompt and answer
+    step_tokens           most tokens a stage computes at once, for which it needs room; None: all prompts of a
+                          micro-batch
+    batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
+    concurrency           most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for
+                          `throughput`
+    quantisation          how every box keeps its weights; None for the dtype
+    loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
+                          it is; None: the dtype's, on boxes with one memory only
+    exclude, reserve      boxes not to use; bytes to leave free, by box
+    max_share             largest part of the layers a box may hold, in (0, 1], by box
+    min_nodes, max_nodes  bounds on the number of stages
+    head_on_source        the source computes norm and head, so that no other box sees a token
+    relays                whether a box without layers may pass frames around a slow link
+    asynchronous          whether sending overlaps computing
+    allow_streaming       whether a box may read a part of its weights from its disk in every step
+    sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
+                          `STEP_TOKENS`, each of which passes all stages before the next begins
+    times                 measured boxes by name; the others are estimated from their figures
+    held                  what of the model boxes keep packed on their disks, by box (`planning.search.locality`)
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    objective: Objective = Objective.LATENCY
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    context_tokens: int | None = None
+    step_tokens: int | None = None
+    batch: int | None = None
+    concurrency: int | None = None
+    dtype: DType = DType.BFLOAT16
+    quantisation: Quantisation | None = None
+    kv_dtype: KvFormat | None = None
+    loading_itemsize: int | None = None
+    max_time_per_token_s: float | None = None
+    exclude: tuple[str, ...] = ()
+    reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    head_on_source: bool = False
+    relays: bool = False
+    asynchronous: bool = True
+    allow_streaming: bool = False
+    sliced: bool = True
+    times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def default_batch(self) -> int:
+        return 8
+
+    @property
+    def effective_kv_dtype(self) -> KvFormat:
+        return KvFormat(self.kv_dtype or self.dtype)
+
+    @property
+    def held_tokens(self) -> int:
+        """Positions of KV memory a request holds."""
+        return self.context_tokens or self.prompt_tokens + self.new_tokens
+
+    @property
+    def request_limit(self) -> int | None:
+        """Most requests at once; None when only memory and sense limit them."""
+        if self.objective.is_single:
+            return 1
+        one = self.objective in (Objective.AUTO, Objective.ENERGY)
+        return 1 if self.concurrency is None and one else self.concurrency
+
+    @property
+    def goal(self) -> Objective:
+        """The objective, `auto` resolved."""
+        if self.objective.is_single or self.objective is Objective.ENERGY or self.request_limit != 1:
+            return Objective.THROUGHPUT if self.objective is Objective.AUTO else self.objective
+        return Objective.REQUEST
+
+    @property
+    def batch_limit(self) -> int:
+        wanted = self.batch or self.default_batch
+        return wanted if self.request_limit is None else min(wanted, self.request_limit)
+
+    def check(self) -> None:
+        """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
+        if self.quantisation is not None:
+            check_quantisation(self.model.shape.architecture)
+        self.effective_kv_dtype.check_heads(self.model.shape.head_dim)
+        for name in ("prompt_tokens", "new_tokens", "min_nodes"):
+            check_count(getattr(self, name), name)
+        for name in ("batch", "concurrency", "max_nodes", "context_tokens", "step_tokens", "loading_itemsize"):
+            if (value := getattr(self, name)) is not None:
+                check_count(value, name)
+        limit = self.model.shape.max_context
+        if self.prompt_tokens + self.new_tokens > limit:
+            raise InvalidArgumentError(
+                f"prompt_tokens {self.prompt_tokens} and new_tokens {self.new_tokens} exceed the {limit} tokens of "
+                f"{self.model.name}; ask for fewer",
+                field="prompt_tokens",
+                reason="CONTEXT_TOO_LONG",
+            )
+        if self.held_tokens < self.prompt_tokens + self.new_tokens:
+            raise invalid(
+                "context_tokens", f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
+            )
+        if self.max_time_per_token_s is not None:
+            check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
+        if self.allow_streaming and self.objective is Objective.ENERGY:
+            raise invalid("allow_streaming", "is not for the objective energy: what a disk takes is not known")
+        if self.max_nodes is not None and self.max_nodes < self.min_nodes:
+            raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        for name in self.exclude:
+            self.cluster.index(name, "exclude")
+            if name == self.cluster.source:
+                raise invalid("exclude", f"names the source {name}; name another source first")
+        for name, size in self.reserve.items():
+            self.cluster.index(name, "reserve")
+            check_number(size, f"reserve.{name}", 0.0)
+        for name, share in self.max_share.items():
+            self.cluster.index(name, "max_share")
+            if check_number(share, f"max_share.{name}", 0.0, above=True) > 1:
+                raise invalid(f"max_share.{name}", f"is {share}; it must be at most 1")

@@ -1,0 +1,275 @@
+"""How big a model is, from its config.json alone: parameters, bytes, operations and frames of every part. Pure.
+
+Counts come from the tensors a checkpoint must hold (`architectures.expected_tensors`), so they are exact for every
+architecture EdgeShard runs and need no weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgeshard.architectures import (
+    HEAD_WEIGHT,
+    KNOWN_MODELS,
+    ExpectedTensor,
+    ModelShape,
+    expected_tensors,
+    expert_width,
+    integers_of,
+    keeps_float32,
+    name_in_block,
+    read_config,
+    shares_embedding,
+)
+from edgeshard.architectures.parts import chosen_experts, expert_count
+from edgeshard.domain.errors import UnsupportedModelError
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, KvFormat, Quantisation
+from edgeshard.domain.models.model import LayerRange, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """The part of some weights that quantisation makes small integers: its elements, and its bytes in each format."""
+
+    elements: int = 0
+    int8_bytes: int = 0
+    int4_bytes: int = 0
+
+    def __add__(self, other: Matrices) -> Matrices:
+        return Matrices(
+            self.elements + other.elements,
+            self.int8_bytes + other.int8_bytes,
+            self.int4_bytes + other.int4_bytes,
+        )
+
+    @classmethod
+    def of(cls, shape: ModelShape, rows: int, columns: int, width: IntegerFormat | None = None) -> Matrices:
+        """A matrix with a `width` of its own has that in either format."""
+        kinds = [width or kind for kind in (IntegerFormat.INT8, IntegerFormat.INT4)]
+        int8, int4 = (kind.matrix_bytes(rows, columns, shape.group_of(kind)) for kind in kinds)
+        return cls(rows * columns, int8, int4)
+
+    def weight_bytes(self, parameters: int, dtype: DType, integers: IntegerFormat | None) -> int:
+        """Bytes of `parameters` elements, of which these are the ones that may be small integers."""
+        if integers is None:
+            return parameters * dtype.itemsize
+        packed = self.int8_bytes if integers is IntegerFormat.INT8 else self.int4_bytes
+        return (parameters - self.elements) * dtype.itemsize + packed
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKind:
+    """Experts of a block that are of one size: how many, and the elements of each."""
+
+    count: int
+    parameters: int
+    matrices: Matrices = Matrices()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
+    `expert_kinds` are those that a box can read from its disk one by one; none, in families where layers pass whole.
+
+    `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
+    all that may be small integers, `expert_matrices` those of the experts. `float32_parameters` are held in float32
+    whatever the dtype.
+    """
+
+    parameters: int
+    expert_parameters: int = 0
+    experts: int = 0
+    chosen: int = 0
+    window: int = 0
+    matrices: Matrices = Matrices()
+    expert_matrices: Matrices = Matrices()
+    float32_parameters: int = 0
+    expert_kinds: tuple[ExpertKind, ...] = ()
+
+    def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
+        integers = None if quantisation is None else quantisation.blocks
+        return self.matrices.weight_bytes(self.parameters, dtype, integers) + wider
+
+    def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
+        """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
+
+        With routing at random a token misses an expert with 1 - chosen / experts; all tokens do with its power.
+        """
+        every = self.weight_bytes(dtype, quantisation)
+        if not self.experts:
+            return float(every)
+        missed = (1.0 - self.chosen / self.experts) ** tokens
+        integers = None if quantisation is None else quantisation.blocks
+        return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, integers)
+
+    def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
+        """Bytes of each expert that a box can read by itself."""
+        integers = None if quantisation is None else quantisation.blocks
+        found: list[int] = []
+        for kind in self.expert_kinds:
+            found += [kind.matrices.weight_bytes(kind.parameters, dtype, integers)] * kind.count
+        return found
+
+    @property
+    def expert_share(self) -> float:
+        """Of what a token computes in this block, the experts' part, by parameters."""
+        return 1.0 - (self.parameters - self.expert_parameters) / self.active_parameters
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters one token is multiplied with."""
+        if not self.experts:
+            return float(self.parameters)
+        return self.parameters - self.expert_parameters * (1.0 - self.chosen / self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as the planner sees it. Sizes in elements, so that one spec serves every dtype.
+
+    `embedding_parameters` and `head_parameters` both count a tied embedding; `tied_parameters` is what they share.
+    Of the head `head_matrices` may be small integers.
+    `largest_block_tensor` and `largest_outer_tensor` are in elements and matter while loading. `inner_size` is the
+    widest row of a block's activations.
+    """
+
+    name: str
+    shape: ModelShape
+    blocks: tuple[BlockSpec, ...]
+    embedding_parameters: int
+    head_parameters: int
+    tied_parameters: int
+    largest_block_tensor: int
+    largest_outer_tensor: int
+    inner_size: int
+    head_matrices: Matrices = Matrices()
+
+    @property
+    def layer_count(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def parameter_count(self) -> int:
+        blocks = sum(block.parameters for block in self.blocks)
+        return blocks + self.embedding_parameters + self.head_parameters - self.tied_parameters
+
+    def head_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        """Bytes of norm and LM head."""
+        integers = None if quantisation is None else quantisation.head
+        return self.head_matrices.weight_bytes(self.head_parameters, dtype, integers)
+
+    def shared_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
+        """Bytes that a stage with embedding and head holds once and not twice."""
+        return self.tied_parameters * dtype.itemsize if shares_embedding(self.shape, quantisation) else 0
+
+    def kv_bytes_per_token(self, kept: KvFormat | DType) -> int:
+        """Bytes of keys and values of one token in one block."""
+        return self.shape.kv_bytes_per_token(LayerRange(0, 1), kept)
+
+    def attention_flops(self, tokens: int, context: float) -> float:
+        """Operations of one block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
+        return 4.0 * tokens * context * self.shape.attention_heads * self.shape.head_dim
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the tensors of one block add up to, or those of one part outside the blocks."""
+
+    parameters: int = 0
+    expert_parameters: int = 0
+    float32_parameters: int = 0
+    largest: int = 0
+    matrices: Matrices = Matrices()
+    expert_matrices: Matrices = Matrices()
+    of_experts: dict[int, tuple[int, Matrices]] = field(default_factory=dict)
+
+    def add(self, shape: ModelShape, tensor: ExpectedTensor, *, expert: bool, index: int | None = None) -> None:
+        """`index` is that of the expert which the tensor is of, in families whose experts are units."""
+        elements = math.prod(tensor.shape)
+        name = HEAD_WEIGHT if tensor.unit is Part.TIED else tensor.name
+        # Which tensors become integers is the same for every format; how many bytes they take then, is not.
+        packed = integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
+        width = expert_width(shape, name) if expert else None
+        matrices = Matrices()
+        if packed:
+            rows, columns = tensor.shape
+            matrices = Matrices.of(shape, rows, columns, width)
+        self.parameters += elements
+        self.matrices += matrices
+        self.largest = max(self.largest, elements)
+        if keeps_float32(shape, tensor.name):
+            self.float32_parameters += elements
+        if expert:
+            self.expert_parameters += elements
+            self.expert_matrices += matrices
+        if index is not None:
+            before, packed_before = self.of_experts.get(index, (0, Matrices()))
+            self.of_experts[index] = before + elements, packed_before + matrices
+
+    @property
+    def expert_kinds(self) -> tuple[ExpertKind, ...]:
+        return tuple(ExpertKind(count, *size) for size, count in Counter(self.of_experts.values()).items())
+
+
+def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
+    """The spec of the model that a decoded config.json describes. Raises UnsupportedModelError naming the key."""
+    if not isinstance(config, Mapping):
+        raise UnsupportedModelError("config.json holds no object", field="model")
+    decoder = read_config(config)
+    architecture, fields, shape = decoder.architecture, decoder.fields, decoder.shape
+    layers = [_Sums() for _ in range(shape.layer_count)]
+    parts = {part: _Sums() for part in Part}
+    inner = shape.hidden_size
+    for tensor in expected_tensors(config).values():
+        if isinstance(tensor.unit, Part):
+            parts[tensor.unit].add(shape, tensor, expert=False)
+            continue
+        inside = name_in_block(tensor.name)
+        expert, index = architecture.is_expert(inside), architecture.expert_index(inside)
+        layers[tensor.unit].add(shape, tensor, expert=expert, index=index)
+        inner = max(inner, *tensor.shape)
+    experts = chosen = 0
+    if architecture.experts is not None:
+        experts = expert_count(architecture.experts, fields)
+        chosen = chosen_experts(architecture.experts, fields)
+    blocks = tuple(
+        BlockSpec(
+            parameters=sums.parameters,
+            expert_parameters=sums.expert_parameters,
+            experts=experts if sums.expert_parameters else 0,
+            chosen=chosen if sums.expert_parameters else 0,
+            window=window,
+            matrices=sums.matrices,
+            expert_matrices=sums.expert_matrices,
+            float32_parameters=sums.float32_parameters,
+            expert_kinds=sums.expert_kinds,
+        )
+        for sums, window in zip(layers, decoder.windows(), strict=True)
+    )
+    tied = parts[Part.TIED].parameters
+    return ModelSpec(
+        name=name,
+        shape=shape,
+        blocks=blocks,
+        embedding_parameters=parts[Part.EMBEDDING].parameters + tied,
+        head_parameters=parts[Part.HEAD].parameters + tied,
+        tied_parameters=tied,
+        largest_block_tensor=max(sums.largest for sums in layers),
+        largest_outer_tensor=max(sums.largest for sums in parts.values()),
+        inner_size=inner,
+        head_matrices=sum((sums.matrices for sums in parts.values()), Matrices()),
+    )
+
+
+BUILT_IN_CONFIGS: Mapping[str, dict[str, Any]] = {name: dict(config) for name, config in KNOWN_MODELS.items()}
+
+
+def built_in_model(name: str) -> ModelSpec | None:
+    """A model known by name, without any file; None for another name."""
+    config = BUILT_IN_CONFIGS.get(name.lower())
+    return None if config is None else model_from_config(name.lower(), config)

@@ -1,0 +1,239 @@
+"""A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
+
+A plan must not rest on figures that nobody has. A box without times, measured or of the catalogue, therefore makes the
+site unplannable, by its name. Two boxes without a measured link have none: a plan never sends from one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, IntegerFormat, Quantisation, weights_text
+from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, MeasuredLink
+from edgeshard.planning.inputs.catalogue import DeviceSpec, recognise
+from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
+from edgeshard.planning.inputs.measured import MeasuredTimes
+from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem
+from edgeshard.planning.inputs.shapes import ModelSpec
+from edgeshard.planning.inputs.workspace import largest_step_tokens
+
+NOT_MEASURED = "NOT_MEASURED"
+"""Reason of the error for a site that cannot be planned before boxes are measured."""
+LOADING_ITEMSIZE = 4
+"""A box loads tensor by tensor, and the one at hand is there once more in fp32."""
+_NO_LINK = Link(bandwidth_bps=0.0)
+_NAMES_SHOWN = 5
+
+
+class SiteNode(Protocol):
+    """A node of the site, such as `edgeshard.domain.nodes.device.Node`; `free_bytes` is what stages may still take."""
+
+    @property
+    def node_id(self) -> NodeId: ...
+
+    @property
+    def name(self) -> NodeName: ...
+
+    @property
+    def facts(self) -> DeviceFacts: ...
+
+    @property
+    def free_bytes(self) -> int: ...
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def placeable(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SiteCluster:
+    """The boxes that layers can be placed on, by name, the source first.
+
+    `times` are the measured boxes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
+    (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out.
+    """
+
+    cluster: Cluster
+    times: Mapping[str, ComputeTimes]
+    estimated: tuple[NodeName, ...]
+    unmeasured: tuple[tuple[NodeName, NodeName], ...]
+    starting: tuple[NodeName, ...] = ()
+
+
+def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked of it
+    nodes: Iterable[SiteNode],
+    links: Iterable[MeasuredLink],
+    profiles: Mapping[NodeId, ComputeProfile],
+    *,
+    model: str,
+    dtype: DType,
+    quantisation: Quantisation | None = None,
+    source: str,
+    exclude: Collection[str] = (),
+    others: Mapping[NodeId, ComputeProfile] = MappingProxyType({}),
+) -> SiteCluster:
+    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box; a box that
+    has none, and that no data sheet is known of, counts as one that would take as long for a model of `others`.
+
+    Boxes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
+    source that is not there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError
+    (reason NOT_MEASURED) naming the boxes nobody has times of.
+    """
+    nodes = list(nodes)
+    usable = _usable(nodes, source, exclude)
+    if quantisation is not None:
+        _check_processors(usable, quantisation)
+    measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
+    recognised = {node.node_id: recognise(node.facts) for node in usable}
+    recognised |= {
+        node.node_id: _figures(others[node.node_id], recognised[node.node_id])
+        for node in usable
+        if node.node_id in others and node.node_id not in measured
+    }
+    unknown = [node.name for node in usable if recognised[node.node_id] is None and node.node_id not in measured]
+    if unknown:
+        raise FailedPreconditionError(
+            f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(unknown)}; run "
+            f"`{profile_command(model, dtype, quantisation)}`",
+            field="model",
+            reason=NOT_MEASURED,
+        )
+    times: dict[str, ComputeTimes] = {}
+    planned = []
+    for node in usable:
+        known = recognised[node.node_id]
+        if (profile := measured.get(node.node_id)) is not None:
+            times[node.name] = MeasuredTimes.of(profile)
+            known = _figures(profile, known)
+        assert known is not None
+        # Memory as the coordinator counts it: what the box grants less what others hold there.
+        device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
+        planned.append(ClusterNode(node.name, device, node.name))
+    found, unmeasured = _links(usable, links)
+    cluster = Cluster(tuple(planned), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
+    estimated = tuple(node.name for node in usable if node.node_id not in measured)
+    starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
+    return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting)
+
+
+def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
+    """A model on a site; `options` are PlanProblem's. Without relays: a box without layers cannot be deployed.
+
+    Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
+    """
+    problem = PlanProblem(
+        model=model,
+        cluster=site.cluster,
+        times=site.times,
+        loading_itemsize=LOADING_ITEMSIZE,
+        relays=False,
+        **options,
+    )
+    return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))
+
+
+def profile_command(
+    model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
+) -> str:
+    """What has boxes measured for a model; all that are connected when none is named."""
+    quantise: tuple[str, ...] = ()
+    if quantisation is not None:
+        quantise = ("--quantise", quantisation.blocks)
+        if quantisation.head is not IntegerFormat.INT8:
+            quantise += ("--head-quantisation", quantisation.head or WHOLE_HEAD)
+    return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a sentence: `a, b and 7 more`."""
+    shown = ", ".join(names[:_NAMES_SHOWN])
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+def node_starting(field: str, name: str) -> UnavailableError:
+    """The error for a box that `field` names and that has joined, but still imports what computes."""
+    return UnavailableError(
+        f"{field}: box {name} is still starting; ask again in a moment, or leave it out",
+        field=field,
+        reason="NODE_STARTING",
+        retry_after_s=1.0,
+    )
+
+
+def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
+    """Placeable boxes by name, the source first. `source` is a name or an id."""
+    found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
+    if not found:
+        names = listed(sorted(node.name for node in every)) or "none"
+        raise NotFoundError(f"source: there is no box {source}; boxes are {names}", field="source")
+    first = found[-1]
+    if not first.connected:
+        raise UnavailableError(
+            f"source: box {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
+        )
+    if not first.placeable:
+        raise node_starting("source", first.name)
+    others = [node for node in every if node.placeable and node.node_id != first.node_id and node.name not in exclude]
+    return [first, *sorted(others, key=lambda node: node.name)]
+
+
+def _check_processors(nodes: Sequence[SiteNode], quantisation: Quantisation) -> None:
+    others = [node.name for node in nodes if node.facts.kind != "cpu"]
+    if others:
+        raise InvalidArgumentError(
+            f"quantisation: weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these boxes",
+            field="quantisation",
+            reason="UNSUPPORTED_QUANTISATION",
+        )
+
+
+def _links(
+    nodes: Sequence[SiteNode], links: Iterable[MeasuredLink]
+) -> tuple[dict[tuple[str, str], Link], tuple[tuple[NodeName, NodeName], ...]]:
+    """Measured links by names, and the pairs that have none."""
+    names = {node.node_id: node.name for node in nodes}
+    found: dict[tuple[str, str], Link] = {
+        (names[link.sender], names[link.receiver]): Link(link.profile.bandwidth_bps, link.profile.latency_s)
+        for link in links
+        if link.sender in names and link.receiver in names
+    }
+    pairs = ((sender.name, receiver.name) for sender in nodes for receiver in nodes if sender is not receiver)
+    return found, tuple(pair for pair in pairs if pair not in found)
+
+
+def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
+    """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do.
+
+    Its watts are measured too where it has a sensor, else those of the catalogue where it is there.
+    """
+    idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
+    disk = profile.disk
+    if profile.energy is not None:
+        idle_w, busy_w = profile.energy.idle_w, max(profile.energy.idle_w, profile.energy.busy_w)
+    block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
+    step = min(block.decode, key=lambda sample: (sample.count, sample.context))
+    prompt = max(block.prefill, key=lambda sample: sample.count)
+    weights = block.parameters * profile.dtype.itemsize
+    if profile.quantisation is not None:  # nearly all of a block is matrices
+        weights = profile.quantisation.blocks.matrix_bytes(1, block.parameters)
+    return DeviceSpec(
+        kind=profile.device,
+        memory_bytes=0.0,
+        system_bytes=0.0,
+        bandwidth_bytes_per_s=weights / step.seconds,
+        flops=dict.fromkeys(DType, 2.0 * block.parameters * prompt.count / prompt.seconds),
+        unified=profile.memory.unified,
+        source="measured",
+        idle_w=idle_w,
+        busy_w=busy_w,
+        disk_bytes_per_s=None if disk is None else disk.read_bytes_per_s,
+        disk_bytes=None if disk is None else float(disk.free_bytes),
+    )

@@ -1,0 +1,1 @@
+"""Plans in words and pictures, beside what else there would be."""

@@ -1,0 +1,288 @@
+"""What other ways of placing a model would reach, beside the plan: the paper's baselines and what other tools do. Pure.
+
+edge-solo            all layers on the source
+cloud-edge-even      half on the source, half on the cloud box
+cloud-edge-opt       the best cut between these two, or the source alone
+edgeshard-even       the boxes of the plan, with equal shares; where that does not fit, more boxes, largest first
+edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
+memory-proportional  all boxes, shares by memory
+whole-fastest        all layers on the box that is best for the objective; requests come in there
+replicas             all layers on each box that can hold them, requests shared out (`replicas`)
+edgeshard            the plan
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.report.explain import bottleneck
+from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
+from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
+from edgeshard.planning.search.search import loads
+from edgeshard.planning.solvers.instance import Cut, Instance
+from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
+from edgeshard.planning.solvers.scoring import SLACK, stage_bytes, violations
+
+STRATEGIES = (
+    "edge-solo",
+    "cloud-edge-even",
+    "cloud-edge-opt",
+    "edgeshard-even",
+    "edgeshard-paper",
+    "memory-proportional",
+    "edgeshard",
+)
+
+COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
+"""The rows of a comparison: `STRATEGIES`, and the model whole where requests need not come in at the source."""
+
+Shares = Sequence[tuple[int, int]]
+"""(box, layers) in the order of the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """One strategy's figures under the problem's objective; None where it cannot run.
+
+    `nodes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
+    objective. `reason` says what binds it, or what is short.
+    """
+
+    strategy: str
+    feasible: bool
+    time_per_token_s: float | None
+    throughput_tps: float | None
+    ttft_s: float | None
+    request_s: float | None
+    joules_per_token: float | None
+    nodes: int
+    placement: str
+    gap: float | None
+    reason: str
+
+
+def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
+    """Every strategy on one problem, the plan last. Raises InvalidArgumentError as `plan` does."""
+    best = plan(problem, alternatives=0)
+    one_pipeline = [name for name in COMPARED if name != "replicas"]
+    rows = {name: _row(name, result, best) for name, result in strategies(problem, best, one_pipeline).items()}
+    rows["replicas"] = _replicas_row(replicas(problem), best)
+    return tuple(rows[name] for name in COMPARED)
+
+
+def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES) -> dict[str, PlanResult]:
+    """The results of these strategies of one pipeline by name; `best` is the plan itself."""
+    costs = Costs(problem)
+    layers, source = problem.model.layer_count, costs.source
+    chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
+    known: dict[str, Callable[[], PlanResult]] = {
+        "edge-solo": lambda: _fixed(costs, lambda load: Cut((source,), (layers,))),
+        "cloud-edge-even": lambda: _with_cloud(costs, _cloud_even),
+        "cloud-edge-opt": lambda: _with_cloud(costs, _cloud_opt),
+        "edgeshard-even": lambda: _fixed(costs, lambda load: _even_cut(costs, load, chosen)),
+        "edgeshard-paper": lambda: _paper(costs),
+        "memory-proportional": lambda: _fixed(costs, lambda load: memory_proportional(costs, load)),
+        "whole-fastest": lambda: whole_fastest(problem),
+        "edgeshard": lambda: best,
+    }
+    return {name: known[name]() for name in names}
+
+
+def _with_cloud(costs: Costs, strategy: Callable[[Costs, int], PlanResult]) -> PlanResult:
+    cloud = cloud_of(costs)
+    if cloud is None or costs.problem.model.layer_count < 2:
+        shortage = Shortage("nodes", 1.0, "nodes", "there is no second box to offload to")
+        return PlanResult(costs.problem, shortage=shortage)
+    return strategy(costs, cloud)
+
+
+def _cloud_even(costs: Costs, cloud: int) -> PlanResult:
+    halves = cut_of(even([costs.source, cloud], costs.problem.model.layer_count))
+    return _fixed(costs, lambda load: halves)
+
+
+def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
+    others = tuple(name for i, name in enumerate(costs.names) if i not in (costs.source, cloud))
+    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others), relays=False)
+    return plan(pair, alternatives=0)
+
+
+def cloud_of(costs: Costs) -> int | None:
+    """The box to offload to: the cluster's own choice, or the fastest memory beside the source; None when alone."""
+    wanted = costs.problem.cluster.cloud
+    if wanted is not None and wanted in costs.names:
+        return costs.names.index(wanted)
+    others = [i for i in range(len(costs.nodes)) if i != costs.source]
+    return max(others, key=lambda i: costs.nodes[i].device.bandwidth_bytes_per_s, default=None)
+
+
+def even(nodes: Sequence[int], layers: int) -> Shares:
+    """Equal shares, the first boxes one layer more where it does not come out even."""
+    nodes = nodes[:layers]
+    each, over = divmod(layers, len(nodes))
+    return [(node, each + (position < over)) for position, node in enumerate(nodes)]
+
+
+def cut_of(shares: Shares) -> Cut:
+    """The cut of these shares; a box with none is left out."""
+    nodes, ends, end = [], [], 0
+    for node, count in shares:
+        if count:
+            end += count
+            nodes.append(node)
+            ends.append(end)
+    return Cut(tuple(nodes), tuple(ends))
+
+
+def memory_proportional(costs: Costs, load: Load) -> Cut | None:
+    """Shares by memory over all boxes, by largest remainder, the source first; box by box when that overfills one."""
+    instance = costs.decode(load)
+    order = [costs.source, *(i for i in range(len(costs.nodes)) if i != costs.source)]
+    rooms = [float(instance.capacity_bytes[i]) for i in order]
+    total = sum(rooms)
+    if total <= 0:
+        return None
+    exact = [instance.layers * room / total for room in rooms]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(order)), key=lambda i: (counts[i] - exact[i], i))
+    for position in by_remainder[: instance.layers - sum(counts)]:
+        counts[position] += 1
+    if counts[0] == 0:
+        counts[counts.index(max(counts))] -= 1
+        counts[0] = 1
+    cut = cut_of(list(zip(order, counts, strict=True)))
+    if not violations(instance, cut):
+        return cut
+    return _filled(instance, order) or cut
+
+
+def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
+    """Box after box as many layers as fit; None when some find no room."""
+    shares, first = [], 0
+    for position, node in enumerate(order):
+        free = float(instance.capacity_bytes[node]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
+        end = first
+        while end < instance.layers:
+            need = float(instance.layer_bytes[first : end + 1].sum())
+            if end + 1 == instance.layers:
+                need += instance.head_bytes - instance.tied_bytes * (position == 0)
+            if need > free * (1 + SLACK):
+                break
+            end += 1
+        shares.append((node, end - first))
+        first = end
+    return cut_of(shares) if first == instance.layers else None
+
+
+def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
+    """Equal shares over the plan's boxes; where they do not fit, over the fewest boxes for which they do."""
+    instance = costs.decode(load)
+    cut = cut_of(even(chosen, instance.layers))
+    if not violations(instance, cut):
+        return cut
+    others = [i for i in range(len(costs.nodes)) if i != costs.source]
+    others.sort(key=lambda i: -float(instance.capacity_bytes[i]))
+    for count in range(1, min(len(others), instance.layers - 1) + 1):
+        wider = cut_of(even([costs.source, *others[:count]], instance.layers))
+        if not violations(instance, wider):
+            return wider
+    return cut
+
+
+def _paper(costs: Costs) -> PlanResult:
+    """Algorithm 1 in its most favourable reading (memory tracked along the way, no box used twice), or Algorithm 2.
+
+    Algorithm 2 knows no load. It is asked, for each b, with the memory of the largest m for which it finds a cut.
+    """
+    if costs.problem.request_limit == 1:
+        assignment = algorithm_1(costs.decode(Load()), Memory.DISTINCT)
+        return _fixed(costs, lambda load: assignment.cut if assignment is not None else None)
+    cuts: dict[int, Cut] = {}
+    for load in reversed(loads(costs)):
+        if load.batch not in cuts and (cut := algorithm_2(costs.decode(load))) is not None:
+            cuts[load.batch] = cut
+    return _fixed(costs, lambda load: cuts.get(load.batch))
+
+
+def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
+    """The best load for a way of cutting that does not choose one itself."""
+    single = costs.problem.request_limit == 1
+    goal, limit = costs.problem.goal, costs.problem.max_time_per_token_s
+    best: CutPrediction | None = None
+    fastest: float | None = None
+    for load in [Load()] if single else loads(costs):
+        cut = cut_for(load)
+        if cut is None or violations(costs.decode(load), cut):
+            continue
+        prediction = predict(costs, load, cut)
+        fastest = min(prediction.time_per_token_s, fastest or prediction.time_per_token_s)
+        if limit is not None and prediction.time_per_token_s > limit:
+            continue
+        if best is None or prediction.cost(goal) < best.cost(goal):
+            best = prediction
+    if best is not None:
+        return result_of(costs, best, None, GAP_OF_LATENCY)
+    if fastest is not None and limit is not None:
+        return PlanResult(costs.problem, shortage=too_slow(fastest, limit))
+    return PlanResult(costs.problem, shortage=_why_not(costs, cut_for(Load())))
+
+
+def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
+    if cut is None:
+        return Shortage("memory", 0.0, "", "it finds no placement that fits")
+    instance = costs.decode(Load())
+    needs = stage_bytes(instance, cut)
+    rooms = [float(instance.capacity_bytes[node]) for node in cut.nodes]
+    text = node_room_text([costs.names[node] for node in cut.nodes], needs, rooms)
+    over = sum(max(0.0, need - room) for need, room in zip(needs, rooms, strict=True))
+    return Shortage("memory", over, "bytes", text or "; ".join(violations(instance, cut)))
+
+
+def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
+    reason, source = bottleneck(result), result.problem.cluster.source
+    if result.prediction is None:
+        return _without_plan(name, reason)
+    if source != best.problem.cluster.source:
+        reason = f"requests come in at {source}; {reason}"
+    return _with_figures(name, result.prediction, best, len(result.stages), result.placement, reason)
+
+
+def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
+    if not found.replicas:
+        return _without_plan("replicas", found.reason)
+    return _with_figures("replicas", found, best, len(found.replicas), found.placement, found.reason)
+
+
+def _without_plan(name: str, reason: str) -> StrategyRow:
+    return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
+
+
+def _with_figures(
+    name: str, found: CutPrediction | Replicas, best: PlanResult, nodes: int, placement: str, reason: str
+) -> StrategyRow:
+    return StrategyRow(
+        strategy=name,
+        feasible=True,
+        time_per_token_s=found.time_per_token_s,
+        throughput_tps=found.throughput_tps,
+        ttft_s=found.ttft_s,
+        request_s=found.request_s,
+        joules_per_token=found.joules_per_token,
+        nodes=nodes,
+        placement=placement,
+        gap=_gap(found, best),
+        reason=reason,
+    )
+
+
+def _gap(found: CutPrediction | Replicas, best: PlanResult) -> float | None:
+    """How much better any plan could at most be: from the plan's own value and its certified gap."""
+    if best.prediction is None or best.gap is None:
+        return None
+    goal = best.problem.goal
+    own = found.cost(goal)
+    return max(0.0, 1.0 - best.prediction.cost(goal) * (1.0 - best.gap) / own) if own > 0 else 0.0

@@ -1,0 +1,205 @@
+"""What streaming costs, in words, and what would do without it. Pure.
+
+Nobody is surprised by a disk: the speed alone and with many requests at once, and what is read in a day, are said
+before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, isfinite
+
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.tier_costs import StreamTables
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.what_if import changed
+from edgeshard.planning.search.plan import CutPrediction, PlannedStage, PlanResult, plan, predict_streaming
+from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.scoring import stages
+
+_DAY_S = 86_400
+_MANY = (32, 16, 8, 4, 2)
+"""Requests at once that a plan for one tells of, the most that memory holds."""
+_BATCH = 8
+_MORE_GB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Memory that one might buy."""
+_GB, _MB = 1e9, 1e6
+_LEAST_GB = 0.1 * _GB
+"""Less is said in MB."""
+
+
+def streaming_words(result: PlanResult) -> tuple[str, ...]:
+    """All there is to say of a plan whose boxes stream; nothing of any other."""
+    return (*speed_words(result), *daily_words(result))
+
+
+def speed_words(result: PlanResult) -> tuple[str, ...]:
+    """What each box that streams holds and reads and, with the last of them, how fast the plan is."""
+    streaming = [stage for stage in result.stages if stage.streaming is not None]
+    if not streaming or result.prediction is None:
+        return ()
+    lines = [_holds(stage) for stage in streaming]
+    alone, many = speeds(result)
+    lines[-1] += f": {_seconds(alone.time_per_token_s)} a token alone"
+    if many is not None:
+        lines[-1] += f", {_rate(many.throughput_tps)} at {_requests(many.load.requests)}"
+    return tuple(lines)
+
+
+def daily_words(result: PlanResult) -> tuple[str, ...]:
+    """What is read of each disk in a day at full load."""
+    if not result.streams:
+        return ()
+    alone, many = speeds(result)
+    busiest = many or alone
+    rate = _rate(busiest.throughput_tps)
+    reads = [(stage.node, daily_bytes(stage, busiest)) for stage in result.stages if stage.streaming is not None]
+    return tuple(f"{name} reads {_size(size)} a day from its disk at {rate} all day long" for name, size in reads)
+
+
+def advice_without_streaming(result: PlanResult) -> str:
+    """What a box more like the largest of those that stream would bring, and how much memory would do; '' for none."""
+    streaming = [stage for stage in result.stages if stage.streaming is not None]
+    if not streaming:
+        return ""
+    now = _figures(result)
+    largest = max(streaming, key=lambda stage: stage.memory.usable)
+    parts = []
+    more = plan(changed(result.problem, [f"+1 {_group(result.problem, largest.node)}"]), alternatives=0)
+    if more.prediction is not None:
+        parts.append(f"one more box like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
+    if (found := _enough_memory(result, streaming)) is not None:
+        size, after = found
+        boxes = " and ".join(stage.node for stage in streaming)
+        each = " each" if len(streaming) > 1 else ""
+        parts.append(f"{size} GB more memory in {boxes}{each} would bring {_figures(after)}, without reading the disk")
+    return "; ".join(parts)
+
+
+def offer_words(result: PlanResult) -> str:
+    """What streaming would give where nothing fits; '' where it gives nothing."""
+    if result.offer is None:
+        return ""
+    return f"with --allow-streaming it would run: {'; '.join(streaming_words(result.offer))}"
+
+
+def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:
+    """A plan's cut with one request alone, and with many at once: as many as were planned for, else as memory holds.
+
+    None for many where memory holds only one.
+    """
+    problem, prediction = result.problem, result.prediction
+    assert prediction is not None
+    costs = Costs(problem)
+    tables = StreamTables(costs)
+    alone = predict_streaming(tables, StreamedLoad(Load()), prediction.cut, prediction.load)
+    if prediction.load.requests > 1:
+        return alone, prediction
+    for requests in _MANY:
+        asked = replace(problem, concurrency=requests, objective=Objective.THROUGHPUT, batch=_BATCH)
+        found = [
+            predict_streaming(tables, load, prediction.cut)
+            for load in stream_loads(Costs(asked))
+            if load.load.requests == requests and _fits(tables, load.load, prediction.cut)
+        ]
+        if found:
+            return alone, max(found, key=lambda one: one.throughput_tps)
+    return alone, None
+
+
+def daily_bytes(stage: PlannedStage, prediction: CutPrediction) -> float:
+    """Bytes that a stage reads in a day of steady decoding at the plan's rate."""
+    one, batch = stage.streaming, prediction.load.batch
+    assert one is not None
+    tokens = batch if one.caches else batch * prediction.sweep  # a layer is read once for a sweep
+    return one.step_bytes(batch) * prediction.throughput_tps / tokens * _DAY_S
+
+
+def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
+    """Whether the boxes have room for this load, though they may have to stream more for its KV."""
+    read = tables.streamed(load).streamed
+    return all(isfinite(read[node, first, end]) for node, first, end in stages(cut))
+
+
+def _enough_memory(result: PlanResult, streaming: list[PlannedStage]) -> tuple[int, PlanResult] | None:
+    """The least memory of those one might buy with which nothing streams, and the plan then."""
+    lacking = max(stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None)
+    for size in _MORE_GB:
+        if size * _GB < 0.5 * lacking:
+            continue
+        changes = [f"{stage.node} memory=+{size}GB" for stage in streaming]
+        after = plan(replace(changed(result.problem, changes), allow_streaming=False), alternatives=0)
+        if after.feasible:
+            return size, after
+        if size * _GB > 4 * lacking:
+            return None
+    return None
+
+
+def _group(problem: PlanProblem, name: str) -> str:
+    return next(node.group for node in problem.cluster.nodes if node.name == name)
+
+
+def _still(result: PlanResult) -> str:
+    names = [stage.node for stage in result.stages if stage.streaming is not None]
+    return f" ({' and '.join(names)} would still stream)" if names else ", without reading a disk"
+
+
+def _figures(result: PlanResult) -> str:
+    assert result.prediction is not None
+    figures = result.prediction
+    if figures.load.requests == 1:
+        return f"{_seconds(figures.time_per_token_s)} a token"
+    return f"{_rate(figures.throughput_tps)} at {_requests(figures.load.requests)}"
+
+
+def _holds(stage: PlannedStage) -> str:
+    one = stage.streaming
+    assert one is not None
+    whole, read, rate = one.weight_bytes, one.streamed_bytes, one.disk_bytes_per_s
+    disk = f"from its disk at {rate / _GB:.2g} GB/s" if rate >= _LEAST_GB else f"from its disk at {rate / _MB:.2g} MB/s"
+    if one.caches:
+        return (
+            f"{stage.node} holds {_part(whole - one.expert_bytes, whole)}, caches "
+            f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others {disk}"
+        )
+    unit = _unit(whole)
+    streams = _amount(read / unit) if _unit(read) == unit else f"{_amount(read / _MB)} MB"
+    return f"{stage.node} holds {_part(whole - read, whole)} and streams {streams} {disk}"
+
+
+def _part(size: float, whole: float) -> str:
+    """Both in one unit, unless the first is too small for it."""
+    unit, name = _unit(whole), "GB" if _unit(whole) == _GB else "MB"
+    if not size or _unit(size) == unit:
+        return f"{_amount(size / unit)} of {_amount(whole / unit)} {name}"
+    return f"{_amount(size / _MB)} MB of {_amount(whole / unit)} {name}"
+
+
+def _unit(size: float) -> float:
+    return _GB if size >= _LEAST_GB else _MB
+
+
+def _amount(size: float) -> str:
+    return f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{ceil(size)} PB"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.2g} tokens/s" if tokens_per_s < 10 else f"{tokens_per_s:.0f} tokens/s"
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

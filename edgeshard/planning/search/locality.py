@@ -1,0 +1,132 @@
+"""Plans that make use of what boxes keep packed on their disks: nearly as good, and ready sooner. Pure.
+
+Among cuts that cost at most `LOCALITY_MARGIN` more than the best one, and have no more stages, the one is taken for
+which the fewest bytes of weights must be fetched and packed. Looked at are the best cut, the cut that what is held
+suggests, and what is reached from these by steps of `neighbours`, all under the load of the best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from edgeshard.domain.models.packed import NOTHING_HELD
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.neighbours import neighbours
+from edgeshard.planning.solvers.problem import Kinds
+from edgeshard.planning.solvers.scoring import stages, violations
+
+LOCALITY_MARGIN = 0.05
+"""What a plan may cost more than the best one, as a part of it, so that less has to be fetched and packed."""
+MOST_WEIGHED = 200
+"""Cuts whose figures are computed; milliseconds each."""
+
+
+Cost = Callable[[Cut], float]
+"""What the objective minimises, of a cut that breaks no rule of the instance; infinite for one that may not be used."""
+
+
+def is_near(cost: float, least: float) -> bool:
+    """Whether a cost is within `LOCALITY_MARGIN` of the least. Of rates, where more is better, both are negative."""
+    return cost <= (least * (1.0 + LOCALITY_MARGIN) if least >= 0 else least / (1.0 + LOCALITY_MARGIN))
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """That a plan was taken for what its boxes hold: the best one's placement, and what that costs.
+
+    `slower` is how much more the plan costs in its objective, as a part of the best one's cost. `saved_bytes` of
+    weights need not be fetched and packed, which they would for the best one; `lacking_bytes` must all the same.
+    """
+
+    best: str
+    slower: float
+    saved_bytes: int
+    lacking_bytes: int
+
+
+class Lacking:
+    """Bytes of weights that the boxes of a cut would have to fetch and pack."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        problem = costs.problem
+        self._held = [problem.held.get(name, NOTHING_HELD) for name in costs.names]
+        sizes = costs.block_bytes()
+        self._upto = {
+            node: list(accumulate((0 if i in held.layers else size for i, size in enumerate(sizes)), initial=0))
+            for node, held in enumerate(self._held)
+            if held.layers
+        }
+        self._all = list(accumulate(sizes, initial=0))
+
+    def of(self, cut: Cut) -> int:
+        problem, total = self._costs.problem, 0
+        model, ways = problem.model, (problem.dtype, problem.quantisation)
+        shared = model.shared_bytes(*ways)
+        for index, (node, first, end) in enumerate(stages(cut)):
+            upto, held = self._upto.get(node, self._all), self._held[node]
+            total += upto[end] - upto[first]
+            has_head = self._costs.has_head(cut, index)
+            total += model.head_bytes(*ways) * (has_head and not held.head)
+            if index == 0 and not held.embedding:  # with the head it is one tensor, where that is kept once
+                embedding = model.embedding_parameters * problem.dtype.itemsize
+                total += embedding - shared * has_head
+        return total
+
+
+def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
+    """The cut that lacks the fewest bytes, of those found that cost little more than `best`, which breaks no rule."""
+    held = costs.problem.held
+    holders = [node for node, name in enumerate(costs.names) if held.get(name, NOTHING_HELD) != NOTHING_HELD]
+    if not holders:
+        return best
+    lacking, instance = Lacking(costs), costs.decode(load)
+    limit = cost(best) * (1.0 + LOCALITY_MARGIN)
+    # Each box that holds something is a kind: which one takes a stage matters.
+    kinds = Kinds(((costs.source,), *((node,) for node in holders if node != costs.source)))
+    weighed: dict[Cut, tuple[int, float] | None] = {}
+
+    def rank(cut: Cut) -> tuple[int, float] | None:
+        """What it lacks, then what it costs; None where it may not be used, or where enough was weighed."""
+        if cut not in weighed:
+            if len(weighed) >= MOST_WEIGHED:
+                return None
+            refused = len(cut.nodes) > len(best.nodes) or violations(instance, cut)
+            spent = float("inf") if refused else cost(cut)
+            weighed[cut] = (lacking.of(cut), spent) if spent <= limit else None
+        return weighed[cut]
+
+    chosen, least = best, (lacking.of(best), cost(best))
+    for begin in (best, *_suggested(costs, best)):
+        at, here = begin, rank(begin)
+        while here is not None:
+            if here < least:
+                chosen, least = at, here
+            steps = (step for step in dict.fromkeys(neighbours(at, kinds)) if len(step.nodes) <= len(best.nodes))
+            ranks = ((step, rank(step)) for step in sorted(steps, key=lacking.of) if lacking.of(step) <= here[0])
+            at, here = next(((step, found) for step, found in ranks if found is not None and found < here), (at, None))
+    return chosen
+
+
+def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:
+    """The cut of an earlier placement, as what is held tells of it: each box as many layers as it holds in a row."""
+    held = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
+    layer_count = costs.problem.model.layer_count
+
+    def run(node: int, first: int) -> int:
+        end = first
+        while end in held[node]:
+            end += 1
+        return end
+
+    nodes, ends = [costs.source], [max(run(costs.source, 0), 1)]
+    while ends[-1] < layer_count:
+        others = [node for node in range(len(held)) if node not in nodes and run(node, ends[-1]) > ends[-1]]
+        if not others:
+            return
+        nodes.append(max(others, key=lambda node: (run(node, ends[-1]), node in best.nodes, -node)))
+        ends.append(run(nodes[-1], ends[-1]))
+    yield Cut(tuple(nodes), tuple(ends))

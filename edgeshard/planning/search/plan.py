@@ -1,0 +1,446 @@
+"""Planning: boxes, cuts and loads chosen together, with the figures they are predicted to reach. Pure.
+
+    plan(problem) -> PlanResult
+
+Request, ttft and latency are about one request alone: all of it, its first token, or the round R of one of its tokens
+(`request_search`). Its prompt goes in the slices that its head would cut. Throughput and auto choose the load (b
+sequences in each of m micro-batches) with the cuts (`search`), scored by the two phases of a batch, its prompts and
+then its tokens:
+
+    tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
+
+Where boxes may stream weights from their disks, the best plan with boxes that do is compared with the best without
+(`tiers.joint`); where nothing fits and they may not, it is offered.
+
+Energy is the joules that a token takes (`energy`), of one request alone or of a load chosen with the cuts
+(`energy_search`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.planning.costs.batch_time import batch_times
+from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
+from edgeshard.planning.costs.energy import Power, energy_j, power_of, without_power
+from edgeshard.planning.costs.shortage import Shortage, shortage_of, too_slow
+from edgeshard.planning.costs.tier_costs import Streaming, StreamTables
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.search.energy_search import search_energy
+from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
+from edgeshard.planning.search.request_search import prompt_and_tokens, search_request
+from edgeshard.planning.search.search import search_rate
+from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
+from edgeshard.planning.solvers import solve_latency, solve_throughput
+from edgeshard.planning.solvers.instance import Cut, Score, Solution
+from edgeshard.planning.solvers.problem import INFINITY, equal_kinds
+from edgeshard.planning.solvers.scoring import score, stages, violations
+
+ALTERNATIVES = 2
+"""Runner-ups shown."""
+_ROUNDING = 1e-12
+_SAME_ENERGY = 1e-9
+_MANY_NODES = 64
+"""Beyond it runner-ups are not worth as many solves again."""
+GAP_OF_LATENCY = "time per token"
+GAP_OF_REQUEST = "time of a request"
+GAP_OF_TTFT = "time to first token"
+GAP_OF_RATE = "token rate, prompts included"
+GAP_OF_ENERGY = "energy per token"
+_GAPS = {
+    Objective.LATENCY: GAP_OF_LATENCY,
+    Objective.REQUEST: GAP_OF_REQUEST,
+    Objective.TTFT: GAP_OF_TTFT,
+}
+OFFERED = ("memory", "source_memory")
+"""Constraints for want of which streaming is offered."""
+UNKNOWN_POWER = "UNKNOWN_POWER"
+"""Reason of the error for boxes whose watts are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutPrediction:
+    """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
+
+    `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
+    alone with its prompt in `slices`. Where boxes stream, `sweep` micro-batches go as one step, whose scores these are.
+    `request_s` is the time until they have all their tokens. `joules_per_token` is what all boxes of the cut take in
+    that time for each token, None where the watts of one are unknown.
+    """
+
+    cut: Cut
+    load: Load
+    prefill: Score
+    decode: Score
+    ttft_s: float
+    time_per_token_s: float
+    request_s: float
+    throughput_tps: float
+    slices: tuple[int, ...] = ()
+    joules_per_token: float | None = None
+    sweep: int = 1
+
+    @property
+    def in_flight(self) -> int:
+        """Steps, or sweeps, under way at once."""
+        return self.load.micro_batches // self.sweep
+
+    def cost(self, goal: Objective) -> float:
+        """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
+        match goal:
+            case Objective.REQUEST:
+                return self.request_s
+            case Objective.TTFT:
+                return self.ttft_s
+            case Objective.LATENCY:
+                return self.time_per_token_s
+            case Objective.ENERGY:
+                assert self.joules_per_token is not None  # `plan` refuses boxes of unknown power
+                return self.joules_per_token
+            case _:
+                return 1.0 / self.throughput_tps
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it).
+
+    `power` are its box's watts, None where they are unknown. `streaming` says what it reads from its disk in every
+    step, None where all its weights stay in memory.
+    """
+
+    node: str
+    kind: str
+    layers: LayerRange
+    memory: MemoryUse
+    compute_s: float
+    send_s: float
+    power: Power | None
+    streaming: Streaming | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A runner-up: what it would reach."""
+
+    placement: str
+    load: Load
+    ttft_s: float
+    time_per_token_s: float
+    request_s: float
+    throughput_tps: float
+    joules_per_token: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
+
+    `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
+    `offer` is what streaming would give where nothing fits and it was not allowed. `locality` says that what boxes hold
+    decided, None where the plan is simply the best.
+    """
+
+    problem: PlanProblem
+    stages: tuple[PlannedStage, ...] = ()
+    prediction: CutPrediction | None = None
+    gap: float | None = None
+    gap_objective: str = GAP_OF_LATENCY
+    alternatives: tuple[Alternative, ...] = ()
+    shortage: Shortage | None = None
+    offer: PlanResult | None = None
+    locality: Locality | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether a box of the plan streams weights from its disk."""
+        return any(stage.streaming is not None for stage in self.stages)
+
+    @property
+    def feasible(self) -> bool:
+        return self.prediction is not None
+
+    @property
+    def placement(self) -> str:
+        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it (but for relays, which hold no layer); '' for none."""
+        return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
+
+
+def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
+    """The best plan for a problem.
+
+    Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
+    the watts of a box that may be used are unknown.
+    """
+    problem.check()
+    costs = Costs(problem)
+    if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
+        raise InvalidArgumentError(
+            f"objective: the power of {listed(unknown)} is not known; give idle_w and busy_w in a cluster file, or "
+            "exclude these boxes",
+            field="objective",
+            reason=UNKNOWN_POWER,
+        )
+    match problem.goal:
+        case Objective.LATENCY:
+            result = _latency(costs)
+        case Objective.THROUGHPUT:
+            result = _throughput(costs)
+        case Objective.ENERGY:
+            result = _energy(costs)
+        case _:
+            result = _request(costs)
+    if problem.allow_streaming:
+        result = _better(result, streaming_result(costs))
+    elif result.shortage is not None and result.shortage.constraint in OFFERED:
+        result = replace(result, offer=streaming_result(costs))
+    result = _nearest(costs, result)
+    if result.prediction is None or result.streams or alternatives < 1:
+        return result
+    return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
+
+
+def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
+    """The figures of any cut under a load, by the two-phase formula; one request alone with its prompt in slices."""
+    times = batch_times(costs, cut, load)
+    tokens = load.requests * costs.problem.new_tokens
+    energy = energy_j(costs, cut, load, times)
+    return CutPrediction(
+        cut,
+        load,
+        times.prefill,
+        times.decode,
+        times.ttft_s,
+        times.time_per_token_s,
+        times.request_s,
+        tokens / times.request_s,
+        times.slices,
+        None if energy is None else energy / tokens,
+    )
+
+
+def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:
+    """A prediction with the names, layers and memory of its stages."""
+    cut, decode = prediction.cut, prediction.decode
+    sends = decode.hop_s or (0.0,)
+    memory = costs.memory(prediction.load, cut)
+    planned = tuple(
+        PlannedStage(
+            node=costs.names[node],
+            kind=costs.nodes[node].device.kind,
+            layers=LayerRange(first, end),
+            memory=memory[index],
+            compute_s=decode.stage_s[index],
+            send_s=sends[index],
+            power=power_of(costs, node),
+        )
+        for index, (node, first, end) in enumerate(stages(cut))
+    )
+    return PlanResult(costs.problem, planned, prediction, gap, gap_objective)
+
+
+def streaming_result(costs: Costs) -> PlanResult | None:
+    """The best plan whose boxes may stream; None where there is none, or none that is more than a plan without."""
+    tables = StreamTables(costs)
+    if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
+        return None
+    found = StreamSearch(costs).run()
+    result = None if found is None else given_streaming(costs, found.cut, found.load)
+    if found is None or result is None or not result.streams:
+        return None
+    gap = 1.0 - found.bound / found.cost if found.cost > 0 else 0.0
+    return replace(result, gap=gap if gap > _SAME_ENERGY else 0.0)
+
+
+def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
+    """A cut and a load that were given; None where a box has no room, not even streaming, or no disk to stream from."""
+    tables = StreamTables(costs)
+    prediction = predict_streaming(tables, load, cut)
+    if not isfinite(prediction.request_s):
+        return None
+    result = result_of(costs, prediction, None, _GAPS.get(costs.problem.goal, GAP_OF_RATE))
+    staged = tuple(
+        stage if one is None else replace(stage, streaming=one, memory=replace(stage.memory, weights=one.budget_bytes))
+        for stage, one in zip(result.stages, tables.streaming(load.load, cut), strict=True)
+    )
+    return replace(result, stages=staged)
+
+
+def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:
+    """The figures of a cut whose boxes may stream, by the two-phase formula with sweeps for micro-batches.
+
+    `pool` is the load that memory was given to, where it is more than `load`.
+    """
+    costs, flight = tables.costs, load.in_flight
+    prefill = score(tables.instance(load.load, load.sweep, True, pool), cut, costs.names)
+    decode = score(tables.instance(load.load, load.sweep, False, pool), cut, costs.names)
+    ttft = prefill.round_s + (flight - 1) * prefill.bottleneck_s
+    per_token = max(decode.round_s, flight * decode.bottleneck_s)
+    seconds = ttft + (costs.problem.new_tokens - 1) * per_token
+    rate = load.load.requests * costs.problem.new_tokens / seconds
+    return CutPrediction(cut, load.load, prefill, decode, ttft, per_token, seconds, rate, sweep=load.sweep)
+
+
+def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
+    """The better of two plans, with a gap that holds for both ways."""
+    if streaming is None or streaming.prediction is None:
+        return resident
+    if resident.prediction is None:
+        return streaming
+    goal = resident.problem.goal
+    costs = [result.prediction.cost(goal) for result in (resident, streaming) if result.prediction is not None]
+    best = min(costs)
+    bound = min(cost * (1.0 - (result.gap or 0.0)) for cost, result in zip(costs, (resident, streaming), strict=True))
+    gap = 1.0 - bound / best if best > 0 else 0.0
+    chosen = streaming if costs[1] < costs[0] * (1 - _SAME_ENERGY) else resident
+    return replace(chosen, gap=gap if gap > _SAME_ENERGY else 0.0)
+
+
+def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
+    """The plan for which least is fetched and packed, of those nearly as good. Boxes that stream stay as they are."""
+    best, problem = result.prediction, costs.problem
+    if best is None or result.streams or not problem.held:
+        return result
+    limit = problem.max_time_per_token_s
+
+    def cost(cut: Cut) -> float:
+        figures = predict(costs, best.load, cut)
+        in_time = limit is None or figures.time_per_token_s <= limit
+        return figures.cost(problem.goal) if in_time else INFINITY
+
+    cut, lacking = nearest_cut(costs, best.load, best.cut, cost), Lacking(costs)
+    left = lacking.of(cut)
+    if left >= lacking.of(best.cut):
+        return result
+    chosen = predict(costs, best.load, cut)
+    least, most = best.cost(problem.goal), chosen.cost(problem.goal)
+    gap = 1.0 - least * (1.0 - (result.gap or 0.0)) / most
+    return replace(
+        result_of(costs, chosen, gap if gap > _SAME_ENERGY else 0.0, result.gap_objective),
+        locality=Locality(result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left),
+    )
+
+
+def _latency(costs: Costs) -> PlanResult:
+    load = Load()
+    solution = solve_latency(costs.decode(load))
+    if solution is None:
+        return PlanResult(costs.problem, shortage=shortage_of(costs, load))
+    prediction = predict(costs, load, solution.cut)
+    limit = costs.problem.max_time_per_token_s
+    if limit is not None and prediction.time_per_token_s > limit:
+        return PlanResult(costs.problem, shortage=too_slow(prediction.time_per_token_s, limit))
+    return result_of(costs, prediction, solution.gap, GAP_OF_LATENCY)
+
+
+def _request(costs: Costs) -> PlanResult:
+    problem, load = costs.problem, Load()
+    found = search_request(costs, problem.goal)
+    if found is not None:
+        objective = GAP_OF_TTFT if problem.goal is Objective.TTFT else GAP_OF_REQUEST
+        return result_of(costs, predict(costs, load, found.cut), found.gap, objective)
+    fastest = solve_latency(costs.decode(load))
+    if fastest is None or problem.max_time_per_token_s is None:
+        return PlanResult(problem, shortage=shortage_of(costs, load))
+    return PlanResult(problem, shortage=too_slow(fastest.value_s, problem.max_time_per_token_s))
+
+
+def _throughput(costs: Costs) -> PlanResult:
+    """The cut and load of the highest rate, prompts included."""
+    found = search_rate(costs)
+    if found.cut is None:
+        limit = costs.problem.max_time_per_token_s
+        if found.fastest_s is not None and limit is not None:
+            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, limit))
+        return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
+    best = predict(costs, found.load, found.cut)
+    gap = 1.0 - best.throughput_tps / found.rate_bound
+    return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
+
+
+def _energy(costs: Costs) -> PlanResult:
+    """The cut and load of the fewest joules per token."""
+    found = search_energy(costs)
+    if found is None:
+        limit, fastest = costs.problem.max_time_per_token_s, solve_latency(costs.decode(Load()))
+        if fastest is None or limit is None:
+            return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
+        return PlanResult(costs.problem, shortage=too_slow(fastest.value_s, limit))
+    best = predict(costs, found.load, found.cut)
+    gap = 1.0 - found.bound_j / value if (value := best.cost(Objective.ENERGY)) > 0 else 0.0
+    return result_of(costs, best, gap if gap > _SAME_ENERGY else 0.0, GAP_OF_ENERGY)
+
+
+def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
+    """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
+    problem, load = costs.problem, best.load
+    found: list[tuple[Costs, CutPrediction]] = []
+    others = [Cut((costs.source,), (problem.model.layer_count,))]
+    if problem.goal is not Objective.THROUGHPUT:
+        solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
+        others += [solution.cut for solution in solved if solution is not None]
+    found += [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
+    kinds = equal_kinds(costs.decode(load), _MANY_NODES)
+    groups = kinds.members if kinds is not None else ()
+    for excluded in _one_fewer(costs, best.cut, groups):
+        other = Costs(replace(problem, exclude=(*problem.exclude, *excluded)))
+        solution = _quick_solution(other, load)
+        if solution is not None:
+            found.append((other, predict(other, load, solution.cut)))
+    found.sort(key=lambda item: item[1].cost(problem.goal))
+    kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
+    limit = problem.max_time_per_token_s
+    found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
+    distinct: dict[tuple[object, ...], Alternative] = {}
+    seen = _signature(costs, best.cut, kind_of)
+    for other, prediction in found:
+        key = _signature(other, prediction.cut, kind_of)
+        if key != seen and key not in distinct:
+            distinct[key] = _alternative(other, prediction)
+    return tuple(distinct.values())[:count]
+
+
+def _quick_solution(costs: Costs, load: Load) -> Solution | None:
+    """A good cut for the problem's goal by one solve: of one request with its prompt in one piece."""
+    match costs.problem.goal:
+        case Objective.REQUEST:
+            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
+        case Objective.TTFT:
+            return solve_latency(costs.prefill(load))
+        case Objective.ENERGY if load.requests == 1:
+            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
+        case _:
+            return solve_throughput(costs.decode(load), load.micro_batches)
+
+
+def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
+    return Alternative(
+        placement=result_of(costs, prediction, None, "").placement,
+        load=prediction.load,
+        ttft_s=prediction.ttft_s,
+        time_per_token_s=prediction.time_per_token_s,
+        request_s=prediction.request_s,
+        throughput_tps=prediction.throughput_tps,
+        joules_per_token=prediction.joules_per_token,
+    )
+
+
+def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[object, ...]:
+    """A cut with interchangeable boxes taken as equal."""
+    names = [(costs.names[node], end - first) for node, first, end in stages(cut)]
+    return tuple((kind_of.get(name, name), layers) for name, layers in names)
+
+
+def _one_fewer(costs: Costs, cut: Cut, groups: Sequence[Sequence[int]]) -> list[tuple[str, ...]]:
+    """For each kind of box in use but the source: the boxes to exclude so that one fewer of it can be used."""
+    choices = []
+    for members in groups:
+        used = [node for node in cut.nodes if node in members and node != costs.source]
+        if used:
+            choices.append(tuple(costs.names[node] for node in members if node not in used[:-1]))
+    return choices

@@ -1,0 +1,74 @@
+"""The joint choice of cuts and load by the printed rate, prompts included, and a bound that covers every load. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.search.rate_bound import RateBound
+from edgeshard.planning.search.rate_scoring import Rates, most_micro_batches
+from edgeshard.planning.search.rate_search import Pool, count_out
+from edgeshard.planning.search.spare import kinds_of, without_spare
+from edgeshard.planning.solvers import solve_latency
+from edgeshard.planning.solvers.instance import Cut
+
+EVERY_BATCH = 8
+"""Micro-batch sizes up to this one are all tried; beyond, sizes in steps that grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateSearch:
+    """The best cut and its load; `rate_bound` tokens a second are not exceeded by any cut at any load allowed.
+
+    Without a cut, `fastest_s` is the least time per token of one request alone, None when nothing fits.
+    """
+
+    cut: Cut | None
+    load: Load
+    rate_bound: float
+    fastest_s: float | None = None
+
+
+def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
+    """Count all cuts out where they are few; else search, with a bound.
+
+    With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that may not be the best.
+    """
+    some, kinds, index = without_spare(costs, kinds_of(costs))
+    rates = Rates(some)
+    best = count_out(rates, kinds)
+    bound = best.rate if best is not None else 0.0
+    if best is None:
+        pool = Pool(rates, kinds)
+        search = RateBound(some, pool, kinds)
+        search.run(target)
+        best, bound = pool.best, search.bound
+    if best.cut is None:
+        alone = solve_latency(costs.decode(Load()))
+        return RateSearch(None, Load(), 0.0, None if alone is None else alone.value_s)
+    return RateSearch(Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends), best.load, bound)
+
+
+def loads(costs: Costs) -> list[Load]:
+    """Loads to try with a cut that is given, the smallest first: every b up to 8, then b and m in steps that grow."""
+    result = []
+    for batch in sizes(costs.problem.batch_limit):
+        most = most_micro_batches(costs, batch)
+        result += [Load(batch, m) for m in _steps(most)]
+    return result
+
+
+def sizes(limit: int) -> list[int]:
+    """Micro-batch sizes: every one up to 8, then in steps that grow, and the limit itself."""
+    found = [*range(1, min(limit, EVERY_BATCH) + 1)]
+    while found[-1] < limit:
+        found.append(min(limit, found[-1] + found[-1] // 4))
+    return found
+
+
+def _steps(most: int) -> list[int]:
+    found, m = [], 1
+    while m < most:
+        found.append(m)
+        m += max(1, m // 4)
+    return [*found, most] if most >= 1 else found

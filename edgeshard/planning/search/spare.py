@@ -1,0 +1,48 @@
+"""Boxes that nothing tells apart at any load, and how many of them a plan can use at all. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeshard.planning.costs.costs import Costs, Load, Roofline
+from edgeshard.planning.inputs.problem import ComputeTimes
+from edgeshard.planning.solvers.classes import MOST_KINDS
+from edgeshard.planning.solvers.problem import Kinds, equal_kinds
+
+_FEW_BOXES = 64
+"""With more boxes, kinds are looked for only as far as the class solver can use them."""
+
+
+def kinds_of(costs: Costs) -> Kinds | None:
+    """Boxes that are equal at every load, as kinds; None when there are too many kinds."""
+    instance = costs.decode(Load())
+    found = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_BOXES else instance.nodes)
+    if found is None:
+        return None
+    # Links that are equal for one size are for all; times that are equal at one load may be so by chance.
+    members: list[tuple[int, ...]] = []
+    for nodes in found.members:
+        groups: list[tuple[ComputeTimes, list[int]]] = []
+        for node in nodes:
+            times = costs.times_of(costs.nodes[node])
+            for known, group in groups:
+                if times is known or (isinstance(times, Roofline) and times == known):
+                    group.append(node)
+                    break
+            else:
+                groups.append((times, [node]))
+        members += [tuple(group) for _, group in groups]
+    return Kinds(tuple(members)) if instance.nodes <= _FEW_BOXES or len(members) <= MOST_KINDS + 1 else None
+
+
+def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | None, tuple[int, ...]]:
+    """The problem with no more boxes of a kind than a plan has stages, its kinds, and each box's index in `costs`."""
+    most = len(costs.nodes) if costs.problem.relays else costs.problem.model.layer_count
+    if kinds is None or max(map(len, kinds.members)) <= most:
+        return costs, kinds, tuple(range(len(costs.nodes)))
+    kept = sorted(node for members in kinds.members for node in members[:most])
+    spare = set(range(len(costs.nodes))) - set(kept)
+    exclude = (*costs.problem.exclude, *(costs.names[node] for node in sorted(spare)))
+    index = {node: position for position, node in enumerate(kept)}
+    fewer = Kinds(tuple(tuple(index[node] for node in members[:most]) for members in kinds.members))
+    return Costs(replace(costs.problem, exclude=exclude)), fewer, tuple(kept)

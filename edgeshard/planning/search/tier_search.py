@@ -1,0 +1,255 @@
+"""The best plan where boxes may stream: boxes, cuts, load and sweep, chosen together with who streams. Pure.
+
+A stage stays wherever it fits, because streaming the same stage is never quicker; so the cuts decide who streams. A
+sweep of k micro-batches is one step of the pipeline, and m / k sweeps are in flight. Few cuts are all looked at, under
+every load that is tried. Of more, solvers propose some and neighbours are tried. What no plan beats then is the best
+plan of boxes with memory without end: more memory makes no stage slower, and sweeps are no quicker than as many
+micro-batches one by one. (docs/papers.md#boxes-that-stream)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.tier_costs import StreamTables
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.rate_scoring import MOST_IN_FLIGHT, SAME
+from edgeshard.planning.search.rate_search import joined
+from edgeshard.planning.search.search import search_rate, sizes
+from edgeshard.planning.search.spare import kinds_of
+from edgeshard.planning.solvers import solve_latency, subset
+from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, scores
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
+from edgeshard.planning.solvers.neighbours import neighbours
+from edgeshard.planning.solvers.problem import Kinds, single_kinds
+from edgeshard.planning.solvers.scoring import violations
+
+MOST_COUNTED = 30_000
+"""Cuts that are all looked at under each load."""
+MOST_LOADS = 256
+"""Loads that are all tried; where there are more, micro-batches and sweeps grow in steps."""
+_FEW_BOXES = 8
+"""Up to so many, the DP over subsets proposes cuts."""
+_CLIMBS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedLoad:
+    """b and m of a plan, and the micro-batches of a sweep, which divide m."""
+
+    load: Load
+    sweep: int = 1
+
+    @property
+    def in_flight(self) -> int:
+        """Sweeps under way at once."""
+        return self.load.micro_batches // self.sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """The best cut, and under what load; `cost` as the goal minimises it, and what no cut is below."""
+
+    cut: Cut
+    load: StreamedLoad
+    cost: float
+    bound: float
+
+
+class StreamSearch:
+    """The search over one problem's cuts. `run` may be called once."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs, self._problem = costs, costs.problem
+        self._tables = StreamTables(costs)
+        self._least = self._tables.instance(Load(), 1, prefill=False)
+        self._kinds = _kinds_of(costs, self._least)
+        self._best: tuple[float, Cut, StreamedLoad] | None = None
+
+    def run(self) -> Streamed | None:
+        """None where no cut keeps all limits."""
+        loads = stream_loads(self._costs)
+        exact = count_cuts(self._least, self._kinds) <= MOST_COUNTED
+        if exact:
+            groups: dict[int, list[Cuts]] = {}
+            for cuts in every_cut(self._least, self._kinds):
+                groups.setdefault(cuts.nodes.shape[1], []).append(cuts)
+            for parts in groups.values():
+                self._look(joined(parts), loads)
+        else:
+            self._climb(_some_loads(self._costs))
+        if self._best is None:
+            return None
+        cost, cut, load = self._best
+        bound = cost if exact and _all_loads(self._costs) else min(cost, self._bound())
+        return Streamed(cut, load, cost, bound)
+
+    def _look(self, cuts: Cuts, loads: Sequence[StreamedLoad]) -> None:
+        for load in loads:
+            if len(cuts):
+                values = self.values(cuts, load)
+                index = int(np.argmin(values))
+                if np.isfinite(values[index]) and (self._best is None or values[index] < self._best[0] * (1 - SAME)):
+                    self._best = float(values[index]), cuts.cut(index), load
+
+    def values(self, cuts: Cuts, load: StreamedLoad) -> Floats:
+        """[K] what the goal minimises, infinite where a cut cannot be: seconds, or seconds for each token."""
+        prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+        with np.errstate(invalid="ignore"):
+            prompt_round, prompt_busiest = scores(prefill, cuts)
+            round_s, busiest_s = scores(decode, cuts)
+            flight, more = load.in_flight, self._problem.new_tokens - 1
+            first = prompt_round + (flight - 1) * prompt_busiest
+            token = np.maximum(round_s, flight * busiest_s)
+            match self._problem.goal:
+                case Objective.LATENCY:
+                    value = token
+                case Objective.TTFT:
+                    value = first
+                case Objective.REQUEST:
+                    value = first + more * token
+                case _:
+                    value = (first + more * token) / (load.load.requests * self._problem.new_tokens)
+        limit = self._problem.max_time_per_token_s
+        allowed = np.isfinite(value) & (token <= (np.inf if limit is None else limit))
+        return np.where(allowed, value, np.inf)
+
+    def _climb(self, loads: Sequence[StreamedLoad]) -> None:
+        kinds = self._kinds or single_kinds(self._least)
+        seen: set[Cut] = set()
+        for cut in self._proposals(loads):
+            self._offer([cut], loads, seen)
+        for _ in range(_CLIMBS):
+            if self._best is None:
+                return
+            before, cut = self._best[0], self._best[1]
+            # Neighbours under the best load so far, then the best of them under all.
+            self._offer(neighbours(cut, kinds), [self._best[2]], seen)
+            if self._best[1] != cut:
+                self._look(Cuts.of([self._best[1]]), loads)
+            if self._best[0] >= before:
+                return
+
+    def _offer(self, cuts: Sequence[Cut], loads: Sequence[StreamedLoad], seen: set[Cut]) -> None:
+        new = [cut for cut in dict.fromkeys(cuts) if cut not in seen and not violations(self._least, cut)]
+        seen.update(new)
+        for count in sorted({len(cut.nodes) for cut in new}):
+            self._look(Cuts.of([cut for cut in new if len(cut.nodes) == count]), loads)
+
+    def _proposals(self, loads: Sequence[StreamedLoad]) -> Iterator[Cut]:
+        layers, source = self._least.layers, self._least.source
+        if self._least.min_nodes <= 1:
+            yield Cut((source,), (layers,))
+        others = sorted(
+            (node for node in range(self._least.nodes) if node != source),
+            key=lambda node: -float(self._least.capacity_bytes[node]),
+        )
+        for count in range(1, min(len(others), layers - 1, self._least.max_nodes - 1) + 1):
+            nodes = (source, *others[:count])
+            room = np.cumsum([max(1.0, float(self._least.capacity_bytes[node])) for node in nodes])
+            ends = np.maximum.accumulate(np.maximum(np.arange(1, count + 2), np.rint(layers * room / room[-1])))
+            ends = np.minimum(ends, layers - np.arange(count, -1, -1)).astype(int)
+            yield Cut(nodes, tuple(ends.tolist()))
+        if self._least.nodes <= _FEW_BOXES:
+            for load in {loads[0], loads[-1]}:
+                instance = self._sums(load)
+                found = subset.solve_throughput(instance, load.in_flight)
+                if found is not None:
+                    yield found.cut
+
+    def _sums(self, load: StreamedLoad) -> Instance:
+        prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+        match self._problem.goal:
+            case Objective.LATENCY:
+                return decode
+            case Objective.TTFT:
+                return prefill
+            case _:
+                return with_tokens(prefill, decode, self._problem.new_tokens - 1)
+
+    def _bound(self) -> float:
+        """What no plan is below, were there memory without end."""
+        costs = _without_limits(self._costs)
+        match self._problem.goal:
+            case Objective.LATENCY:
+                solution = solve_latency(costs.decode(Load()))
+            case Objective.TTFT:
+                solution = solve_latency(costs.prefill(Load()))
+            case Objective.REQUEST:
+                whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), self._problem.new_tokens - 1)
+                solution = solve_latency(whole)
+            case _:
+                # It need not be close: without limits of memory the best plan is another one.
+                assert self._best is not None
+                rate = search_rate(costs, 1.0 / self._best[0]).rate_bound
+                return 1.0 / rate if rate > 0 else 0.0
+        return 0.0 if solution is None else solution.bound_s
+
+
+def stream_loads(costs: Costs) -> list[StreamedLoad]:
+    """The loads that are tried, the smallest first: all of them, or such as grow in steps."""
+    if costs.problem.goal is not Objective.THROUGHPUT:
+        return [StreamedLoad(Load())]
+    every = list(_loads(costs, every=True))
+    return every if len(every) <= MOST_LOADS else _some_loads(costs)
+
+
+def _some_loads(costs: Costs) -> list[StreamedLoad]:
+    if costs.problem.goal is not Objective.THROUGHPUT:
+        return [StreamedLoad(Load())]
+    return list(_loads(costs, every=False))
+
+
+def _all_loads(costs: Costs) -> bool:
+    if costs.problem.goal is not Objective.THROUGHPUT:
+        return True
+    limit = costs.problem.request_limit
+    return limit is not None and sum(1 for _ in _loads(costs, every=True)) <= MOST_LOADS
+
+
+def _loads(costs: Costs, every: bool) -> Iterator[StreamedLoad]:
+    limit = costs.problem.request_limit
+    batches = range(1, costs.problem.batch_limit + 1) if every else sizes(costs.problem.batch_limit)
+    for batch in batches:
+        most = MOST_IN_FLIGHT if limit is None else min(MOST_IN_FLIGHT, limit // batch)
+        for sweep in _counts(most, every):
+            for flight in _counts(most // sweep, every):
+                yield StreamedLoad(Load(batch, sweep * flight), sweep)
+
+
+def _counts(most: int, every: bool) -> list[int]:
+    """Numbers up to the most: all, or powers of two and the most itself."""
+    if every:
+        return list(range(1, most + 1))
+    found = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
+    return sorted({*found, most}) if most else []
+
+
+def _kinds_of(costs: Costs, least: Instance) -> Kinds | None:
+    """Boxes that nothing tells apart, their disks among it."""
+    kinds = kinds_of(costs)
+    if kinds is None:
+        return single_kinds(least)
+    members = []
+    for nodes in kinds.members:
+        groups: dict[tuple[float | None, float | None], list[int]] = {}
+        for node in nodes:
+            device = costs.nodes[node].device
+            groups.setdefault((device.disk_bytes_per_s, device.disk_bytes), []).append(node)
+        members += [tuple(group) for group in groups.values()]
+    return Kinds(tuple(members))
+
+
+def _without_limits(costs: Costs) -> Costs:
+    """The same boxes with memory without end."""
+    problem = costs.problem
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=1e18, system_bytes=0.0))
+        for node in problem.cluster.nodes
+    )
+    free = replace(problem, cluster=replace(problem.cluster, nodes=nodes), max_time_per_token_s=None, reserve={})
+    return Costs(free)

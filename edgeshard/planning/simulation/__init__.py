@@ -1,0 +1,1 @@
+"""Plans played as events: requests that arrive, stages that compute, hops that carry."""

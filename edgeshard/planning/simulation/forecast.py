@@ -1,0 +1,226 @@
+"""A plan under load: what its requests would see, and how busy its nodes are, by simulation. Pure.
+
+`forecast` serves requests that arrive one after another, in the steps that the head of the plan would form; `together`
+runs the batch that the plan's own figures are of. Arrivals and lengths come in as values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
+
+from edgeshard.domain.deployments.mode import Mode
+from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import MAX_STEP_TOKENS
+from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
+from edgeshard.planning.costs.pace import prompt_slices, rounded_prompt, stage_costs, step_tokens
+from edgeshard.planning.inputs.fields import invalid
+from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.search.plan import PlanResult
+from edgeshard.planning.simulation.rings import ring, serving_ring, traffic
+from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
+from edgeshard.planning.simulation.simulator import simulate
+from edgeshard.planning.simulation.timing import Visit
+
+ASSUMPTIONS = (
+    "boxes and links take the times the plan is made of: no jitter, no lost frames, nobody else on them",
+    "all requests are of one client and priority, stop at their length, share no prefix, and no latency is promised",
+    "the client's own link, the coordinator and the tokeniser take no time",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over requests or tokens, in seconds."""
+
+    mean: float
+    median: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """All 0 where there are no values, as of the gaps between tokens when every answer is one token."""
+        mean = sum(values) / len(values) if values else 0.0
+        return cls(mean, *(percentile(values, percent) for percent in (50, 90, 99)))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """A stage's node: the shares of the run that it computes, and that its link to `receiver` is sent on."""
+
+    node: str
+    layers: LayerRange
+    computing: float
+    receiver: str
+    sending: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a run gives. It lasts from the first arrival to the last token.
+
+    ttft_s            from a request's arrival to its first token
+    inter_token_s     gaps between two tokens of a request, over all gaps
+    time_per_token_s  the mean gap of each request
+    end_to_end_s      from a request's arrival to its last token
+    bubble_share      share of the run that a node does not compute, the mean over nodes
+    waiting           requests that waited for a place when the last one came; many of them: the load is too much
+    token_budget      most tokens of a step; None for a batch that starts together
+    visits            every service of a node or link, by the order of its start
+    """
+
+    requests: int
+    tokens: int
+    ttft_s: Spread
+    inter_token_s: Spread
+    time_per_token_s: Spread
+    end_to_end_s: Spread
+    span_s: float
+    tokens_per_s: float
+    nodes: tuple[NodeLoad, ...]
+    bubble_share: float
+    waiting: int
+    token_budget: int | None
+    visits: tuple[Visit, ...] = field(repr=False)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.span_s if self.span_s else float("inf")
+
+
+def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
+    """Serve the requests on a feasible plan.
+
+    Raises InvalidArgumentError naming the request that the plan holds no memory for, or `head_on_source`, which is
+    simulated `together` only.
+    """
+    assert result.prediction is not None
+    for index, request in enumerate(requests):
+        _check_length(result.problem, index, request)
+    costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
+    stages = stage_costs(costs, cut)
+    schedule = Schedule(
+        batch=load.batch,
+        micro_batches=load.micro_batches,
+        token_budget=max(load.batch, step_tokens(stages, KV_BLOCK_TOKENS)),
+        window=max(len(stages), load.micro_batches),
+        slices=_slices(stages),
+        slice_budget=MAX_STEP_TOKENS,
+    )
+    served = serve(serving_ring(costs, cut), requests, schedule)
+    return _forecast(
+        result,
+        [request.arrival_s for request in requests],
+        served.token_s,
+        (served.node_utilisation, served.link_utilisation, served.bubble_share),
+        _visits(result, served, schedule),
+        schedule.token_budget,
+    )
+
+
+def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
+    """Run the batch that a feasible plan's figures are of: all its requests there at the start, all of one length.
+
+    The prompt of one request alone goes in the plan's slices.
+    """
+    assert result.prediction is not None
+    costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
+    work = traffic(result.problem, load.batch, load.micro_batches, result.prediction.slices)
+    run = simulate(ring(costs, cut, load.batch), work, mode)
+    return _forecast(
+        result,
+        [0.0] * load.requests,
+        [times for times in run.token_s for _ in range(load.batch)],
+        (run.node_utilisation, run.link_utilisation, run.bubble_share),
+        run.timeline,
+        None,
+    )
+
+
+def _check_length(problem: PlanProblem, index: int, request: ServedRequest) -> None:
+    if request.prompt_tokens + request.new_tokens > problem.held_tokens:
+        raise invalid(
+            f"requests[{index}]",
+            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; {most_held(problem)}",
+        )
+
+
+def most_held(problem: PlanProblem) -> str:
+    """What a request may hold, and what to do for longer ones."""
+    return (
+        f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
+        "shorter ones"
+    )
+
+
+def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
+    """The slices of long prompts, searched once for each length but for the rest of a unit."""
+    known = cache(lambda tokens: prompt_slices(stages, tokens))
+
+    def lengths(tokens: int) -> Sequence[int]:
+        whole = rounded_prompt(tokens)
+        found = known(min(tokens, whole))
+        return (*found[:-1], found[-1] + tokens - sum(found))
+
+    return lengths
+
+
+def _forecast(
+    result: PlanResult,
+    arrivals_s: Sequence[float],
+    token_s: Sequence[Sequence[float]],
+    busy: tuple[Sequence[float], Sequence[float], float],
+    visits: Sequence[Visit],
+    token_budget: int | None,
+) -> Forecast:
+    """The figures of a run. `busy` are the shares of nodes and links, and of bubbles."""
+    nodes, links, bubble_share = busy
+    tokens = sum(len(times) for times in token_s)
+    span_s = max(times[-1] for times in token_s) - min(arrivals_s)
+    names = [stage.node for stage in result.stages]
+    arrived = list(zip(arrivals_s, token_s, strict=True))
+    assert result.prediction is not None
+    finished = sum(times[-1] <= max(arrivals_s) for times in token_s)
+    return Forecast(
+        requests=len(token_s),
+        tokens=tokens,
+        ttft_s=Spread.of([times[0] - arrival for arrival, times in arrived]),
+        inter_token_s=Spread.of([later - earlier for times in token_s for earlier, later in pairwise(times)]),
+        time_per_token_s=Spread.of([(times[-1] - times[0]) / (len(times) - 1) for times in token_s if len(times) > 1]),
+        end_to_end_s=Spread.of([times[-1] - arrival for arrival, times in arrived]),
+        span_s=span_s,
+        tokens_per_s=tokens / span_s if span_s else float("inf"),
+        nodes=tuple(
+            NodeLoad(
+                node=stage.node,
+                layers=stage.layers,
+                computing=nodes[index],
+                receiver=names[(index + 1) % len(names)] if links else "",
+                sending=links[index] if links else 0.0,
+            )
+            for index, stage in enumerate(result.stages)
+        ),
+        bubble_share=bubble_share,
+        waiting=max(0, len(token_s) - finished - result.prediction.load.requests),
+        token_budget=token_budget,
+        visits=tuple(visits),
+    )
+
+
+def _visits(result: PlanResult, served: Serving, schedule: Schedule) -> list[Visit]:
+    """Where each step was when. Steps in flight at once differ in `micro_batch`, their number is `token`."""
+    names = [stage.node for stage in result.stages]
+    found = []
+    for number, step in enumerate(served.steps):
+        turn = number % schedule.steps_in_flight
+        kind = "prefill" if len(step.spans) > step.decodes else "decode"
+        for node, (start, end) in zip(names, step.stage_s, strict=True):
+            found.append(Visit(node, turn, kind, number, start, end))
+        for index, (start, end) in enumerate(step.hop_s):
+            link = f"{names[index]} -> {names[(index + 1) % len(names)]}"
+            found.append(Visit(link, turn, "return" if index == len(names) - 1 else "send", number, start, end))
+    return sorted(found, key=lambda visit: visit.start_s)

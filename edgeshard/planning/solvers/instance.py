@@ -1,0 +1,120 @@
+"""What a solver sees: one placement problem at one (batch, micro-batches in flight), as arrays. Pure.
+
+Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`). Layers
+are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
+`head_on_source`, to the source). Boxes are 0..M-1; `source` holds layer 0. A missing link is an infinite hop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One micro-batch's step through a pipeline.
+
+    compute_s      [M, N]  seconds box j needs for block i
+    embed_s        [M]     seconds for the embedding, on the first stage
+    head_s         [M]     seconds for norm, LM head and sampling, on the last stage
+    overhead_s     [M]     seconds a step costs a box whatever its layers
+    hop_s          [M, M]  seconds one hop's activations occupy the link k -> j (its serial station), latency left out
+    return_s       [M, M]  the same for what the last stage returns to the source
+    latency_s      [M, M]  pure delay of the link k -> j; it is part of R, never of a station
+    layer_bytes    [N]     memory of block i on the box that holds it: weights and KV of all m micro-batches
+    embed_bytes, head_bytes   memory of the embedding and of norm + head; a tied embedding is in both
+    tied_bytes     what is saved when embedding and head are on one box: a tied tensor, memory to load the second one
+    stage_bytes    memory a stage takes whatever its layers (workspace, resend buffer)
+    capacity_bytes [M]     memory a box may give
+    max_layers     [M]     most blocks a box may hold (N when unlimited)
+    relays         whether a box may be a stage of zero layers
+    asynchronous   whether sending overlaps computing: then compute, uplink and downlink are stations of their own;
+                   otherwise a box's compute and its sends are one station
+    head_on_source the source computes norm and head: hidden states return, and its station serves both
+    min_nodes, max_nodes      bounds on the number of stages
+    stage_s        [M, N+1, N+1]  seconds of a whole stage on box j with the blocks from n to e, its overhead, embedding
+                   and head among them; infinite where the box can hold it in no way. It stands where a stage's time is
+                   no sum over blocks, because weights stream from a disk, and replaces the sums and the memory. None
+                   otherwise.
+    """
+
+    compute_s: Floats
+    embed_s: Floats
+    head_s: Floats
+    overhead_s: Floats
+    hop_s: Floats
+    return_s: Floats
+    latency_s: Floats
+    layer_bytes: Floats
+    embed_bytes: float
+    head_bytes: float
+    tied_bytes: float
+    stage_bytes: float
+    capacity_bytes: Floats
+    max_layers: npt.NDArray[np.int64]
+    source: int = 0
+    relays: bool = False
+    asynchronous: bool = True
+    head_on_source: bool = False
+    min_nodes: int = 1
+    max_nodes: int = 1 << 30
+    stage_s: Floats | None = None
+
+    @property
+    def layers(self) -> int:
+        return int(self.compute_s.shape[1])
+
+    @property
+    def nodes(self) -> int:
+        return int(self.compute_s.shape[0])
+
+
+def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
+    """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
+    names = ["compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s"]
+    names += [] if token.stage_s is None else ["stage_s"]
+    if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
+        return replace(token, **{name: getattr(prompt, name) for name in names})
+    return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A placement: box `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
+
+    nodes: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """R: seconds once around the ring; B: seconds of the busiest station, `bottleneck` its name in words.
+
+    `stage_s` and `hop_s` are per stage and per hop (the return is the last hop).
+    """
+
+    round_s: float
+    bottleneck_s: float
+    bottleneck: str
+    stage_s: tuple[float, ...]
+    hop_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """`value_s` is what the solver minimised; `bound_s` a proven lower bound of it (equal when exact)."""
+
+    cut: Cut
+    score: Score
+    value_s: float
+    bound_s: float
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value, 0 for an exact solution."""
+        return 0.0 if self.value_s <= 0 else max(0.0, 1.0 - self.bound_s / self.value_s)
