@@ -31,7 +31,7 @@ from edgeshard_agent.experts.table import Choices, ExpertTable
 from edgeshard_agent.model.blocks import BlockOptions, GatedMlp, MixtureMlp
 from edgeshard_agent.model.projection import Integers
 from edgeshard_agent.model.weights.expert_store import ExpertStore
-from edgeshard_agent.model.weights.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.ops import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile

@@ -27,8 +27,8 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.pace import stage_costs
 from edgeshard.planning.costs.prompt_time import PromptTimes
+from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.inputs.devices import Cluster, parse_cluster
 from edgeshard.planning.inputs.measured import MeasuredTimes
 from edgeshard.planning.inputs.problem import ComputeTimes, Objective, PlanProblem, StepShape

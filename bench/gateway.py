@@ -25,7 +25,7 @@ from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import DeploymentName, ModelName, RequestId
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
-from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer

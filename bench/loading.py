@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 
 import torch
-from edgeshard_agent.model.weights.filling import Packing
 from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share

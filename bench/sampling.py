@@ -21,7 +21,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from edgeshard_agent.model.sampling import Sampler
-from edgeshard_agent.ops import RequestSampler, draws, native, sample_rows
+from edgeshard_agent.ops import RequestSampler, native, sample_rows, sampling_reference
 
 from edgeshard.domain.requests.generation import Sampling
 
@@ -128,10 +128,10 @@ def compared(vocab_size: int, count: int, seed: int) -> dict[str, object]:
         positions = chance.integers(0, 2**31, ROWS).tolist()
         found = sample_rows(logits, samplers, positions)
         for row, sampler, position, mine in zip(logits.double().numpy(), samplers, positions, found, strict=True):
-            token = draws.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
+            token = sampling_reference.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
             differing += mine.token != token
             if sampler.wants_logprobs:
-                logprob, top = draws.logprobs(row, sampler.sampling, mine.token)
+                logprob, top = sampling_reference.logprobs(row, sampler.sampling, mine.token)
                 differing += [best for best, _ in mine.top] != [best for best, _ in top]
                 pairs = zip(mine.top, top, strict=True)
                 apart = max(apart, abs(mine.logprob - logprob), *(abs(a - b) for (_, a), (_, b) in pairs))

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.filling import Packing
 from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weight_loading import Packing
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes

@@ -19,7 +19,7 @@ from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.report.baselines import STRATEGIES, strategies
 from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.search.search import loads
-from edgeshard.planning.simulation.rings import ring, traffic
+from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut

@@ -20,7 +20,7 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.report.svg import bar_chart
 from edgeshard.planning.search.plan import plan
-from edgeshard.planning.simulation.rings import ring, traffic
+from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens

@@ -14,7 +14,7 @@ from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective
-from edgeshard.planning.simulation.rings import traffic
+from edgeshard.planning.simulation.simulated_pipeline import traffic
 from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.simulation.timing import Visit
 from edgeshard.planning.solvers.instance import Cut

@@ -18,7 +18,7 @@ from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.report.baselines import cut_of, even
 from edgeshard.planning.search.plan import plan
-from edgeshard.planning.simulation.rings import hidden_width, ring, traffic
+from edgeshard.planning.simulation.simulated_pipeline import hidden_width, ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, StageTimes
 from edgeshard.planning.solvers.instance import Cut

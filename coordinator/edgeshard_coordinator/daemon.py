@@ -43,16 +43,16 @@ from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
+from edgeshard_coordinator.control.services.api_key_auth import KeyDoors
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.control.services.doors import KeyDoors
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.membership.addresses import Addresses
+from edgeshard_coordinator.membership.api_key_store import KeyStore
+from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
-from edgeshard_coordinator.membership.key_store import KeyStore
-from edgeshard_coordinator.membership.keys import KeyBook
 from edgeshard_coordinator.membership.membership import Issuing, Membership
 from edgeshard_coordinator.membership.store import MembershipStore
 from edgeshard_coordinator.settings import CoordinatorSettings

@@ -15,10 +15,10 @@ from edgeshard import __version__
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.gateway import document as forms
-from edgeshard.gateway.access.callers import Doors, caller_of
+from edgeshard.gateway.access.auth import Doors, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
-from edgeshard.gateway.access.entrance import Entrance
-from edgeshard.gateway.answers.runs import EVENT_STREAM, LINES
+from edgeshard.gateway.access.middleware import Entrance
+from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of
 from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response

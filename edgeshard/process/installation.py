@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
-from edgeshard.process.units import Daemon, unit_text
+from edgeshard.process.systemd_units import Daemon, unit_text
 
 CONFIGURATION = "/etc/edgeshard"
 JOINED = f"{CONFIGURATION}/agent-pki"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
-from edgeshard.profiles.doubts import doubts
 from edgeshard.profiles.fit import LayerFit, fit_profile
+from edgeshard.profiles.profile_quality import doubts
 
 
 def profile_lines(profile: ComputeProfile) -> Iterator[str]:

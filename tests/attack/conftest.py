@@ -12,7 +12,7 @@ from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
-from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer

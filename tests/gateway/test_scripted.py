@@ -35,9 +35,9 @@ from edgeshard.domain.requests.chat import (
 )
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, GenerationEvent, Started, Token
 from edgeshard.gateway.access import bodies
-from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.access.cors import parse_origins
-from edgeshard.gateway.access.entrance import OPEN
+from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.answers.answers import answers
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections import accepting, connection

@@ -15,7 +15,7 @@ from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.costs.prompt_time import PromptTimes
-from edgeshard.planning.simulation.rings import ring
+from edgeshard.planning.simulation.simulated_pipeline import ring
 from edgeshard.planning.simulation.timing import HopTimes, StageTimes
 
 LLAMA, GPT = MODELS

@@ -7,7 +7,7 @@ import pytest
 from bench.hpipe import slicing_seconds
 from edgeshard.domain.deployments.step_cost import StageCost, inter_token_s
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.pace import prompt_slices, slice_unit, stage_costs
+from edgeshard.planning.costs.step_budget import prompt_slices, slice_unit, stage_costs
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import built_in_model

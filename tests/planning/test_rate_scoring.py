@@ -17,8 +17,8 @@ from edgeshard.planning.search.search import loads, sizes
 from edgeshard.planning.solvers.all_cuts import every_cut
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
-from edgeshard.planning.solvers.problem import single_kinds
 from edgeshard.planning.solvers.scoring import violations
+from edgeshard.planning.solvers.walks import single_kinds
 
 
 def allowed_loads(costs: Costs, cut: Cut, batch: int) -> list[Load]:

@@ -14,8 +14,8 @@ from edgeshard.planning.inputs.devices import Cluster, parse_cluster
 from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, built_in_model
 from edgeshard.planning.search.plan import predict
-from edgeshard.planning.simulation.rings import ring, serving_ring, traffic
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, StepSpan, serve
+from edgeshard.planning.simulation.simulated_pipeline import ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Traffic
 from edgeshard.planning.solvers.instance import Cut

@@ -14,8 +14,8 @@ from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning import solvers
 from edgeshard.planning.solvers import classes, general, subset
 from edgeshard.planning.solvers.instance import Instance, Solution
-from edgeshard.planning.solvers.problem import equal_kinds
 from edgeshard.planning.solvers.scoring import score, violations
+from edgeshard.planning.solvers.walks import equal_kinds
 
 SAME = 1e-9
 

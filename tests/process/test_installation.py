@@ -30,7 +30,7 @@ from edgeshard.process.installation import (
     unit_path,
     user_path,
 )
-from edgeshard.process.units import Daemon
+from edgeshard.process.systemd_units import Daemon
 
 AGENT = Daemon.AGENT
 OPTIONS = Options("127.0.0.1:0", "/opt/edgeshard/bin", "a", "127.0.0.1:7600")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeshard.process.units import Daemon, unit_text
+from edgeshard.process.systemd_units import Daemon, unit_text
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 HIGHEST_EXPOSURE = 3.0

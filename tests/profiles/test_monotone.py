@@ -13,7 +13,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
 from edgeshard.planning.costs.costs import Costs
-from edgeshard.planning.costs.pace import prompt_slices, stage_costs
+from edgeshard.planning.costs.step_budget import prompt_slices, stage_costs
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.measured import MeasuredTimes, doubtful
 from edgeshard.planning.inputs.problem import PlanProblem
@@ -21,10 +21,10 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.report.explain import explain
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.solvers.instance import Cut
-from edgeshard.profiles.doubts import busy, doubts
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import QUICK_GRID
 from edgeshard.profiles.least_squares import non_negative
+from edgeshard.profiles.profile_quality import busy, doubts
 
 MODEL = model_from_config(
     "model",

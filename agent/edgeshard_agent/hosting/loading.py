@@ -33,7 +33,7 @@ from edgeshard.storage.forms import (
     expert_table_of,
     parse_json_object,
 )
-from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.background_thread import AsideThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
@@ -42,7 +42,7 @@ from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, mo
 from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.model.stage import StageModel, check_weights
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
-from edgeshard_agent.model.weights.filling import Packing, reads_packed
+from edgeshard_agent.model.weights.weight_loading import Packing, reads_packed
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
 from edgeshard_agent.store.fetcher import Fetcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.background_thread import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import Reports, Tools
 from edgeshard_agent.hosting.hosted_stage import HostedStage

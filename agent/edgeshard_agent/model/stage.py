@@ -28,8 +28,8 @@ from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.model.weights.filling import Packing
 from edgeshard_agent.model.weights.loader import TensorSource
+from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import idle_spin

@@ -5,10 +5,9 @@ fallback in plain torch, for sampling in numpy, that gives the same numbers up t
 """
 
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
-from edgeshard_agent.ops.blocks import BlockParts, NativeBlock, NativePass, run_blocks
-from edgeshard_agent.ops.draws import LikelyTokens
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
+from edgeshard_agent.ops.fused_blocks import BlockParts, NativeBlock, NativePass, run_blocks
 from edgeshard_agent.ops.idle_spin import idle_spin
 from edgeshard_agent.ops.kv_arena import KvArena, NativeArena, PanelArena, RowArena, check_int4, make_arena, zeroed
 from edgeshard_agent.ops.kv_int4 import Int4Arena
@@ -16,6 +15,7 @@ from edgeshard_agent.ops.linear import PackedForm, PackedLinear
 from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
+from edgeshard_agent.ops.sampling_reference import LikelyTokens
 
 __all__ = [
     "BlockParts",

@@ -1,8 +1,8 @@
 """Choosing the next token of each of several requests from their logits.
 
 A draw for a position of a request is a function of (seed, position) alone: nothing is remembered between draws, so a
-replay on another box, or beside other requests, draws the same. `draws.py` is the definition; the native kernel
-(`sampling.h`) gives the same tokens, and log-probabilities that differ in the last digits alone.
+replay on another box, or beside other requests, draws the same. `sampling_reference.py` is the definition; the native
+kernel (`sampling.h`) gives the same tokens, and log-probabilities that differ in the last digits alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard_agent.ops import draws, native
+from edgeshard_agent.ops import native, sampling_reference
 
 _MOST_INT32 = 2**31 - 1
 
@@ -26,21 +26,25 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self, sampling: draws.Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
+        self,
+        sampling: sampling_reference.Sampling,
+        seen_tokens: Iterable[int],
+        vocab_size: int,
+        answer: Iterable[int] = (),
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
-        self.seen: draws.Flags | None = None
+        self.seen: sampling_reference.Flags | None = None
         if sampling.repetition_penalty != 1.0:
             self.seen = np.zeros(vocab_size, dtype=np.bool_)
             self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
         moves = sampling.counts_answer or sampling.logit_bias
-        self.offsets = draws.Offsets(sampling, answer) if moves else None
+        self.offsets = sampling_reference.Offsets(sampling, answer) if moves else None
         self._struct = native.ChoiceStruct(
             sampling.temperature,
             sampling.top_p,
             sampling.repetition_penalty,
-            draws.reach(sampling),
+            sampling_reference.reach(sampling),
             sampling.seed,
             None if self.seen is None else self.seen.ctypes.data,
             None,
@@ -91,7 +95,7 @@ class Chosen:
 
     token: int
     logprob: float = 0.0
-    top: draws.LikelyTokens = ()
+    top: sampling_reference.LikelyTokens = ()
 
 
 def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:
@@ -166,10 +170,10 @@ def _native(
 def _reference(logits: torch.Tensor, sampler: RequestSampler, position: int) -> Chosen:
     """The same in numpy, for one row [vocab] at a time: it stays in the processor's cache."""
     row = logits.double().numpy()
-    token = draws.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
+    token = sampling_reference.drawn(row, sampler.sampling, sampler.seen, position, sampler.offsets)
     if not sampler.wants_logprobs:
         return Chosen(token)
-    return Chosen(token, *draws.logprobs(row, sampler.sampling, token))
+    return Chosen(token, *sampling_reference.logprobs(row, sampler.sampling, token))
 
 
 def _not_finite() -> InternalError:

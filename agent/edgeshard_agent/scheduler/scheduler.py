@@ -21,14 +21,14 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
-from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
+from edgeshard_agent.scheduler.micro_batch_tuner import Spread
 from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
-from edgeshard_agent.scheduler.spread import Spread
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
 from edgeshard_agent.scheduler.text import TextStream
 

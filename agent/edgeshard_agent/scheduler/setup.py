@@ -9,10 +9,10 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage
 from edgeshard.domain.deployments.step_cost import compute_s, inter_token_s
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
-from edgeshard.planning.costs.pace import step_tokens
+from edgeshard.planning.costs.step_budget import step_tokens
 from edgeshard_agent.scheduler.batching import MAX_MICRO_BATCH, Batching
-from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS, Swapping

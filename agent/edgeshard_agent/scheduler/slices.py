@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from edgeshard.domain.deployments.step_cost import StageCost
-from edgeshard.planning.costs.pace import prompt_slices, rounded_prompt
+from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt
 
 _KEPT = 256
 

@@ -46,11 +46,11 @@ from edgeshard_coordinator.control.services.packed import Packed
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.control.services.tracing import Traces
 from edgeshard_coordinator.core.nodes import eviction
-from edgeshard_coordinator.core.placement.placing import Placer
+from edgeshard_coordinator.core.placement.by_memory import Placer
 from edgeshard_coordinator.core.profiling.measuring import restored
 from edgeshard_coordinator.core.values.quotas import Quotas
 from edgeshard_coordinator.core.values.state import State, Timings
-from edgeshard_coordinator.membership.keys import KeyBook
+from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0

@@ -23,8 +23,7 @@ from edgeshard.domain.ids import escaped
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.planning.inputs.measured import doubtful
 from edgeshard.planning.inputs.problem import PlanProblem
-from edgeshard.planning.report.explain import bottleneck, explain, locality_words
-from edgeshard.planning.report.tier_report import (
+from edgeshard.planning.report.describe_tiers import (
     advice_without_streaming,
     daily_bytes,
     daily_words,
@@ -33,6 +32,7 @@ from edgeshard.planning.report.tier_report import (
     speeds,
     streaming_words,
 )
+from edgeshard.planning.report.explain import bottleneck, explain, locality_words
 from edgeshard.planning.report.verdict import advice
 from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, plan
 

@@ -12,8 +12,8 @@ from edgeshard.domain.ids import NodeId, escaped
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.inputs.site import listed
-from edgeshard.profiles.doubts import busy, doubts
 from edgeshard.profiles.fit import fit_profile
+from edgeshard.profiles.profile_quality import busy, doubts
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.gateway.access.callers import caller_of
+from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
 MOST_BODY_BYTES = 32 << 20

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
+from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.access.callers import caller_of
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.runs import Run, gathered, sse, started
+from edgeshard.gateway.answers.response_writer import Run, gathered, sse, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics

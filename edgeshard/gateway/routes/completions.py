@@ -24,10 +24,10 @@ from edgeshard.domain.requests.generation import (
     Token,
     TokenLogprob,
 )
+from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.access.callers import caller_of
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.runs import Run, finish_reason, gathered, sse, started
+from edgeshard.gateway.answers.response_writer import Run, finish_reason, gathered, sse, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics

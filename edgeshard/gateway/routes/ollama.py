@@ -19,10 +19,10 @@ from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.access.callers import caller_of
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.runs import LINES, Run, gathered, started
+from edgeshard.gateway.answers.response_writer import LINES, Run, gathered, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerationEvent, Token
-from edgeshard.gateway.answers.runs import finish_reason
+from edgeshard.gateway.answers.response_writer import finish_reason
 from edgeshard.gateway.routes.prompts import Parser
 
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.requests.chat import Conversation
+from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.access.callers import caller_of
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed

@@ -21,7 +21,7 @@ import numpy as np
 
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS, STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs, Load, frame_bytes
-from edgeshard.planning.costs.pace import slice_unit, transfer_tokens
+from edgeshard.planning.costs.step_budget import slice_unit, transfer_tokens
 from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.planning.solvers.all_cuts import Cuts

@@ -17,8 +17,8 @@ from edgeshard.planning.costs.costs import (
     Costs,
     frame_bytes,
 )
-from edgeshard.planning.costs.pace import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens
 from edgeshard.planning.costs.prompt_floor import step_room
+from edgeshard.planning.costs.step_budget import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages

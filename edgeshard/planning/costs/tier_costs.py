@@ -1,16 +1,17 @@
 """What stages cost where boxes may stream weights: which layers stay, memory, and seconds of a sweep. Pure.
 
 A box whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
-in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep` micro-batches,
-layer by layer, so that a layer is read once for all of them:
+in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
+micro-batches, layer by layer, so that a layer is read once for all of them:
 
     seconds = max( streamed bytes / disk rate, sweep * seconds of one step ) + largest layer / disk rate
 
 of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
 (docs/papers.md#boxes-that-stream)
 
-A mixture whose other weights fit caches experts instead, where `domain.models.residency` says so. With C seconds of one step,
-of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is even,
+A mixture whose other weights fit caches experts instead, where `domain.models.residency` says so. With C seconds of one
+step, of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is
+even,
 
     seconds = sweep * ( C - A + max( A, q * bytes on the disk * L / (L - q) / disk rate ) )     L: mixtures of a stage
 

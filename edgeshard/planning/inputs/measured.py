@@ -9,8 +9,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
-from edgeshard.profiles.doubts import doubts
 from edgeshard.profiles.fit import LayerFit, ProfileFit, fit_profile
+from edgeshard.profiles.profile_quality import doubts
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from edgeshard.planning.search.request_search import RequestSearch
 from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
-from edgeshard.planning.solvers.problem import INFINITY, Kinds
 from edgeshard.planning.solvers.scoring import score
+from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
 """Candidates weigh time by so many times the mean idle watts of a box, beyond those of any cut."""

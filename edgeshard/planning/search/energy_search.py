@@ -30,7 +30,7 @@ from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
-from edgeshard.planning.solvers.problem import INFINITY, Kinds
+from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _OWN = (0.5, 0.0, 1.0)
 """Parts of a box's idle time that are bounded by its own computing instead of the rate; the first one suits most."""

@@ -15,8 +15,8 @@ from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
-from edgeshard.planning.solvers.problem import Kinds
 from edgeshard.planning.solvers.scoring import stages, violations
+from edgeshard.planning.solvers.walks import Kinds
 
 LOCALITY_MARGIN = 0.05
 """What a plan may cost more than the best one, as a part of it, so that less has to be fetched and packed."""

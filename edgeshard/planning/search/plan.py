@@ -38,8 +38,8 @@ from edgeshard.planning.search.search import search_rate
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
 from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut, Score, Solution
-from edgeshard.planning.solvers.problem import INFINITY, equal_kinds
 from edgeshard.planning.solvers.scoring import score, stages, violations
+from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
 
 ALTERNATIVES = 2
 """Runner-ups shown."""

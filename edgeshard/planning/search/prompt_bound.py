@@ -19,8 +19,8 @@ from edgeshard.planning.costs.prompt_floor import PromptFloor
 from edgeshard.planning.solvers import classes, general
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
-from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem
 from edgeshard.planning.solvers.scoring import SLACK
+from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
 
 QUESTIONS = (2, 24)
 """The fewest and the most; in between as many as make WORK."""

@@ -27,8 +27,8 @@ from edgeshard.planning.solvers import classes, general
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
-from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem, single_kinds
 from edgeshard.planning.solvers.scoring import SLACK, score
+from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
 
 TOLERANCE = 1e-3
 """Cuts that could be better by no more than this part are left; the gap says so."""

@@ -13,7 +13,7 @@ from edgeshard.planning.search.rate_scoring import Best, Places, Scorer
 from edgeshard.planning.solvers.all_cuts import Cuts, allowed, count_cuts, every_cut
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
-from edgeshard.planning.solvers.problem import Kinds, single_kinds
+from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_COUNTED = 200_000
 """Cuts that are all rated; 200,000 of five stages take about half a second."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from edgeshard.planning.costs.costs import Costs, Load, Roofline
 from edgeshard.planning.inputs.problem import ComputeTimes
 from edgeshard.planning.solvers.classes import MOST_KINDS
-from edgeshard.planning.solvers.problem import Kinds, equal_kinds
+from edgeshard.planning.solvers.walks import Kinds, equal_kinds
 
 _FEW_BOXES = 64
 """With more boxes, kinds are looked for only as far as the class solver can use them."""

@@ -25,8 +25,8 @@ from edgeshard.planning.solvers import solve_latency, subset
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, scores
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
-from edgeshard.planning.solvers.problem import Kinds, single_kinds
 from edgeshard.planning.solvers.scoring import violations
+from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_COUNTED = 30_000
 """Cuts that are all looked at under each load."""

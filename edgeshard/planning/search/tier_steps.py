@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.planning.costs.costs import Costs
-from edgeshard.planning.costs.pace import stage_costs
+from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.search.plan import PlanResult
 
 

@@ -16,12 +16,12 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
-from edgeshard.planning.costs.pace import prompt_slices, rounded_prompt, stage_costs, step_tokens
+from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
 from edgeshard.planning.inputs.fields import invalid
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
-from edgeshard.planning.simulation.rings import ring, serving_ring, traffic
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
+from edgeshard.planning.simulation.simulated_pipeline import ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Visit
 

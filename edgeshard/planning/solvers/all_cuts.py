@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
-from edgeshard.planning.solvers.problem import Kinds, equal_kinds
 from edgeshard.planning.solvers.scoring import SLACK
+from edgeshard.planning.solvers.walks import Kinds, equal_kinds
 
 Integers = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]

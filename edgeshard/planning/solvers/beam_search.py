@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from edgeshard.planning.solvers.instance import Floats
 from edgeshard.planning.solvers.lagrangian_bound import Relaxed
-from edgeshard.planning.solvers.problem import INFINITY, Booleans, Integers, Problem
 from edgeshard.planning.solvers.scoring import SLACK
+from edgeshard.planning.solvers.walks import INFINITY, Booleans, Integers, Problem
 
 Words = npt.NDArray[np.uint64]
 

@@ -14,9 +14,9 @@ import numpy as np
 from edgeshard.planning.solvers.beam_search import Search
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.lagrangian_bound import Relaxed, relax
-from edgeshard.planning.solvers.problem import INFINITY, Kinds, Problem
 from edgeshard.planning.solvers.scoring import SLACK, score, violations
 from edgeshard.planning.solvers.thresholds import Answer
+from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
 
 
 @dataclass(frozen=True, slots=True)

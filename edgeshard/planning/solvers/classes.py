@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from edgeshard.planning.solvers.bounded_search import Oracle, Round
 from edgeshard.planning.solvers.instance import Instance, Solution
-from edgeshard.planning.solvers.problem import Kinds, equal_kinds
 from edgeshard.planning.solvers.thresholds import least_round, least_value
+from edgeshard.planning.solvers.walks import Kinds, equal_kinds
 
 MOST_KINDS = 12
 EFFORT = (Round(30, 8), Round(60, 32), Round(100, None), Round(100, 64))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from edgeshard.planning.solvers.bounded_search import Oracle, Round
 from edgeshard.planning.solvers.instance import Instance, Solution
-from edgeshard.planning.solvers.problem import single_kinds
 from edgeshard.planning.solvers.thresholds import least_round, least_value
+from edgeshard.planning.solvers.walks import single_kinds
 
 # For one question; a throughput is a dozen questions, whose prices start where the last one's ended.
 EFFORT = (Round(20, 2), Round(40, 4), Round(60, 4), Round(80, 8), Round(100, 16), Round(150, 24))

@@ -1,7 +1,7 @@
 """What a solver sees: one placement problem at one (batch, micro-batches in flight), as arrays. Pure.
 
-Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`). Layers
-are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
+Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`).
+Layers are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
 `head_on_source`, to the source). Boxes are 0..M-1; `source` holds layer 0. A missing link is an infinite hop.
 """
 

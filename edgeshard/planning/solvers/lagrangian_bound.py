@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgeshard.planning.solvers.instance import Floats
-from edgeshard.planning.solvers.problem import INFINITY, Integers, Problem
+from edgeshard.planning.solvers.walks import INFINITY, Integers, Problem
 
 
 @dataclass(frozen=True, slots=True)

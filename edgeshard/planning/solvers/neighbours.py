@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 
 from edgeshard.planning.solvers.instance import Cut
-from edgeshard.planning.solvers.problem import Kinds
+from edgeshard.planning.solvers.walks import Kinds
 
 _ALL_PAIRS = 12
 """Stages up to which any two boxes are swapped or share layers, not only neighbours."""

@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import torch
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.background_thread import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
 from edgeshard_agent.hosting.host import Hosting

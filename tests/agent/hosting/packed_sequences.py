@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 import structlog
-from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.background_thread import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.store.cache import BlobCache
 

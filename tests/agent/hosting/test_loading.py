@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_agent.engine.aside import AsideThread
+from edgeshard_agent.engine.background_thread import AsideThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel

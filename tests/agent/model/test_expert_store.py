@@ -13,7 +13,7 @@ from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.expert_store import ExpertStore
-from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.model.weights.filling_meter import FillingMeter, Share, seconds_left
+from edgeshard_agent.model.weights.weight_loading_meter import FillingMeter, Share, seconds_left
 
 from edgeshard.domain.nodes.device import FillingWork, StageFilling
 

@@ -15,8 +15,8 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.ops import PanelArena, RowArena, native_available
 from edgeshard_agent.scheduler.batching import Batching
-from edgeshard_agent.scheduler.blocks import BlockAllocator
 from edgeshard_agent.scheduler.chunking import Chunking
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, TokenOut
 from edgeshard_agent.scheduler.text import TextStream
 

@@ -17,9 +17,9 @@ from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.attention import attention as attention_module
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.stage import StageModel, StageOutput
-from edgeshard_agent.model.weights import units as units_module
-from edgeshard_agent.model.weights.filling import Packing
+from edgeshard_agent.model.weights import packed_modules as units_module
 from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 

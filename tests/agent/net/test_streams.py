@@ -439,9 +439,9 @@ async def test_a_request_may_fill_the_context_to_its_last_position(
     import torch
     from transformers import LlamaForCausalLM
 
-    from edgeshard.planning.costs import pace
+    from edgeshard.planning.costs import step_budget
 
-    monkeypatch.setattr(pace, "STEP_TOKENS", 23)
+    monkeypatch.setattr(step_budget, "STEP_TOKENS", 23)
     ids = [(7 * i) % 90 for i in range(prompt)]
     model: Any = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     with torch.inference_mode():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.ops import RequestSampler, draws, native, sample_rows
+from edgeshard_agent.ops import RequestSampler, native, sample_rows, sampling_reference
 from edgeshard_agent.ops.sampling import Chosen
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
@@ -87,12 +87,12 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
     found = sample_rows(logits, samplers, positions)
     for row, sampler, position, mine in zip(logits, samplers, positions, found, strict=True):
         wide = row.double().numpy()
-        token = draws.drawn(wide, sampler.sampling, sampler.seen, position, sampler.offsets)
+        token = sampling_reference.drawn(wide, sampler.sampling, sampler.seen, position, sampler.offsets)
         assert mine.token == token, (sampler.sampling, position)
         if not sampler.wants_logprobs:
             assert mine == Chosen(token)
             continue
-        logprob, top = draws.logprobs(wide, sampler.sampling, token)
+        logprob, top = sampling_reference.logprobs(wide, sampler.sampling, token)
         assert mine.logprob == pytest.approx(logprob, rel=1e-12, abs=1e-12)
         assert [best for best, _ in mine.top] == [best for best, _ in top]
         assert [value for _, value in mine.top] == pytest.approx([value for _, value in top], rel=1e-12, abs=1e-12)
@@ -122,14 +122,14 @@ def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.d
 def test_a_number_is_a_function_of_seed_position_and_token(seed: int, kernels: str) -> None:
     """Of equal logits that token is drawn whose number is the least."""
     positions = [0, 1, 2, 3, 2**31, 2**40, 2**63, 2**64 - 1]
-    expected = [int(draws.uniforms(seed, position, 3001).argmin()) for position in positions]
+    expected = [int(sampling_reference.uniforms(seed, position, 3001).argmin()) for position in positions]
     assert chosen(Sampling(temperature=1.0, seed=seed), positions, torch.zeros(3001)) == expected
-    assert np.array_equal(draws.uniforms(seed, 3, 5), draws.uniforms(seed, 3, 9)[:5])
+    assert np.array_equal(sampling_reference.uniforms(seed, 3, 5), sampling_reference.uniforms(seed, 3, 9)[:5])
 
 
 def test_arrivals_are_exponentially_distributed() -> None:
-    uniform = [draws.uniforms(seed, position, 8) for seed in (0, 1, 2**64 - 1) for position in range(200)]
-    values = draws.arrivals(np.concatenate([*uniform, np.zeros(1)]))
+    uniform = [sampling_reference.uniforms(seed, position, 8) for seed in (0, 1, 2**64 - 1) for position in range(200)]
+    values = sampling_reference.arrivals(np.concatenate([*uniform, np.zeros(1)]))
     assert len(set(values)) == 4801 and (values > 0).all()
     assert abs(values.mean() - 1) < 0.05 and abs((values > 1).mean() - math.exp(-1)) < 0.03
 
@@ -193,7 +193,7 @@ def test_greedy_takes_the_largest(kernels: str) -> None:
 
 def test_top_k_keeps_the_k_likeliest(kernels: str) -> None:
     best = set(LOGITS.topk(5).indices.tolist())
-    tokens, _ = draws.candidates(LOGITS.double().numpy(), Sampling(temperature=3.0, top_k=5))
+    tokens, _ = sampling_reference.candidates(LOGITS.double().numpy(), Sampling(temperature=3.0, top_k=5))
     assert set(tokens.tolist()) == best
     assert set(np.flatnonzero(counts(Sampling(temperature=3.0, top_k=5, seed=2), 500))) == best
 
@@ -210,7 +210,7 @@ def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kernels: str) -> Non
     probabilities = torch.softmax(LOGITS.double(), -1)
     ordered, order = probabilities.sort(descending=True)
     count = int((ordered.cumsum(0) < top_p).sum()) + 1
-    tokens, kept = draws.candidates(LOGITS.double().numpy(), Sampling(temperature=1.0, top_p=top_p))
+    tokens, kept = sampling_reference.candidates(LOGITS.double().numpy(), Sampling(temperature=1.0, top_p=top_p))
     assert tokens.tolist() == sorted(order[:count].tolist())
     np.testing.assert_allclose(kept / kept.sum(), probabilities[tokens] / ordered[:count].sum())
     drawn = chosen(Sampling(temperature=1.0, top_p=top_p, seed=5), range(2000))
@@ -224,7 +224,7 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_sorting_all_of_it(scale: f
     probabilities = np.exp(logits - logits.max())
     order = np.argsort(-probabilities, kind="stable")
     count = int(np.searchsorted(probabilities[order].cumsum(), top_p * probabilities.sum())) + 1
-    tokens, _ = draws.candidates(logits, Sampling(temperature=1.0, top_p=top_p))
+    tokens, _ = sampling_reference.candidates(logits, Sampling(temperature=1.0, top_p=top_p))
     assert tokens.tolist() == sorted(order[:count].tolist())
 
 
@@ -253,7 +253,7 @@ def test_min_p_keeps_what_is_not_less_likely_than_the_likeliest_by_that_factor(
     probabilities = torch.softmax(LOGITS.double() / temperature, -1)
     kept = set(torch.nonzero(probabilities >= min_p * probabilities.max() * (1 - 1e-12)).flatten().tolist())
     sampling = Sampling(temperature=temperature, min_p=min_p, seed=2)
-    tokens, _ = draws.candidates(LOGITS.double().numpy(), sampling)
+    tokens, _ = sampling_reference.candidates(LOGITS.double().numpy(), sampling)
     assert set(tokens.tolist()) == kept
     assert set(chosen(sampling, range(4000))) == kept
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.scheduler.blocks import BlockAllocator
+from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.models.dtypes import DType

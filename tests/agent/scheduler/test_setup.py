@@ -23,7 +23,7 @@ from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import STEP_TOKENS
-from edgeshard.planning.costs.pace import step_tokens
+from edgeshard.planning.costs.step_budget import step_tokens
 
 
 def cost(hop_token_s: float) -> StageCost:

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
-from edgeshard_agent.scheduler.spread import BETTER, MEASURED_FOR_S, Spread
+from edgeshard_agent.scheduler.micro_batch_tuner import BETTER, MEASURED_FOR_S, Spread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -21,7 +21,7 @@ from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import Token
-from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.auth import Caller
 
 
 def record(name: str, model: str, phase: DeploymentPhase = DeploymentPhase.READY) -> DeploymentRecord:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 
 from edgeshard.domain.control.commands import Command, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.domain.control.site import UnknownFigures, UnknownProfile

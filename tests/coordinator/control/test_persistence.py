@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.control.persistence import persistence
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 from edgeshard_coordinator.core.values.state import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.nodes import ghosts
+from edgeshard_coordinator.core.nodes import unconnected_nodes
 from edgeshard_coordinator.core.values.actions import SaveMeasurements, SaveNode
 from edgeshard_coordinator.core.values.events import (
     NodeConnected,
@@ -45,7 +45,7 @@ def flooded(state: State, make: MakeRegistration, count: int, now: float = 2.0) 
 def test_a_flood_of_ghosts_is_bounded_and_a_real_box_comes_through(
     one: State, make_registration: MakeRegistration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ghosts, "MOST_GHOSTS", 20)
+    monkeypatch.setattr(unconnected_nodes, "MOST_GHOSTS", 20)
     state = flooded(one, make_registration, 60)
     assert len(state.nodes) == 1 + 20 and A in state.nodes, "the oldest ghosts give way, boxes that connected do not"
     state = apply(state, NodeRegistered(make_registration("b"), now=3.0))
@@ -85,7 +85,7 @@ def test_a_ghost_is_not_on_disk_and_a_box_is_once_it_connects(one: State, make_r
 def test_a_site_has_so_many_boxes_and_no_more(
     one: State, make_registration: MakeRegistration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ghosts, "MAX_NODES", 3)
+    monkeypatch.setattr(unconnected_nodes, "MAX_NODES", 3)
     state = one
     for name in "bc":
         state = apply(state, NodeRegistered(make_registration(name), now=2.0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.deployments.deployments import new_record
-from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.profiling.measuring import PEERS_AT_ONCE, settle
 from edgeshard_coordinator.core.values.events import (
     CommandAnswered,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
-from edgeshard_coordinator.core.machine.news import News, news
+from edgeshard_coordinator.core.machine.site_events import News, news
 from edgeshard_coordinator.core.values.events import (
     HeartbeatsReceived,
     NodeConnected,

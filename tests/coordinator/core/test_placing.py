@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.candidate import held_bytes as placed_bytes

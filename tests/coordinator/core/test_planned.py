@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.placing import KV_BLOCK_TOKENS, SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import KV_BLOCK_TOKENS, SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, disk_of, key_of

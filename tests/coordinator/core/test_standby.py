@@ -9,7 +9,7 @@ import pytest
 from edgeshard_coordinator.core.deployments import standby
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.placement.placing import sizes_of
+from edgeshard_coordinator.core.placement.by_memory import sizes_of
 from edgeshard_coordinator.core.placement.repair import cold_layers
 from edgeshard_coordinator.core.values.actions import Action, PlanStandby, SendCommand
 from edgeshard_coordinator.core.values.candidate import Candidate

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.deployments.deployments import new_record
-from edgeshard_coordinator.core.placement.placing import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.profiling.measuring import STAGE_CAME, restored
-from edgeshard_coordinator.core.profiling.unknown import Unknown
+from edgeshard_coordinator.core.profiling.missing_profiles import Unknown
 from edgeshard_coordinator.core.values.actions import SendCommand
 from edgeshard_coordinator.core.values.events import (
     CommandAnswered,

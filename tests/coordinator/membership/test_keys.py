@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from edgeshard_coordinator.core.values.quotas import Quota, parse_quotas
-from edgeshard_coordinator.membership.key_store import KeyStore
-from edgeshard_coordinator.membership.keys import KeyBook, identity_of
+from edgeshard_coordinator.membership.api_key_store import KeyStore
+from edgeshard_coordinator.membership.api_keys import KeyBook, identity_of
 
 from edgeshard.domain.errors import (
     AlreadyExistsError,

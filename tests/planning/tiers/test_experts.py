@@ -18,7 +18,7 @@ from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.tier_costs import Streaming
 from edgeshard.planning.inputs.shapes import Matrices, model_from_config
-from edgeshard.planning.report.tier_report import daily_bytes, streaming_words
+from edgeshard.planning.report.describe_tiers import daily_bytes, streaming_words
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.search.tier_steps import streaming_costs
 from tests.planning.tiers.test_joint import _CONFIG, _MIXTURE, mixture_problem

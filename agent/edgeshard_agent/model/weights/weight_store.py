@@ -15,7 +15,7 @@ import torch
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.models.residency import in_disk_blocks
-from edgeshard_agent.model.weights.units import AdoptedUnit, unit_checksum
+from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, unit_checksum
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import ChunkReader
 

@@ -15,8 +15,8 @@ from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.weights.expert_store import ExpertStore
-from edgeshard_agent.model.weights.filling import Filled, Packing, fill
 from edgeshard_agent.model.weights.loader import TensorSource
+from edgeshard_agent.model.weights.weight_loading import Filled, Packing, fill
 from edgeshard_agent.model.weights.weight_store import WeightStore
 
 

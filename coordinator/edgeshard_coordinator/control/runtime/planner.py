@@ -18,10 +18,10 @@ from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.solver import Solver
 from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
 from edgeshard_coordinator.core.deployments.standby import choose
-from edgeshard_coordinator.core.placement.afresh import planned_afresh
+from edgeshard_coordinator.core.placement.by_memory import Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.locality import with_held
-from edgeshard_coordinator.core.placement.placing import Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
+from edgeshard_coordinator.core.placement.replan import planned_afresh
 from edgeshard_coordinator.core.placement.sources import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.lengths import typical_request

@@ -61,7 +61,7 @@ from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.dumping import Dumps
 from edgeshard_coordinator.control.services.packed import Packed
-from edgeshard_coordinator.control.services.replanning import PLACING_ATTEMPTS, Replans
+from edgeshard_coordinator.control.services.replan import PLACING_ATTEMPTS, Replans
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.control.services.tracing import Traces

@@ -23,9 +23,9 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
-from edgeshard_coordinator.control.runtime.asking import Asking
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.node_requests import Asking
 from edgeshard_coordinator.core.machine.machine import machine
 from edgeshard_coordinator.core.values.state import KnownNode
 

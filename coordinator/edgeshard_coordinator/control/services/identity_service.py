@@ -19,7 +19,7 @@ from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import NodeRemoved
 from edgeshard_coordinator.core.values.state import KnownNode
 from edgeshard_coordinator.membership.addresses import Addresses
-from edgeshard_coordinator.membership.keys import KeyBook
+from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 log = structlog.get_logger()

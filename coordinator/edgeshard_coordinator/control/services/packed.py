@@ -16,9 +16,9 @@ from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard_coordinator.control.requests.models import Models
-from edgeshard_coordinator.control.runtime.asking import Asking
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.control.runtime.node_requests import Asking
 from edgeshard_coordinator.core.deployments.deployments import at_node
 
 ANSWER_LIMIT_S = 10.0

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from edgeshard.domain.control.site_event import MOST_EVENTS, SiteEvent
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard_coordinator.core.machine.news import news
+from edgeshard_coordinator.core.machine.site_events import news
 from edgeshard_coordinator.core.values.state import State
 
 

@@ -15,7 +15,7 @@ from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase
-from edgeshard_coordinator.core.placement.placing import StageSizes
+from edgeshard_coordinator.core.placement.by_memory import StageSizes
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.events import StandbyPlanned
 from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, Standby, StandbyChoice, State

@@ -14,7 +14,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
-from edgeshard_coordinator.core.nodes import boxes, eviction, ghosts, suspicion
+from edgeshard_coordinator.core.nodes import boxes, eviction, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.nodes.boxes import with_measurements, with_node
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values.actions import (
@@ -147,7 +147,7 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
-            after = ghosts.forgotten(eviction.ticked(state, event.now), event.now)
+            after = unconnected_nodes.forgotten(eviction.ticked(state, event.now), event.now)
             return measuring.ticked(after, event.active_requests, event.now)
         case _:
             assert_never(event)

@@ -8,9 +8,9 @@ from edgeshard.domain.control.commands import CommandResult, Heartbeat
 from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.profiles.doubts import OTHERS
+from edgeshard.profiles.profile_quality import OTHERS
 from edgeshard_coordinator.core.deployments import deployments
-from edgeshard_coordinator.core.nodes import eviction, ghosts, suspicion
+from edgeshard_coordinator.core.nodes import eviction, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
 from edgeshard_coordinator.core.values.events import (
@@ -40,8 +40,8 @@ def registered(state: State, event: NodeRegistered) -> State:
         raise AlreadyExistsError(
             f"name: another box is connected as {new.name}; give this one another --name", field="name"
         )
-    state = ghosts.without(state, {node.node_id for node in namesakes})
-    state = ghosts.with_room(state, new.node_id)
+    state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
+    state = unconnected_nodes.with_room(state, new.node_id)
     known = state.nodes.get(new.node_id)
     # While a box starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
@@ -128,7 +128,7 @@ def removed(state: State, event: NodeRemoved) -> State:
     node = state.nodes.get(event.node_id)
     if node is None:
         return state
-    return ghosts.without(eviction.died(away(state, node), node.node_id), {node.node_id})
+    return unconnected_nodes.without(eviction.died(away(state, node), node.node_id), {node.node_id})
 
 
 def away(state: State, node: KnownNode) -> State:

@@ -5,7 +5,8 @@ lost, and `reconcile` drops its connection. If both go on talking to the coordin
 ends, and for a while the pair of boxes is kept as a bad link.
 
 Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
-left to it to dial another request stream. None is lost while the coordinator may be the blind one (`core.nodes.eviction`).
+left to it to dial another request stream. None is lost while the coordinator may be the blind one
+(`core.nodes.eviction`).
 """
 
 from __future__ import annotations

@@ -28,20 +28,19 @@ from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.pace import stage_costs
 from edgeshard.planning.costs.shortage import Shortage
+from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
-from edgeshard.planning.report.tier_report import advice_without_streaming, offer_words, streaming_words
+from edgeshard.planning.report.describe_tiers import advice_without_streaming, offer_words, streaming_words
 from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
 from edgeshard.planning.search.search import loads
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations
-from edgeshard_coordinator.core.placement.locality import nearest, without_held
-from edgeshard_coordinator.core.placement.placing import (
+from edgeshard_coordinator.core.placement.by_memory import (
     SimplePlacer,
     StageSizes,
     checked_shape,
@@ -49,7 +48,7 @@ from edgeshard_coordinator.core.placement.placing import (
     sizes_of,
     usable_nodes,
 )
-from edgeshard_coordinator.core.placement.planned_words import (
+from edgeshard_coordinator.core.placement.describe_planned import (
     links_are,
     mixed_bits,
     not_planned,
@@ -57,6 +56,7 @@ from edgeshard_coordinator.core.placement.planned_words import (
     prediction_of,
     unused_links,
 )
+from edgeshard_coordinator.core.placement.locality import nearest, without_held
 from edgeshard_coordinator.core.placement.repair import MOST_SPARES, Lost, cold_layers, moved_bits, survivors, ways
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.lengths import typical_request

@@ -3,7 +3,7 @@
 A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
 site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
 own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
-that may be measured, they are followed by layers that a box lacks (`core.profiling.unknown`).
+that may be measured, they are followed by layers that a box lacks (`core.profiling.missing_profiles`).
 
 Layers that a box measured while it was busy with something else are measured again, without anybody's asking, when it
 is quiet and no deployment needs it.
@@ -22,8 +22,8 @@ from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.planning.inputs.site import node_starting
-from edgeshard.profiles.doubts import busy
-from edgeshard_coordinator.core.profiling import unknown
+from edgeshard.profiles.profile_quality import busy
+from edgeshard_coordinator.core.profiling import missing_profiles
 from edgeshard_coordinator.core.values.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.values.events import MeasureRequested
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake, SentCommand
@@ -113,7 +113,7 @@ def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardE
         return state
     command = job.sent.command
     if isinstance(command, MeasureCompute):
-        state = unknown.ended(state, job, command, failure is not None and failure.reason == STAGE_CAME)
+        state = missing_profiles.ended(state, job, command, failure is not None and failure.reason == STAGE_CAME)
         state = _judged(state, job, command, failure, now)
         following = replace(job, compute=None, sent=None)
     else:
@@ -138,7 +138,7 @@ def forget_tries(state: State, node_id: NodeId) -> State:
         if sender != node_id
     }
     state = replace(state, tries={sender: pairs for sender, pairs in tries.items() if pairs})
-    return unknown.forgotten(state, node_id)
+    return missing_profiles.forgotten(state, node_id)
 
 
 def settle(state: State, now: float) -> State:
@@ -213,7 +213,7 @@ def _probing(state: State, active_requests: int, now: float) -> State:
             job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
             # Boxes take turns, so that one box's links do not all come before another's.
             return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
-    measuring = unknown.begun(state, now)
+    measuring = missing_profiles.begun(state, now)
     if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
         return measuring
     return replace(state, probe_turn=state.probe_turn + LOOKED_AT) if len(placeable) > LOOKED_AT else state
@@ -310,7 +310,7 @@ def _idle(state: State, item: Retake, now: float) -> bool:
         return False
     if not node.placeable or now - node.others_at < state.timings.retake_quiet_s:
         return False
-    return node.node_id not in unknown.serving(state)
+    return node.node_id not in missing_profiles.serving(state)
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:

@@ -32,7 +32,8 @@ class Timings:
     ghost_s: float = 60.0
     """A box that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """How long boxes may take to come back where the coordinator itself may have been at fault (`core.nodes.eviction`)."""
+    """How long boxes may take to come back where the coordinator itself may have been at fault
+    (`core.nodes.eviction`)."""
     stall_s: float = 1.5
     """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
@@ -85,7 +86,7 @@ class KnownNode:
     starting: bool = False
     connection: int = 0
     joined: bool = True
-    """Whether it ever had a control stream; only then is it on disk (`core.nodes.ghosts`)."""
+    """Whether it ever had a control stream; only then is it on disk (`core.nodes.unconnected_nodes`)."""
     heard_at: float = 0.0
     others_at: float = 0.0
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""

@@ -27,7 +27,7 @@ from edgeshard.domain.errors import (
 
 if TYPE_CHECKING:
     from edgeshard.process.installation import Found, Options, Record, Step
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
 app = typer.Typer(help="Lay out a daemon as a service of systemd.", no_args_is_help=True)
 uninstall_app = typer.Typer(help="Remove what edgectl install laid out.", no_args_is_help=True)
@@ -63,7 +63,7 @@ def install_agent(
     dry_run: DryRun = False,
 ) -> None:
     """Lay out the agent of this box; --coordinator says whose. What is not given stays as at the last time."""
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
     source = context.find_root().get_parameter_source("coordinator")
     was_given = source is not None and source.name == "COMMANDLINE"
@@ -91,7 +91,7 @@ def install_coordinator(
     dry_run: DryRun = False,
 ) -> None:
     """Lay out the site's coordinator. What is not given stays as at the last time."""
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
     given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
     if site is not None:
@@ -107,7 +107,7 @@ def install_coordinator(
 @uninstall_app.command("agent")
 def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
     """Stop the agent and remove its service; its identity and its cache of weights stay without --purge."""
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
     _uninstall(Daemon.AGENT, root, purge, dry_run)
 
@@ -115,7 +115,7 @@ def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun 
 @uninstall_app.command("coordinator")
 def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
     """Stop the coordinator and remove its service; boxes, deployments and models stay without --purge."""
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
     _uninstall(Daemon.COORDINATOR, root, purge, dry_run)
 
@@ -194,7 +194,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     """Raise the error that the daemon would end with when it is started."""
     from edgeshard.domain.ids import check_name
     from edgeshard.process.installation import check_visible
-    from edgeshard.process.units import CREDENTIALS
+    from edgeshard.process.systemd_units import CREDENTIALS
     from edgeshard.rpc.tls import TlsFiles, check_private, check_secure
 
     if daemon == "agent" and not options.name:
@@ -253,7 +253,7 @@ def _record(daemon: Daemon, root: Path) -> Record | None:
 
 def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) -> Found:
     from edgeshard.process.installation import Found, digest, interesting
-    from edgeshard.process.units import Daemon
+    from edgeshard.process.systemd_units import Daemon
 
     digests, directories = {}, set()
     for name in interesting(daemon, options, record):

@@ -101,7 +101,7 @@ def _join_user(token: Invitation, force: bool) -> None:
 
 
 def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
-    from edgeshard.process.units import Daemon as Unit
+    from edgeshard.process.systemd_units import Daemon as Unit
 
     name = token.principal.id
     given: dict[str, str | None] = {

@@ -17,7 +17,7 @@ from edgeshard.cli.connect import run
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.ids import check_name
 from edgeshard.process.installation import CONFIGURATION
-from edgeshard.process.units import Daemon
+from edgeshard.process.systemd_units import Daemon
 from edgeshard.storage.inputs import read_toml
 
 COORDINATOR = "coordinator"

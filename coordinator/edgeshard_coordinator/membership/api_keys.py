@@ -19,7 +19,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.identity import ApiKey
 from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
-from edgeshard_coordinator.membership.key_store import KeyStore
+from edgeshard_coordinator.membership.api_key_store import KeyStore
 from edgeshard_coordinator.membership.tokens import digest_of
 
 log = structlog.get_logger()

@@ -35,9 +35,9 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.weights.expert_store import ExpertStore
-from edgeshard_agent.model.weights.filling_meter import FillingMeter
 from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, check_filled
-from edgeshard_agent.model.weights.units import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
+from edgeshard_agent.model.weights.weight_loading_meter import FillingMeter
 from edgeshard_agent.model.weights.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.ops.huge_pages import WEIGHTS

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import UnauthenticatedError
-from edgeshard.gateway.access.callers import Caller
+from edgeshard.gateway.access.auth import Caller
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
-from edgeshard_coordinator.membership.keys import PREFIX, KeyBook, identity_of
+from edgeshard_coordinator.membership.api_keys import PREFIX, KeyBook, identity_of
 
 ANYONE = ""
 """Who comes without a key where none is asked for: as everybody in plaintext."""

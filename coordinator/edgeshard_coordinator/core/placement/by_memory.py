@@ -1,7 +1,7 @@
 """Which box gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
 
-`Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement passes
-`place_stages`, which checks the memory.
+`Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement
+passes `place_stages`, which checks the memory.
 """
 
 from __future__ import annotations

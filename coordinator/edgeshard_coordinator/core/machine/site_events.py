@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeshard.domain.control.site_event import Subject
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard_coordinator.core.profiling.unknown import is_whole
+from edgeshard_coordinator.core.profiling.missing_profiles import is_whole
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
 
 

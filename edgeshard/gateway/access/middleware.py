@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
+from edgeshard.gateway.access.auth import Caller, Doors
 from edgeshard.gateway.access.bodies import Bodies
-from edgeshard.gateway.access.callers import Caller, Doors
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.errors import error_response
 from edgeshard.gateway.metrics import HttpMetrics
