@@ -58,6 +58,7 @@ check: $(STAMP) ## lint, format, types, import rules, unused code, protocol, gen
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/lint_forbidden.py
 	$(BIN)/python tools/lint_families.py
+	$(BIN)/python tools/lint_names.py
 	$(BIN)/python tools/find_unused.py
 	$(BIN)/python tools/lint_wire.py
 	$(BIN)/buf lint

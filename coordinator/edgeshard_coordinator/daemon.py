@@ -43,7 +43,7 @@ from edgeshard.storage.inputs import read_toml
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.control.services.api_key_auth import KeyDoors
+from edgeshard_coordinator.control.services.api_key_auth import ApiKeyAuthenticator
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
@@ -99,13 +99,15 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     await metrics.start()
     log.info("coordinator_serves", address=address)
     joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
-    entrance = await _open_entrance(settings, site, coordinator, address, joiners)
+    enrolment_listener = await _open_enrolment_listener(settings, site, coordinator, address, joiners)
     gateway: GatewayServer | None = None
     if listen is not None:
-        doors = KeyDoors(site.keys, site.audit, asks=not settings.http_no_key)
-        gateway = await _open_gateway(listen, origins, doors, coordinator)
+        authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
+        gateway = await _open_gateway(listen, origins, authenticator, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", entrance.address)
+        write_ready_file(
+            settings.ready_file, address, gateway.url if gateway is not None else "", enrolment_listener.address
+        )
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
@@ -115,7 +117,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     log.info("coordinator_stops")
     chores.cancel()
     await metrics.stop()
-    await entrance.close()
+    await enrolment_listener.close()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
@@ -167,7 +169,7 @@ def _site(settings: CoordinatorSettings) -> _Site:
     return _Site(tls, membership, denials, audit, keys, issuing)
 
 
-class _Entrance:
+class _EnrolmentListener:
     """Where processes join, and the renewal of the coordinator's own certificate."""
 
     def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None, address: str = "") -> None:
@@ -183,22 +185,22 @@ class _Entrance:
             await self._server.stop()
 
 
-async def _open_entrance(
+async def _open_enrolment_listener(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
-) -> _Entrance:
+) -> _EnrolmentListener:
     """Raises UnavailableError where the port for enrolment is taken."""
     if site.tls is None or site.membership is None or settings.ca_key is None:
-        return _Entrance(None, None)
+        return _EnrolmentListener(None, None)
     renew = partial(site.membership.renew, site.tls.principal())
     renewing = asyncio.create_task(keep_renewed(site.tls, renew))
     if settings.enrol_listen is None:
-        return _Entrance(None, renewing)
+        return _EnrolmentListener(None, renewing)
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
     log.info("enrolment_open", address=enrolment)
-    return _Entrance(server, renewing, enrolment)
+    return _EnrolmentListener(server, renewing, enrolment)
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
@@ -256,7 +258,7 @@ def _origins(settings: CoordinatorSettings) -> Origins:
 
 
 async def _open_gateway(
-    listen: HttpListen, origins: Origins, doors: KeyDoors, coordinator: Coordinator
+    listen: HttpListen, origins: Origins, authenticator: ApiKeyAuthenticator, coordinator: Coordinator
 ) -> GatewayServer:
     """Raises UnavailableError where the port is taken."""
 
@@ -267,7 +269,7 @@ async def _open_gateway(
         from edgeshard_coordinator.control.services.gateway import SiteBackend
 
         backend = SiteBackend(coordinator.front, coordinator.models, coordinator.chats)
-        app = make_app(backend, doors, coordinator.metrics, local_only=listen.is_local, origins=origins)
+        app = make_app(backend, authenticator, coordinator.metrics, local_only=listen.is_local, origins=origins)
         return GatewayServer(app, listen)
 
     server = await asyncio.to_thread(made)

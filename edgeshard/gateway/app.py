@@ -15,9 +15,9 @@ from edgeshard import __version__
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeniedError, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.gateway import document as forms
-from edgeshard.gateway.access.auth import Doors, caller_of
+from edgeshard.gateway.access.auth import Authenticator, caller_of
 from edgeshard.gateway.access.cors import NOBODY, Origins
-from edgeshard.gateway.access.middleware import Entrance
+from edgeshard.gateway.access.middleware import GatewayMiddleware
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.document import answers_of, body_of
@@ -33,7 +33,7 @@ from edgeshard.metrics.exposition import Metrics
 
 def make_app(
     backend: Backend,
-    doors: Doors,
+    authenticator: Authenticator,
     site_metrics: Metrics | None = None,
     *,
     local_only: bool = False,
@@ -50,7 +50,7 @@ def make_app(
     _add_openai(app, backend, metrics)
     _add_ollama(app, Ollama(backend, metrics))
     forms.describe(app)
-    return Entrance(app, doors, metrics, local_only=local_only, origins=origins)
+    return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins)
 
 
 def _add_site(app: FastAPI, site: Site) -> None:

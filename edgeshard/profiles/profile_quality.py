@@ -24,7 +24,7 @@ def busy(profile: ComputeProfile) -> tuple[str, ...]:
     return tuple(_busy(profile))
 
 
-def doubts(fit: ProfileFit) -> tuple[str, ...]:
+def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
     """Why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
     signs = busy(fit.profile)
     found = [f"busy while measured ({', '.join(signs)})"] if signs else []

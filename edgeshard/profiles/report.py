@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
 from edgeshard.profiles.fit import LayerFit, fit_profile
-from edgeshard.profiles.profile_quality import doubts
+from edgeshard.profiles.profile_quality import quality_warnings
 
 
 def profile_lines(profile: ComputeProfile) -> Iterator[str]:
@@ -16,7 +16,7 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     weights = weights_text(profile.dtype, profile.quantisation)
     yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
     yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
-    for doubt in doubts(fitted):
+    for doubt in quality_warnings(fitted):
         yield f"doubtful: {doubt}"
     for fit in fitted.layers:
         yield from _layer(fit)

@@ -9,7 +9,6 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition, Support
 from edgeshard.domain.nodes.device import (
     DeviceFacts,
-    FillingWork,
     HugePages,
     Node,
     StageExperts,
@@ -19,6 +18,7 @@ from edgeshard.domain.nodes.device import (
     StageStatus,
     StageStreaming,
     StageSwap,
+    WeightLoadingWork,
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 
@@ -30,7 +30,7 @@ _DTYPES = {
 _DTYPES_BACK: dict[int, DType] = {number: dtype for dtype, number in _DTYPES.items()}
 _STAGE_PHASES = {phase: getattr(pb, f"STAGE_PHASE_{phase.name}") for phase in StagePhase}
 _STAGE_PHASES_BACK = {number: phase for phase, number in _STAGE_PHASES.items()}
-_FILLING_WORKS = {work: getattr(pb, f"FILLING_WORK_{work.name}") for work in FillingWork}
+_FILLING_WORKS = {work: getattr(pb, f"FILLING_WORK_{work.name}") for work in WeightLoadingWork}
 _FILLING_WORKS_BACK = {number: work for work, number in _FILLING_WORKS.items()}
 
 
@@ -148,7 +148,7 @@ def _filling_to_wire(filling: StageFilling) -> pb.StageFilling:
 
 
 def _filling_from_wire(message: pb.StageFilling) -> StageFilling:
-    work = _FILLING_WORKS_BACK.get(message.work, FillingWork.CONVERTING)
+    work = _FILLING_WORKS_BACK.get(message.work, WeightLoadingWork.CONVERTING)
     return StageFilling(work, message.done_bytes, message.total_bytes, message.left_s)
 
 

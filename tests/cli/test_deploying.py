@@ -22,7 +22,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentS
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.errors import PlacementError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, KvFormat
-from edgeshard.domain.nodes.device import FillingWork, StageFilling, StagePhase
+from edgeshard.domain.nodes.device import StageFilling, StagePhase, WeightLoadingWork
 from edgeshard.proto.v1 import admin_pb2, common_pb2, store_pb2
 from edgeshard.wire.deployment import spec_to_wire
 from tests.support.scripted_site import deployment as scripted_deployment
@@ -66,12 +66,12 @@ def test_how_far_a_stage_is_with_loading_is_said_in_words() -> None:
         return loading_text(scripted_deployment(DeploymentPhase.LOADING, stages=(fetching,)))
 
     assert text(50, None) == "loading: a fetching 50 B of 100 B"
-    assert text(100, StageFilling(FillingWork.PACKING, 0, 1 << 20)) == "loading: a packing 0 B of 1 MiB"
+    assert text(100, StageFilling(WeightLoadingWork.PACKING, 0, 1 << 20)) == "loading: a packing 0 B of 1 MiB"
     assert (
-        text(100, StageFilling(FillingWork.READING, 1 << 19, 1 << 20, 11.4))
+        text(100, StageFilling(WeightLoadingWork.READING, 1 << 19, 1 << 20, 11.4))
         == "loading: a reading 512 KiB of 1 MiB, about 12 s left"
     )
-    assert text(100, StageFilling(FillingWork.CONVERTING, 1, 2, 630.0)).endswith(", about 10 min left")
+    assert text(100, StageFilling(WeightLoadingWork.CONVERTING, 1, 2, 630.0)).endswith(", about 10 min left")
 
 
 def test_a_terminal_gets_a_bar_with_the_seconds_left_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

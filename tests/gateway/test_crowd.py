@@ -43,7 +43,7 @@ class Run:
 
 
 def test_the_oldest_stranger_of_an_address_makes_room_for_the_next() -> None:
-    run = Run(Crowd(most=100, most_strangers=3))
+    run = Run(Crowd(most=100, most_keyless=3))
     first, second, *_ = [run.come("a")[0] for _ in range(3)]
     assert run.come("b")[1] is None, "another address has its own"
     assert run.show(first, "key/me") is None
@@ -53,7 +53,7 @@ def test_the_oldest_stranger_of_an_address_makes_room_for_the_next() -> None:
 
 def test_a_flood_makes_room_for_itself() -> None:
     """However many come: the others stay, whether they have shown a key yet or not."""
-    run = Run(Crowd(most=12, most_strangers=15))
+    run = Run(Crowd(most=12, most_keyless=15))
     known, stranger = run.come("honest")[0], run.come("honest")[0]
     run.show(known, "key/me")
     for _ in range(500):
@@ -90,7 +90,7 @@ def test_no_identity_has_all_connections() -> None:
 def test_random_crowds_keep_their_limits_and_end_nobody_with_a_request() -> None:
     for seed in range(200):
         chance = random.Random(seed)
-        run = Run(Crowd(most=12, most_strangers=5, most_of_one=8))
+        run = Run(Crowd(most=12, most_keyless=5, most_of_one=8))
         for _ in range(300):
             at_random = chance.choice(sorted(run.there) or [0])
             busy, known = set(run.busy), dict(run.known)

@@ -38,7 +38,7 @@ from edgeshard.gateway.access import bodies
 from edgeshard.gateway.access.auth import Caller
 from edgeshard.gateway.access.cors import parse_origins
 from edgeshard.gateway.access.middleware import OPEN
-from edgeshard.gateway.answers.answers import answers
+from edgeshard.gateway.answers import answers
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections import accepting, connection
 from edgeshard.gateway.connections.crowd import Crowd

@@ -15,7 +15,7 @@ from edgeshard.planning.inputs.catalogue import DeviceSpec
 from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import built_in_model
-from edgeshard.planning.report.explain import locality_words
+from edgeshard.planning.report.explain import describe_locality
 from edgeshard.planning.search.locality import LOCALITY_MARGIN, Lacking
 from edgeshard.planning.search.plan import plan, predict
 from edgeshard.planning.solvers.scoring import violations
@@ -46,12 +46,12 @@ def layers(first: int, end: int, **ends: bool) -> Held:
 def test_of_boxes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
     nodes = (box("a"), box("b"), box("c"), box("d"))
     best = plan(problem_of({}, *nodes))
-    assert [stage.node for stage in best.stages] == ["a", "b"] and best.locality is None and not locality_words(best)
+    assert [stage.node for stage in best.stages] == ["a", "b"] and best.locality is None and not describe_locality(best)
     first = best.stages[0].layers.end
     near = plan(problem_of({"d": layers(first, LAYERS, head=True)}, *nodes))
     assert near.placement == best.placement.replace("b=", "d=") and near.locality is not None
     assert near.locality.slower == pytest.approx(0.0) and near.gap == pytest.approx(best.gap)
-    assert locality_words(near) == (
+    assert describe_locality(near) == (
         f"d holds layers {first}:32 packed: chosen over {best.placement}, as good, "
         f"{near.locality.saved_bytes / 2**30:.1f} GiB less to fetch and pack"
     )
@@ -65,7 +65,7 @@ def test_a_cut_moves_to_where_the_layers_are_and_says_what_that_costs() -> None:
     near = plan(problem_of(held, *nodes))
     assert near.placement == f"a=0:{end + 5},b={end + 5}:32" and near.locality is not None
     assert near.locality.lacking_bytes == 0 and 0 < near.locality.slower <= LOCALITY_MARGIN
-    assert f", {100 * near.locality.slower:.1f} % slower, " in locality_words(near)
+    assert f", {100 * near.locality.slower:.1f} % slower, " in describe_locality(near)
     assert near.gap is not None and near.gap >= near.locality.slower / (1 + near.locality.slower) - 1e-9
 
 

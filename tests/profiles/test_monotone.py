@@ -24,7 +24,7 @@ from edgeshard.planning.solvers.instance import Cut
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import QUICK_GRID
 from edgeshard.profiles.least_squares import non_negative
-from edgeshard.profiles.profile_quality import busy, doubts
+from edgeshard.profiles.profile_quality import busy, quality_warnings
 
 MODEL = model_from_config(
     "model",
@@ -143,7 +143,8 @@ def test_least_squares_without_negatives_are_the_best_there_are(seed: int) -> No
     assert np.linalg.norm(design @ found - wanted) == pytest.approx(least)
 
 
-# -- doubts ----------------------------------------------------------------------------------------------------------
+# -- doubts
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -158,9 +159,9 @@ def sound() -> ComputeProfile:
 
 
 def test_a_quiet_box_gives_a_sound_profile(sound: ComputeProfile) -> None:
-    assert doubts(fit_profile(sound)) == () == busy(sound)
+    assert quality_warnings(fit_profile(sound)) == () == busy(sound)
     few = replace(sound, others_share=0.04, processor_share=0.96)
-    assert doubts(fit_profile(few)) == (), "a system's daemons take that much"
+    assert quality_warnings(fit_profile(few)) == (), "a system's daemons take that much"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_a_quiet_box_gives_a_sound_profile(sound: ComputeProfile) -> None:
 def test_what_others_took_makes_it_busy(sound: ComputeProfile, changes: dict[str, Any], words: str) -> None:
     profile = replace(sound, **changes)
     assert busy(profile) == (words,)
-    assert doubts(fit_profile(profile)) == (f"busy while measured ({words})",)
+    assert quality_warnings(fit_profile(profile)) == (f"busy while measured ({words})",)
 
 
 def with_block(profile: ComputeProfile, **changes: Any) -> ComputeProfile:
@@ -195,11 +196,11 @@ def test_repeats_that_differ_make_it_busy(sound: ComputeProfile) -> None:
 def test_a_fit_that_misses_its_points_by_more_than_their_spread_says_so(sound: ComputeProfile) -> None:
     block = sound.layers[1]
     turned = tuple(replace(sample, seconds=sample.seconds * (3 if sample.count == 1 else 1)) for sample in block.decode)
-    (doubt,) = doubts(fit_profile(with_block(sound, decode=turned)))
+    (doubt,) = quality_warnings(fit_profile(with_block(sound, decode=turned)))
     assert doubt.startswith("the decode fit of its block misses the points by ") and doubt.endswith("differ by 1%")
     # The same points from repeats that differ as much are busy, and miss nothing.
     vague = tuple(replace(sample, spread=0.6) for sample in turned)
-    (doubt,) = doubts(fit_profile(with_block(sound, decode=vague, prefill=block.prefill)))
+    (doubt,) = quality_warnings(fit_profile(with_block(sound, decode=vague, prefill=block.prefill)))
     assert doubt.startswith("busy while measured")
 
 

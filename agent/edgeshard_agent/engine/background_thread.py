@@ -21,7 +21,7 @@ class _Stopped(Exception):
     """Nobody waits for this work any more."""
 
 
-class AsideThread:
+class BackgroundThread:
     """One thread of a low priority, with one core of torch's. Work that is cancelled stops where it next asks."""
 
     def __init__(self, worker: ComputeThread) -> None:

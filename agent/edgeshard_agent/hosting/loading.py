@@ -33,7 +33,7 @@ from edgeshard.storage.forms import (
     expert_table_of,
     parse_json_object,
 )
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
@@ -71,7 +71,7 @@ class StageLoader:
         cache: BlobCache,
         store: grpc.aio.Channel,
         worker: ComputeThread,
-        aside: AsideThread,
+        aside: BackgroundThread,
         device: str,
         idle_spin_s: float,
         packs: bool,

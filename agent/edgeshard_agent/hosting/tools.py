@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import Reports, Tools
 from edgeshard_agent.hosting.hosted_stage import HostedStage
@@ -30,6 +30,6 @@ def make_tools(
 
     With `packs`, weights are kept packed once they were loaded.
     """
-    loader = StageLoader(cache, store, worker, AsideThread(worker), node.device, idle_spin_s, packs)
+    loader = StageLoader(cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs)
     measurer = Measurer(node, reports.report, reports.progress, reports.probed)
     return Tools(loader.load, loader.load_standby, measurer.run, HostedStage)

@@ -55,7 +55,7 @@ class _Measured:
     times: int = 1
 
 
-class Spread:
+class MicroBatchTuner:
     """One pipeline's choice. `cost` is what a profile says of a step; without one, steps that were seen say it."""
 
     def __init__(self, batching: Batching, cost: InterTokenSeconds | None = None) -> None:

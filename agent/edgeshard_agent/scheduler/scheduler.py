@@ -25,7 +25,7 @@ from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.micro_batch_tuner import Spread
+from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
 from edgeshard_agent.scheduler.prefix import extend_keys
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
@@ -164,7 +164,7 @@ class Scheduler:
         self._places = batching.places
         self._eos_tokens = eos_tokens
         self._flight = Flight(batching)
-        self._spread = Spread(batching, chunking.inter_token_s)
+        self._spread = MicroBatchTuner(batching, chunking.inter_token_s)
         self._chunks = Chunks(chunking, self._flight.window)
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)

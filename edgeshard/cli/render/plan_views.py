@@ -26,13 +26,13 @@ from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.describe_tiers import (
     advice_without_streaming,
     daily_bytes,
-    daily_words,
-    offer_words,
-    speed_words,
+    describe_daily,
+    describe_offer,
+    describe_speed,
+    describe_streaming,
     speeds,
-    streaming_words,
 )
-from edgeshard.planning.report.explain import bottleneck, explain, locality_words
+from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
 from edgeshard.planning.report.verdict import advice
 from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, plan
 
@@ -88,9 +88,9 @@ def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanatio
         show_fields(_fields(result, earlier))
     if result.feasible:
         if with_explanation:
-            lines = (*explain(result), *(f"Streaming: {line}." for line in streaming_words(result)))
+            lines = (*explain(result), *(f"Streaming: {line}." for line in describe_streaming(result)))
             typer.echo("\n".join(map(escaped, lines)))
-            for words in filter(None, (locality_words(result), _advice(result))):
+            for words in filter(None, (describe_locality(result), _advice(result))):
                 typer.echo(f"{words[0].upper()}{words[1:]}.")
         typer.echo()
         stdout_console().print(table(result.stages, visible(STAGE_COLUMNS, output)))
@@ -105,11 +105,11 @@ def _advice(result: PlanResult) -> str:
 
 def _warn_of_streaming(result: PlanResult) -> None:
     """On stderr, where only the placement is printed."""
-    for line in streaming_words(result):
+    for line in describe_streaming(result):
         typer.echo(f"streaming: {line}", err=True)
 
 
-def plan_words(problem: PlanProblem) -> str:
+def describe_plan(problem: PlanProblem) -> str:
     """The model, how its weights are kept, and the lengths that are planned for."""
     tokens = f"{problem.prompt_tokens} tokens in, {problem.new_tokens} out"
     return f"{problem.model.name}, {weights_text(problem.dtype, problem.quantisation)}, {tokens}"
@@ -118,15 +118,15 @@ def plan_words(problem: PlanProblem) -> str:
 def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     problem, prediction = result.problem, result.prediction
     fields = {
-        "model": plan_words(problem),
+        "model": describe_plan(problem),
         "objective": problem.objective.value,
     }
     if prediction is None:
-        offer = {"offer": words} if (words := offer_words(result)) else {}
+        offer = {"offer": words} if (words := describe_offer(result)) else {}
         return fields | {"plan": "none", "why": bottleneck(result)} | offer
     fields |= {
         "time per token": human_seconds(prediction.time_per_token_s),
-        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {load_words(result)}",
+        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {describe_load(result)}",
         "time to first token": human_seconds(prediction.ttft_s),
         "whole request": human_seconds(prediction.request_s),
         "bottleneck": bottleneck(result),
@@ -135,8 +135,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     if prediction.joules_per_token is not None:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these boxes alone"
     if result.streams:
-        fields |= {"streaming": "; ".join(speed_words(result)), "disk": "; ".join(daily_words(result))}
-    if words := locality_words(result):
+        fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
+    if words := describe_locality(result):
         fields["packed"] = words
     if words := _advice(result):
         fields["advice"] = words
@@ -154,7 +154,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     return fields
 
 
-def load_words(result: PlanResult) -> str:
+def describe_load(result: PlanResult) -> str:
     """The requests at once of a feasible plan."""
     assert result.prediction is not None
     load = result.prediction.load
@@ -236,7 +236,7 @@ def _streaming_data(result: PlanResult) -> dict[str, Any]:
         "daily_read_bytes": {
             stage.node: daily_bytes(stage, figures) for stage in result.stages if stage.streaming is not None
         },
-        "streaming": list(streaming_words(result)),
+        "streaming": list(describe_streaming(result)),
     }
 
 

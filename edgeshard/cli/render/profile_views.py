@@ -13,7 +13,7 @@ from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.inputs.site import listed
 from edgeshard.profiles.fit import fit_profile
-from edgeshard.profiles.profile_quality import busy, doubts
+from edgeshard.profiles.profile_quality import busy, quality_warnings
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
@@ -129,8 +129,13 @@ def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[Lin
 
 def profile_data(stored: StoredProfile) -> dict[str, Any]:
     """A box's profile as plain data; `samples` of the layers and all."""
-    found = doubts(fit_profile(stored.profile))
-    return {"models": list(stored.models), "age_s": stored.age_s, "doubts": list(found), **plain(stored.profile)}
+    found = quality_warnings(fit_profile(stored.profile))
+    return {
+        "models": list(stored.models),
+        "age_s": stored.age_s,
+        "doubts": list(found),
+        **plain(stored.profile),
+    }
 
 
 def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
@@ -182,7 +187,7 @@ def _result(row: NodeRow) -> str:
         return ", ".join(ways + missed)
     profile = row.measured.profile
     words = ["quick"] if profile.quick else []
-    words += doubts(fit_profile(profile))
+    words += quality_warnings(fit_profile(profile))
     return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", *(ways + missed if missed else [])])
 
 

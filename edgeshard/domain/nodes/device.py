@@ -60,7 +60,7 @@ class StageStreaming:
     waited_s: float = 0.0
 
 
-class FillingWork(StrEnum):
+class WeightLoadingWork(StrEnum):
     """What a box does to get weights into memory."""
 
     CONVERTING = "converting"
@@ -79,7 +79,7 @@ class StageFilling:
     it was said, 0 while that is not known.
     """
 
-    work: FillingWork
+    work: WeightLoadingWork
     done_bytes: int
     total_bytes: int
     left_s: float = 0.0

@@ -45,7 +45,7 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-class Doors(Protocol):
+class Authenticator(Protocol):
     """Who may come in."""
 
     def enter(self, key: str | None, what: str, address: str) -> Caller:

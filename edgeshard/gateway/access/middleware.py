@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeshard.domain.errors import DeniedError, EdgeShardError
-from edgeshard.gateway.access.auth import Caller, Doors
+from edgeshard.gateway.access.auth import Authenticator, Caller
 from edgeshard.gateway.access.bodies import Bodies
 from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.errors import error_response
@@ -28,15 +28,21 @@ OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/ver
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class Entrance:
+class GatewayMiddleware:
     """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin: pages of any
     site that somebody reads on this machine can send requests here. Those of `origins` may."""
 
     def __init__(
-        self, app: ASGIApp, doors: Doors, metrics: HttpMetrics, *, local_only: bool, origins: Origins = NOBODY
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        metrics: HttpMetrics,
+        *,
+        local_only: bool,
+        origins: Origins = NOBODY,
     ) -> None:
         self._app = app
-        self._doors = doors
+        self._authenticator = authenticator
         self._metrics = metrics
         self._local_only = local_only
         self._origins = origins
@@ -81,7 +87,7 @@ class Entrance:
         if (scope["method"], scope["path"]) in OPEN:
             return Caller("", frozenset())
         what = f"{scope['method']} {scope['path']}"
-        caller = self._doors.enter(_shown_key(headers), what, _address(scope))
+        caller = self._authenticator.enter(_shown_key(headers), what, _address(scope))
         if (connection := scope["state"].get("connection")) is not None:
             connection.showed_key(caller.identity)
         return caller

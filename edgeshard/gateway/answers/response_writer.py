@@ -23,7 +23,7 @@ LINES = "application/x-ndjson"
 """Media types of streams: OpenAI's and Ollama's."""
 
 
-class Run(ABC):
+class ResponseWriter(ABC):
     """Takes the events of all answers in turn: either by `part` or by `gather`."""
 
     media_type = EVENT_STREAM
@@ -65,7 +65,7 @@ def finish_reason(reason: FinishReason) -> str:
     return reason.value
 
 
-async def gathered(events: Answers, run: Run) -> None:
+async def gathered(events: Answers, run: ResponseWriter) -> None:
     async with aclosing(events):
         async for answer, event in events:
             if run.words is not None:
@@ -73,7 +73,7 @@ async def gathered(events: Answers, run: Run) -> None:
             run.gather(answer, event)
 
 
-async def started(request: Request, events: Answers, run: Run, metrics: HttpMetrics) -> Streamed:
+async def started(request: Request, events: Answers, run: ResponseWriter, metrics: HttpMetrics) -> Streamed:
     """The stream, once its first event is there: what is refused until then is refused by a status."""
     try:
         first = await unless_left(request, anext(events))
@@ -84,7 +84,7 @@ async def started(request: Request, events: Answers, run: Run, metrics: HttpMetr
 
 
 async def _parts(
-    first: tuple[int, GenerationEvent], events: Answers, run: Run, metrics: HttpMetrics
+    first: tuple[int, GenerationEvent], events: Answers, run: ResponseWriter, metrics: HttpMetrics
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(events):

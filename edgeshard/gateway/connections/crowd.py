@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 MOST_CONNECTIONS = 512
 """This process has its boxes' connections, too."""
-MOST_STRANGERS = 384
+MOST_KEYLESS = 384
 """Connections from one address that have shown no key; one more costs the oldest of them its place. Some hundred may be
 there for a moment: a program that begins as many requests at once dials first and speaks then."""
 MOST_OF_ONE = 384
@@ -29,10 +29,10 @@ class Crowd:
     the number of one that must go now, which the caller ends and reports with `left`."""
 
     def __init__(
-        self, most: int = MOST_CONNECTIONS, most_strangers: int = MOST_STRANGERS, most_of_one: int = MOST_OF_ONE
+        self, most: int = MOST_CONNECTIONS, most_keyless: int = MOST_KEYLESS, most_of_one: int = MOST_OF_ONE
     ) -> None:
         self._most = most
-        self._most_strangers = most_strangers
+        self._most_strangers = most_keyless
         self._most_of_one = most_of_one
         self._guests: dict[int, _Guest] = {}
         self._strangers: Counter[str] = Counter()

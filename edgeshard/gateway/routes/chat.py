@@ -20,12 +20,12 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent, Star
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import Run, gathered, sse, started
+from edgeshard.gateway.answers.response_writer import ResponseWriter, gathered, sse, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
-from edgeshard.gateway.routes.prompts import AskedChat, ChatAnswers, chat_answers
+from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
 from edgeshard.gateway.routes.reading import Gathered, Reading
 from edgeshard.gateway.routes.tools import ToolChoice
 from edgeshard.gateway.usage import Usage
@@ -40,7 +40,7 @@ NAMES = {
 }
 
 
-class ChatRequest(AskedChat, FormedFields):
+class ChatRequest(ChatRequestModel, FormedFields):
     model: str
     messages: Items = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=2**31)
@@ -147,7 +147,7 @@ class _Choice:
     scores: list[dict[str, Any]] = field(default_factory=list)
 
 
-class ChatRun(Run):
+class ChatRun(ResponseWriter):
     """The answers to one request, whole or in parts."""
 
     def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:

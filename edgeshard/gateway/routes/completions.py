@@ -27,7 +27,7 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import Run, finish_reason, gathered, sse, started
+from edgeshard.gateway.answers.response_writer import ResponseWriter, finish_reason, gathered, sse, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics
@@ -180,7 +180,7 @@ class _Choice:
         return record
 
 
-class CompletionRun(Run):
+class CompletionRun(ResponseWriter):
     """The answers to one request, whole or in parts; `echoes` are what they begin with, for each prompt."""
 
     def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:

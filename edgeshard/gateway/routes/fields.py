@@ -32,7 +32,7 @@ Items = Annotated[list[dict[str, Any]], FirstFault]
 """Messages, tools and the like, whose own form is looked at where they are used."""
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """A body, or a part of one: unknown fields are refused, and nothing is converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -63,7 +63,7 @@ def only(kind: Any, *values: Any) -> Any:
     return Annotated[kind | None, AfterValidator(_only(*values)), Field(default=None, description=f"one of {values}")]
 
 
-class StreamOptions(Asked):
+class StreamOptions(RequestModel):
     include_usage: bool | None = None
     include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
 
@@ -90,7 +90,7 @@ Penalty = Annotated[float | None, Field(default=None, ge=-2, le=2, allow_inf_nan
 Share = Annotated[float | None, Field(default=None, ge=0, le=1, allow_inf_nan=False)]
 
 
-class SamplingFields(Asked):
+class SamplingFields(RequestModel):
     """How tokens are chosen, in OpenAI's words, and with what this engine has beside them."""
 
     temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
@@ -150,7 +150,7 @@ def _first(given: float | None, recommended: float | None, otherwise: float) -> 
     return otherwise if recommended is None else recommended
 
 
-class JsonSchemaFormat(Asked):
+class JsonSchemaFormat(RequestModel):
     name: str | None = Field(default=None, max_length=256)
     description: Taken = None
     schema_: dict[str, Any] = Field(alias="schema")
@@ -161,7 +161,7 @@ def schema_guide(schema: dict[str, Any], open_objects: bool) -> Guide:
     return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema if open_objects else closed(schema)))
 
 
-class ResponseFormat(Asked):
+class ResponseFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 

@@ -22,15 +22,15 @@ from edgeshard.domain.requests.generation import Finished, Generation, Generatio
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import LINES, Run, gathered, started
+from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter, gathered, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import (
-    Asked,
     GuidedFields,
     Items,
     Penalty,
+    RequestModel,
     Share,
     Stop,
     Taken,
@@ -38,7 +38,7 @@ from edgeshard.gateway.routes.fields import (
     never,
     schema_guide,
 )
-from edgeshard.gateway.routes.prompts import AskedChat, ChatAnswers, Parser, chat_answers
+from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, Parser, chat_answers
 from edgeshard.gateway.routes.reading import Gathered, Reading
 from edgeshard.gateway.usage import Usage
 
@@ -55,7 +55,7 @@ FOREVER = "9999-12-31T23:59:59Z"
 """When a model leaves memory: Ollama's own say so, too, where it stays."""
 
 
-class Options(Asked):
+class Options(RequestModel):
     temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
@@ -80,7 +80,7 @@ class Options(Asked):
     numa: Taken = None
 
 
-class OllamaFields(Asked):
+class OllamaFields(RequestModel):
     model: str
     stream: bool | None = Field(default=None, description="true where it is left out")
     options: Options | None = None
@@ -144,13 +144,13 @@ class GenerateBody(OllamaFields):
         return Conversation(json.dumps([*messages, {"role": "user", "content": self.prompt}]), "", self.variables())
 
 
-class ShowBody(Asked):
+class ShowBody(RequestModel):
     model: str | None = None
     name: str | None = None
     verbose: Taken = None
 
 
-class _Sampled(AskedChat, GuidedFields):
+class _Sampled(ChatRequestModel, GuidedFields):
     most: int | None = None
     schema_: dict[str, Any] | None = None
     is_json: bool = False
@@ -331,7 +331,7 @@ async def _checked(asked: OllamaFields, served: ServedModel, making: Any) -> Cha
     return made
 
 
-class OllamaRun(Run):
+class OllamaRun(ResponseWriter):
     """An answer as lines of JSON, or as one object."""
 
     media_type = LINES

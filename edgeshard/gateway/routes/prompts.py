@@ -27,7 +27,7 @@ class Parser(Protocol):
     def finish(self) -> list[AnswerDelta]: ...
 
 
-class AskedChat(GuidedFields):
+class ChatRequestModel(GuidedFields):
     """What of a request decides how its answers are generated."""
 
     def choices(self) -> int:
@@ -54,7 +54,7 @@ class ChatAnswers:
 async def chat_answers(
     backend: Backend,
     served: ServedModel,
-    asked: AskedChat,
+    asked: ChatRequestModel,
     conversation: Callable[[Sequence[Any]], Conversation],
     tools: Sequence[Any] | None,
     choice: ToolChoice | None,

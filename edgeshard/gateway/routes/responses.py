@@ -19,12 +19,12 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guid
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import Run, gathered, started
+from edgeshard.gateway.answers.response_writer import ResponseWriter, gathered, started
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics
-from edgeshard.gateway.routes.fields import Asked, FirstFault, Items, Taken, never, only, schema_guide
-from edgeshard.gateway.routes.prompts import AskedChat, ChatAnswers, chat_answers
+from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, never, only, schema_guide
+from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import NamedFunction, NamedTool, ToolChoice
 from edgeshard.gateway.usage import Usage
@@ -39,7 +39,7 @@ NAMES = {
 }
 
 
-class FunctionTool(Asked):
+class FunctionTool(RequestModel):
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -51,12 +51,12 @@ class FunctionTool(Asked):
         return {"type": "function", "function": {name: value for name, value in given.items() if value is not None}}
 
 
-class FunctionChoice(Asked):
+class FunctionChoice(RequestModel):
     type: Literal["function"]
     name: str
 
 
-class TextFormat(Asked):
+class TextFormat(RequestModel):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: Taken = None
@@ -64,22 +64,22 @@ class TextFormat(Asked):
     strict: bool | None = None
 
 
-class TextOptions(Asked):
+class TextOptions(RequestModel):
     format: TextFormat | None = None
     verbosity: only(str, "medium") = None  # type: ignore[valid-type]
 
 
-class ReasoningOptions(Asked):
+class ReasoningOptions(RequestModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: only(str, "auto") = None  # type: ignore[valid-type]
     generate_summary: never(str) = None  # type: ignore[valid-type]
 
 
-class ResponsesStreamOptions(Asked):
+class ResponsesStreamOptions(RequestModel):
     include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
 
 
-class ResponsesRequest(AskedChat):
+class ResponsesRequest(ChatRequestModel):
     model: str
     input: str | Items
     instructions: str | None = None
@@ -248,7 +248,7 @@ class _Item:
         return {**head, "role": "assistant", "content": content}
 
 
-class ResponsesRun(Run):
+class ResponsesRun(ResponseWriter):
     """The answer to one request, whole or as events."""
 
     def __init__(self, asked: ResponsesRequest, model: str, made: ChatAnswers) -> None:

@@ -16,13 +16,13 @@ from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
-from edgeshard.gateway.routes.fields import Asked, FirstFault, Items, TokenId
+from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
 
 NAMES = {"variables": "chat_template_kwargs"}
 """Fields of the chat worker by their names here."""
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(RequestModel):
     """A text, or a conversation by the model's chat template."""
 
     model: str
@@ -49,7 +49,7 @@ class TokenizeRequest(Asked):
         )
 
 
-class DetokenizeRequest(Asked):
+class DetokenizeRequest(RequestModel):
     model: str
     tokens: Annotated[list[TokenId], FirstFault] = Field(min_length=1)
 

@@ -10,14 +10,14 @@ from typing import Any, Literal
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ToolCall
 from edgeshard.domain.requests.generation import Guide
-from edgeshard.gateway.routes.fields import Asked, schema_guide
+from edgeshard.gateway.routes.fields import RequestModel, schema_guide
 
 
-class NamedFunction(Asked):
+class NamedFunction(RequestModel):
     name: str
 
 
-class NamedTool(Asked):
+class NamedTool(RequestModel):
     type: Literal["function"]
     function: NamedFunction
 

@@ -10,7 +10,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.profiles.fit import LayerFit, ProfileFit, fit_profile
-from edgeshard.profiles.profile_quality import doubts
+from edgeshard.profiles.profile_quality import quality_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def power_measured(problem: PlanProblem, name: str) -> bool:
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
     """What speaks against the profiles that a problem is planned with, in words, by box; those left out count too."""
     found = {
-        name: doubts(times.fit)
+        name: quality_warnings(times.fit)
         for name, times in problem.times.items()
         if isinstance(times, MeasuredTimes) and name in problem.cluster.names and name not in problem.exclude
     }

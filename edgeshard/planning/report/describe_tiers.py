@@ -29,12 +29,12 @@ _LEAST_GB = 0.1 * _GB
 """Less is said in MB."""
 
 
-def streaming_words(result: PlanResult) -> tuple[str, ...]:
+def describe_streaming(result: PlanResult) -> tuple[str, ...]:
     """All there is to say of a plan whose boxes stream; nothing of any other."""
-    return (*speed_words(result), *daily_words(result))
+    return (*describe_speed(result), *describe_daily(result))
 
 
-def speed_words(result: PlanResult) -> tuple[str, ...]:
+def describe_speed(result: PlanResult) -> tuple[str, ...]:
     """What each box that streams holds and reads and, with the last of them, how fast the plan is."""
     streaming = [stage for stage in result.stages if stage.streaming is not None]
     if not streaming or result.prediction is None:
@@ -47,7 +47,7 @@ def speed_words(result: PlanResult) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def daily_words(result: PlanResult) -> tuple[str, ...]:
+def describe_daily(result: PlanResult) -> tuple[str, ...]:
     """What is read of each disk in a day at full load."""
     if not result.streams:
         return ()
@@ -77,11 +77,11 @@ def advice_without_streaming(result: PlanResult) -> str:
     return "; ".join(parts)
 
 
-def offer_words(result: PlanResult) -> str:
+def describe_offer(result: PlanResult) -> str:
     """What streaming would give where nothing fits; '' where it gives nothing."""
     if result.offer is None:
         return ""
-    return f"with --allow-streaming it would run: {'; '.join(streaming_words(result.offer))}"
+    return f"with --allow-streaming it would run: {'; '.join(describe_streaming(result.offer))}"
 
 
 def speeds(result: PlanResult) -> tuple[CutPrediction, CutPrediction | None]:

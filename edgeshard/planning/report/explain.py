@@ -42,7 +42,7 @@ def _bottleneck(result: PlanResult) -> str:
     return f"{name} takes {_ms(seconds)} of the {_ms(prediction.decode.round_s)} a token needs ({100 * share:.0f} %)"
 
 
-def locality_words(result: PlanResult) -> str:
+def describe_locality(result: PlanResult) -> str:
     """Why a plan that is not the best was taken, and what that costs; "" where the plan is simply the best."""
     locality, problem = result.locality, result.problem
     if locality is None:

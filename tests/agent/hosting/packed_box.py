@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import torch
 from edgeshard_agent.core.events import CommandReceived
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
 from edgeshard_agent.hosting.host import Hosting
@@ -249,7 +249,7 @@ class Wired:
 class Box:
     """A box that packs, with at most `limit` bytes in its cache."""
 
-    def __init__(self, directory: Path, limit: int, worker: ComputeThread, aside: AsideThread) -> None:
+    def __init__(self, directory: Path, limit: int, worker: ComputeThread, aside: BackgroundThread) -> None:
         self.cache = BlobCache(directory, limit)
         self.store = Store()
         self.held: dict[str, Form] = {}

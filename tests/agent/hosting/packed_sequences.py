@@ -22,7 +22,7 @@ from pathlib import Path
 from unittest import mock
 
 import structlog
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.store.cache import BlobCache
 
@@ -302,7 +302,7 @@ def _demand(holds: bool, what: str) -> None:
         raise Violation(what)
 
 
-async def _run(seed: int, directory: Path, worker: ComputeThread, aside: AsideThread) -> Counter[str]:
+async def _run(seed: int, directory: Path, worker: ComputeThread, aside: BackgroundThread) -> Counter[str]:
     box = Box(directory, Sequence.limit(seed), worker, aside)
     await box.start()
     sequence = Sequence(seed, box)
@@ -327,7 +327,7 @@ def run_sequences(
 ) -> tuple[list[str], Counter[str]]:
     """Run the sequences of `count` seeds. Returns what was violated, with its seed, and how often things were met."""
     failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
-    aside, files = AsideThread(worker), 0
+    aside, files = BackgroundThread(worker), 0
     # A box collects garbage when it lets a stage go: only its own here, not all that was imported.
     gc.collect()
     gc.freeze()

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel
@@ -43,7 +43,9 @@ class Box:
         self.files = directory
         self._channel = channel
         self._worker = ComputeThread(1)
-        self._loader = StageLoader(cache, channel, self._worker, AsideThread(self._worker), "cpu", 0.0, packs=False)
+        self._loader = StageLoader(
+            cache, channel, self._worker, BackgroundThread(self._worker), "cpu", 0.0, packs=False
+        )
 
     async def add(self) -> Digest:
         return await add_model(self._channel, self.files, "tiny")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.engine.background_thread import AsideThread
+from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.model.weights import weight_loading
@@ -32,7 +32,7 @@ AMPLE = 1 << 30
 @pytest.fixture
 async def make_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Awaitable[Box]]]:
     worker = ComputeThread(1)
-    aside, made = AsideThread(worker), list[Box]()
+    aside, made = BackgroundThread(worker), list[Box]()
     monkeypatch.setattr("os.fsync", lambda file: None)
 
     async def make(limit: int = AMPLE) -> Box:
@@ -158,7 +158,7 @@ async def test_files_that_are_smaller_than_their_blobs_stay_where_a_cache_is_too
 
 def during(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object], unit: str = "layer-1") -> None:
     """Have `what` happen in the first load from now on, when it comes to this unit."""
-    real, done = weight_loading._Filling._fill_unit, list[bool]()
+    real, done = weight_loading._WeightLoading._fill_unit, list[bool]()
 
     def fill(self: Any, which: Any) -> None:
         if which.name == unit and not done:
@@ -166,7 +166,7 @@ def during(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object], unit: st
             what()
         real(self, which)
 
-    monkeypatch.setattr(weight_loading._Filling, "_fill_unit", fill)
+    monkeypatch.setattr(weight_loading._WeightLoading, "_fill_unit", fill)
 
 
 async def test_what_an_operator_drops_while_a_stage_loads_stays_as_it_is_in_use(

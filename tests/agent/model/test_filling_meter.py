@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.model.weights.weight_loading_meter import FillingMeter, Share, seconds_left
+from edgeshard_agent.model.weights.weight_loading_meter import Share, WeightLoadingMeter, seconds_left
 
-from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 
 
 @pytest.mark.parametrize(
@@ -26,20 +26,20 @@ def test_seconds_left(shares: list[Share], left: float | None) -> None:
 
 def test_reading_and_packing_have_rates_of_their_own() -> None:
     now, said = [100.0], list[StageFilling]()
-    meter = FillingMeter(said.append, lambda: now[0])
+    meter = WeightLoadingMeter(said.append, lambda: now[0])
     meter.expect(30, read=False)
     meter.expect(20, read=True)
-    meter.begin(FillingWork.PACKING)
+    meter.begin(WeightLoadingWork.PACKING)
     now[0] += 3.0
     meter.say()
-    assert said == [StageFilling(FillingWork.PACKING, 0, 50)] * 2
+    assert said == [StageFilling(WeightLoadingWork.PACKING, 0, 50)] * 2
     meter.done(10)
-    assert said[-1] == StageFilling(FillingWork.PACKING, 10, 50), "nobody knows yet how fast it reads"
-    meter.begin(FillingWork.READING)
+    assert said[-1] == StageFilling(WeightLoadingWork.PACKING, 10, 50), "nobody knows yet how fast it reads"
+    meter.begin(WeightLoadingWork.READING)
     now[0] += 0.5
     meter.done(10)
-    assert said[-1] == StageFilling(FillingWork.READING, 20, 50, left_s=6.5)
-    meter.begin(FillingWork.PACKING)
+    assert said[-1] == StageFilling(WeightLoadingWork.READING, 20, 50, left_s=6.5)
+    meter.begin(WeightLoadingWork.PACKING)
     now[0] += 9.0
     meter.done(20)
-    assert said[-1] == StageFilling(FillingWork.PACKING, 40, 50, left_s=0.5)
+    assert said[-1] == StageFilling(WeightLoadingWork.PACKING, 40, 50, left_s=0.5)

@@ -30,7 +30,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from tests.support.sizes import parameter_bytes
@@ -95,7 +95,7 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     assert stage.parameter_bytes == held_bytes(checkpoint.config, wanted, layers, DType.BFLOAT16)
     done = [filling.done_bytes for filling in seen]
     assert done == sorted(done) and len(done) == len(wanted) and done[-1] == seen[0].total_bytes
-    assert done[-1] == stage.parameter_bytes and {filling.work for filling in seen} == {FillingWork.CONVERTING}
+    assert done[-1] == stage.parameter_bytes and {filling.work for filling in seen} == {WeightLoadingWork.CONVERTING}
     assert {parameter.dtype for parameter in stage._modules.parameters()} <= {torch.bfloat16}
 
 

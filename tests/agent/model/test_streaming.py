@@ -31,7 +31,7 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.packed import NOTHING_HELD
-from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.step import StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.support.forms import one_in
@@ -323,7 +323,7 @@ def test_what_is_done_is_told_while_a_stage_is_packed_and_while_it_is_read(check
     packed, read = list[StageFilling](), list[StageFilling]()
     load(checkpoint, units, progress=packed.append)
     load(checkpoint, units, progress=read.append)
-    for said, work in ((packed, FillingWork.PACKING), (read, FillingWork.READING)):
+    for said, work in ((packed, WeightLoadingWork.PACKING), (read, WeightLoadingWork.READING)):
         assert {filling.work for filling in said} == {work}
         done = [filling.done_bytes for filling in said]
         assert done[0] == 0 and done == sorted(done) and done[-1] == said[-1].total_bytes > 0

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
-from edgeshard_agent.scheduler.micro_batch_tuner import BETTER, MEASURED_FOR_S, Spread
+from edgeshard_agent.scheduler.micro_batch_tuner import BETTER, MEASURED_FOR_S, MicroBatchTuner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +56,7 @@ class Site:
 class Run:
     """A head that forms steps as its spread says, and pays what the site takes."""
 
-    def __init__(self, site: Site, spread: Spread) -> None:
+    def __init__(self, site: Site, spread: MicroBatchTuner) -> None:
         self.site, self.spread = site, spread
         self.now_s = 0.0
         self.seconds: Counter[int] = Counter()
@@ -88,8 +88,8 @@ class Run:
         return (self.now_s - began) / rounds
 
 
-def spread_of(site: Site, profiled: bool, batching: Batching = OPEN) -> Spread:
-    return Spread(batching, partial(inter_token_s, site.profile()) if profiled else None)
+def spread_of(site: Site, profiled: bool, batching: Batching = OPEN) -> MicroBatchTuner:
+    return MicroBatchTuner(batching, partial(inter_token_s, site.profile()) if profiled else None)
 
 
 TWO = Site([(0.012, 0.0008), (0.011, 0.0008)])

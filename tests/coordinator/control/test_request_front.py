@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.control.requests.requests import FRUITLESS_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.requests import FAILED_HEADS_LIMIT, RequestFront
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
@@ -119,7 +119,7 @@ def test_a_request_that_no_head_survives_is_given_up() -> None:
     """One after the other is lost before the request has a token: it may be what breaks them."""
     site = Site()
     running = None
-    for _ in range(FRUITLESS_LIMIT + 1):
+    for _ in range(FAILED_HEADS_LIMIT + 1):
         attachment = site.front.attach(NAME, Epoch(3), *A)
         running = running or site.front.start(NAME, Generation("once"), R)
         site.front.detach(attachment)

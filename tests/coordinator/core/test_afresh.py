@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
-from edgeshard_coordinator.core.placement.replan import judged, planned_afresh
+from edgeshard_coordinator.core.placement.replan import judged, planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
 
@@ -59,7 +59,7 @@ def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mappin
 @pytest.fixture(scope="module")
 def afresh(manifest: ModelManifest) -> Afresh:
     def plan(current: Placement, candidates: Sequence[Candidate], known: Any, spec: Any = SPEC) -> Replan:
-        return planned_afresh(PLACER, spec, manifest, candidates, known, NO_TRAFFIC, current)
+        return planned_again(PLACER, spec, manifest, candidates, known, NO_TRAFFIC, current)
 
     return plan
 

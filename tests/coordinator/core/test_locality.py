@@ -11,7 +11,7 @@ from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.placement.locality import nearest, with_held
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.repair import Lost
-from edgeshard_coordinator.core.placement.replan import planned_afresh
+from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import HeartbeatsReceived, NodeConnected, NodeRegistered
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
@@ -164,7 +164,7 @@ def test_what_boxes_hold_decides_where_to_move_and_not_whether(manifest: ModelMa
     current = placer.place(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known)
     near = placer.place(spec_of(), manifest, nodes, known)
     assert cuts(near) == "a=0:1,d=1:12"
-    found = planned_afresh(placer, spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
+    found = planned_again(placer, spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
     assert found.reason is ReplanReason.WOULD_MOVE and found.found.stages[-1].node_name == "b"
     outlook = placer.outlook(spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
     assert outlook.layers and outlook.layers[-1].node == "b"

@@ -48,7 +48,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.device import FillingWork, StageFilling, StagePhase, StageStatus
+from edgeshard.domain.nodes.device import StageFilling, StagePhase, StageStatus, WeightLoadingWork
 
 NAME = DeploymentName("tale")
 FULL = ResourceExhaustedError("the disk is full", field="state-dir", reason="DISK_FULL")
@@ -189,7 +189,7 @@ def test_a_stage_that_is_packed_for_long_is_not_given_up_while_it_goes_on(ready:
     for done in (0, 10, 20, 30, 30):
         assert state.deployments[NAME].phase is Phase.LOADING, f"{done} bytes are packed"
         now += 0.9 * limit if done else 0.0
-        filling = StageFilling(FillingWork.PACKING, done, 40)
+        filling = StageFilling(WeightLoadingWork.PACKING, done, 40)
         held = StageStatus(NAME, Epoch(4), 0, LayerRange(0, 4), StagePhase.LOADING, fetched_bytes=9, filling=filling)
         beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (held,) if name == "a" else (), 0) for name in "abc")
         state = valid(apply(apply(state, HeartbeatsReceived(beats, now)), Ticked(now)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
-from edgeshard_coordinator.core.machine.site_events import News, news
+from edgeshard_coordinator.core.machine.site_events import SiteNews, news
 from edgeshard_coordinator.core.values.events import (
     HeartbeatsReceived,
     NodeConnected,
@@ -125,7 +125,7 @@ def test_a_deployment_and_its_phases(
 
 def test_what_is_said_of_a_deployment() -> None:
     (ready,) = news(of(record()), of(record(phase=DeploymentPhase.READY)))
-    assert ready == News(Subject.DEPLOYMENT, "tale", "ready", "epoch 1, a=0:12")
+    assert ready == SiteNews(Subject.DEPLOYMENT, "tale", "ready", "epoch 1, a=0:12")
     (waiting,) = news(of(record()), of(record(phase=DeploymentPhase.WAITING, failure=AWAY)))
     assert (waiting.detail, waiting.warning) == ("box a is away", True)
     (moved,) = news(of(record("a")), of(record("b")))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.values.actions import Action, ReleaseOrphans, SaveNode, TellStrangers
+from edgeshard_coordinator.core.values.actions import Action, ReleaseOrphans, SaveNode, TellUnknownStages
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     HeartbeatsReceived,
@@ -147,7 +147,7 @@ def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_ar
     state = replace(one, retired={DeploymentName("tale"): Epoch(5)})
     state, issued = settled(holding(state, ("tale", 3), ("tale", 5), ("tale", 6), ("poem", 1)))
     release, strangers = issued
-    assert isinstance(release, ReleaseOrphans) and isinstance(strangers, TellStrangers)
+    assert isinstance(release, ReleaseOrphans) and isinstance(strangers, TellUnknownStages)
     assert [command.command for command in release.commands] == [
         ReleaseStage(DeploymentName("tale"), Epoch(epoch)) for epoch in (3, 5)
     ]
@@ -158,7 +158,7 @@ def test_stages_of_deleted_deployments_are_released_and_those_of_unknown_ones_ar
 def test_each_is_said_once_for_each_connection(one: State, make_registration: MakeRegistration) -> None:
     held = (("tale", 3), ("poem", 1))
     state, issued = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), *held))
-    assert [type(action) for action in issued] == [ReleaseOrphans, TellStrangers]
+    assert [type(action) for action in issued] == [ReleaseOrphans, TellUnknownStages]
     state, issued = settled(holding(state, *held, ("poem", 2)))
     assert issued == [], "the box may not have heard of it yet"
     state = registered(state, make_registration("a"))
@@ -166,7 +166,7 @@ def test_each_is_said_once_for_each_connection(one: State, make_registration: Ma
     assert issued == [], "the stream goes on"
     state = apply(apply(state, NodeDisconnected(A, 1, now=2.0)), NodeConnected(A, "i1", 2, now=2.0))
     state, issued = settled(holding(state, *held))
-    assert [type(action) for action in issued] == [ReleaseOrphans, TellStrangers]
+    assert [type(action) for action in issued] == [ReleaseOrphans, TellUnknownStages]
 
 
 def test_what_was_released_is_forgotten_once_the_box_names_it_no_more(one: State) -> None:

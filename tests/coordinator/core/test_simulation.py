@@ -25,7 +25,7 @@ from edgeshard_coordinator.core.values.actions import (
     SaveNode,
     SendCommand,
     TellMeasured,
-    TellStrangers,
+    TellUnknownStages,
 )
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
@@ -133,7 +133,7 @@ class World:
         self.asked: set[tuple[str, NodeId]] = set()
         self.state = State(instance="0")
         self.rested: State | None = None
-        self.strangers: list[TellStrangers] = []
+        self.strangers: list[TellUnknownStages] = []
         self.ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
 
     def number(self) -> int:
@@ -175,7 +175,7 @@ class World:
             case ReleaseOrphans():
                 for command in action.commands:
                     self.send(command)
-            case TellStrangers():
+            case TellUnknownStages():
                 self.strangers.append(action)
             case SaveDeployment() | ForgetDeployment():
                 self.writes.append(action)

@@ -18,7 +18,7 @@ from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.tier_costs import Streaming
 from edgeshard.planning.inputs.shapes import Matrices, model_from_config
-from edgeshard.planning.report.describe_tiers import daily_bytes, streaming_words
+from edgeshard.planning.report.describe_tiers import daily_bytes, describe_streaming
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.search.tier_steps import streaming_costs
 from tests.planning.tiers.test_joint import _CONFIG, _MIXTURE, mixture_problem
@@ -112,7 +112,7 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
     assert read_s < decode_s < read_s + 0.01
     daily = one.step_bytes(1) * result.prediction.throughput_tps * 86_400
     assert daily_bytes(stage, result.prediction) == pytest.approx(daily)
-    words = streaming_words(result)[0]
+    words = describe_streaming(result)[0]
     assert words.startswith("box holds ") and " MB of experts and reads the others from its disk at 0.1 GB/s: " in words
     assert "0.0 of" not in words
     (cost,) = streaming_costs(Costs(problem), result)
@@ -136,6 +136,6 @@ def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: l
             weights = [block.weight_bytes(DType.FLOAT32) for block in result.problem.model.blocks]
             kept = choose_residency(weights, one.weight_bytes - sum(weights), one.budget_bytes)
             assert kept.streamed_bytes == one.streamed_bytes
-            words = streaming_words(result)[0]
+            words = describe_streaming(result)[0]
             assert re.match(r"box holds [\d.]+ of 24 MB and streams [\d.]+ from its disk at 0.1 GB/s", words), words
     assert [mode for index, mode in enumerate(seen) if not index or seen[index - 1] != mode] == wanted

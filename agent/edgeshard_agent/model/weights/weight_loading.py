@@ -27,7 +27,7 @@ from edgeshard.domain.models.residency import (
     in_disk_blocks,
     room_for_experts,
 )
-from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
 from edgeshard_agent.experts.table import ExpertTable
 from edgeshard_agent.model.blocks import Block, MixtureMlp
@@ -37,7 +37,7 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, check_filled
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
-from edgeshard_agent.model.weights.weight_loading_meter import FillingMeter
+from edgeshard_agent.model.weights.weight_loading_meter import WeightLoadingMeter
 from edgeshard_agent.model.weights.weight_store import WeightStore
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.ops.huge_pages import WEIGHTS
@@ -86,7 +86,7 @@ def fill(
     Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
     DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
-    meter = FillingMeter(progress)
+    meter = WeightLoadingMeter(progress)
     if packing is None or not _can_pack(modules):
         if packing is not None and packing.budget is not None:
             _refuse_streaming(modules)
@@ -97,7 +97,7 @@ def fill(
         return Filled()
     # A unit counts once it is packed: that its tensors are in memory says little of when it will be.
     loader = ParameterLoader(modules, source, lambda size: meter.say())
-    filling = _Filling(modules, config, loader, wanted, packing, meter)
+    filling = _WeightLoading(modules, config, loader, wanted, packing, meter)
     try:
         return filling.run()
     finally:
@@ -133,7 +133,7 @@ class _UnitRead(NamedTuple):
     done: Future[None]
 
 
-class _Filling:
+class _WeightLoading:
     def __init__(
         self,
         modules: StageModules,
@@ -141,7 +141,7 @@ class _Filling:
         loader: ParameterLoader,
         wanted: Mapping[str, ExpectedTensor],
         packing: Packing,
-        meter: FillingMeter,
+        meter: WeightLoadingMeter,
     ) -> None:
         assert isinstance(modules, DecoderModules)
         self.reader = ChunkReader(unit_checksum)
@@ -280,7 +280,7 @@ class _Filling:
     def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
         file = self._sources.find(unit.name)
         self._settle(0)
-        self._meter.begin(FillingWork.PACKING if file is None else FillingWork.READING)
+        self._meter.begin(WeightLoadingWork.PACKING if file is None else WeightLoadingWork.READING)
         if file is None:
             self._load(unit)
             file = self._write(unit)
@@ -300,9 +300,9 @@ class _Filling:
         return AdoptedUnit(unit, file, small)
 
     @property
-    def _making(self) -> FillingWork:
+    def _making(self) -> WeightLoadingWork:
         """What is done to a unit that stays in memory and has no packed file."""
-        return FillingWork.PACKING if self._packing.writes else FillingWork.CONVERTING
+        return WeightLoadingWork.PACKING if self._packing.writes else WeightLoadingWork.CONVERTING
 
     def _load(self, unit: ModelUnit) -> None:
         """Load its tensors that are left; one that is in two units is loaded into both at once."""
@@ -317,7 +317,7 @@ class _Filling:
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
         """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
-        self._meter.begin(FillingWork.READING)
+        self._meter.begin(WeightLoadingWork.READING)
         memory = unit_memory(file.header.data_bytes)
         done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
         self._reading.append(_UnitRead(unit, file, memory, done))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edgeshard.domain.nodes.device import FillingWork, StageFilling
+from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 
 
 @dataclass(slots=True)
@@ -29,28 +29,28 @@ def seconds_left(shares: Iterable[Share]) -> float | None:
     return left
 
 
-class FillingMeter:
+class WeightLoadingMeter:
     """Tells `tell` how far it is. What is read from packed files has a rate of its own: it is many times as fast."""
 
     def __init__(self, tell: Callable[[StageFilling], None], now: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
         self._now = now
         self._since = now()
-        self._work = FillingWork.CONVERTING
+        self._work = WeightLoadingWork.CONVERTING
         self._read, self._made = Share(), Share()
 
     def expect(self, size: int, *, read: bool) -> None:
         """There are so many bytes more to do, from a packed file or not."""
         (self._read if read else self._made).total_bytes += size
 
-    def begin(self, work: FillingWork) -> None:
+    def begin(self, work: WeightLoadingWork) -> None:
         """This is done from now on."""
         self._work = work
         self.say()
 
     def done(self, size: int) -> None:
         """So many bytes of the present work are done."""
-        share, now = self._read if self._work is FillingWork.READING else self._made, self._now()
+        share, now = self._read if self._work is WeightLoadingWork.READING else self._made, self._now()
         share.done_bytes += size
         share.seconds += now - self._since
         self._since = now

@@ -43,7 +43,7 @@ PARKED_LIMIT_S = 30.0
 """How long a request waits for its deployment to have a head again."""
 DEADLINE_MARGIN_S = 0.25
 """So long before its client leaves, a parked request is told why nothing came."""
-FRUITLESS_LIMIT = 8
+FAILED_HEADS_LIMIT = 8
 """Heads in a row that may be lost before a request has a token of them: after those it is taken for the cause."""
 
 
@@ -450,7 +450,7 @@ class RequestFront:
 
     def _hand_over(self, request: RunningRequest, attachment: Attachment) -> None:
         start = request.start(self._state().instance)
-        if request.fruitless >= FRUITLESS_LIMIT:
+        if request.failed_heads >= FAILED_HEADS_LIMIT:
             self._end(request, self._not_recovered(request))
             attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
             return

@@ -62,7 +62,7 @@ class RunningRequest:
         self.deadline = deadline
         self.times = times or RequestTimes.untold()
         self.parked_at = 0.0
-        self.fruitless = 0
+        self.failed_heads = 0
         """Heads in a row that were lost before the request had a token of them."""
         self.cancel_wanted = False
         self.unread_by_choice = False
@@ -94,7 +94,7 @@ class RunningRequest:
     def start(self, instance: str) -> StartRequest:
         """What has a head begin it, or go on with it."""
         had = self.scored + len(self.emitted)
-        self.fruitless = self.fruitless + 1 if had == self._had_at_start else 0
+        self.failed_heads = self.failed_heads + 1 if had == self._had_at_start else 0
         # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
         resumed = self._had_at_start >= 0 or self.standing in (Standing.BELIEVED, Standing.REPLAYED)
         self._had_at_start = had

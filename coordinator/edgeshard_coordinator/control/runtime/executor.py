@@ -40,7 +40,7 @@ from edgeshard_coordinator.core.values.actions import (
     SaveNode,
     SendCommand,
     TellMeasured,
-    TellStrangers,
+    TellUnknownStages,
 )
 from edgeshard_coordinator.core.values.events import (
     DeploymentForgotten,
@@ -56,7 +56,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 log = structlog.get_logger()
 
 SAVE_RETRY_S = 1.0
-STRANGERS_NAMED = 10
+UNKNOWN_STAGES_NAMED = 10
 """Deployments of one line of the log; a box may hold stages of thousands."""
 
 
@@ -99,8 +99,8 @@ class ActionExecutor:
                 log.info("orphans_released", node_id=action.node_id, stages=len(action.stages))
                 for each in action.commands:
                     self._hub.send(each.node_id, each.connection, each.operation_id, each.command)
-            case TellStrangers():
-                named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:STRANGERS_NAMED])
+            case TellUnknownStages():
+                named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:UNKNOWN_STAGES_NAMED])
                 log.warning(
                     "unknown_stages_left_alone", node=action.node_name, stages=len(action.stages), deployments=named
                 )

@@ -15,7 +15,7 @@ from edgeshard_coordinator.core.values.state import KnownNode
 AnswerT = TypeVar("AnswerT")
 
 
-class Asking:
+class NodeRequests:
     """Sends a box a command over the control stream that it has now. `what` names an answer in errors."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, limit_s: float, what: str) -> None:

@@ -21,7 +21,7 @@ from edgeshard_coordinator.core.deployments.standby import choose
 from edgeshard_coordinator.core.placement.by_memory import Placer, checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.locality import with_held
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
-from edgeshard_coordinator.core.placement.replan import planned_afresh
+from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.placement.sources import place_from_any
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.lengths import typical_request
@@ -51,12 +51,12 @@ class Planner:
 
         return await self._solver.run(placed)
 
-    async def afresh(self, state: State, record: DeploymentRecord) -> Replan:
+    async def replan(self, state: State, record: DeploymentRecord) -> Replan:
         """The placement of a deployment beside the best one for the boxes of `state`."""
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
         return await self._solver.run(
-            lambda: planned_afresh(
+            lambda: planned_again(
                 self._placer,
                 record.spec,
                 manifest,

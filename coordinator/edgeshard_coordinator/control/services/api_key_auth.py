@@ -11,7 +11,7 @@ ANYONE = ""
 """Who comes without a key where none is asked for: as everybody in plaintext."""
 
 
-class KeyDoors:
+class ApiKeyAuthenticator:
     """Lets in who shows a key of the site; where it `asks` for none, anybody else too."""
 
     def __init__(self, keys: KeyBook, audit: AuditLog, *, asks: bool = True) -> None:

@@ -25,7 +25,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.node_requests import Asking
+from edgeshard_coordinator.control.runtime.node_requests import NodeRequests
 from edgeshard_coordinator.core.machine.machine import machine
 from edgeshard_coordinator.core.values.state import KnownNode
 
@@ -53,7 +53,7 @@ class Dumps:
 
     def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
         self._loop = loop
-        self._asking = Asking(loop, hub, answer_limit_s, "dump")
+        self._node_requests = NodeRequests(loop, hub, answer_limit_s, "dump")
         self._asked: dict[OperationId, _Asked] = {}
         self.about: Callable[[], dict[str, Any]] = dict
 
@@ -112,6 +112,6 @@ class Dumps:
         operation_id = OperationId(f"{uuid.uuid4().hex}/dump")
         asked = self._asked[operation_id] = _Asked(node.node_id, asyncio.get_running_loop().create_future())
         try:
-            return await self._asking.answer(node, operation_id, TakeDump(), asked.answer)
+            return await self._node_requests.answer(node, operation_id, TakeDump(), asked.answer)
         finally:
             del self._asked[operation_id]

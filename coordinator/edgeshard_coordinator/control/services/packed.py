@@ -18,7 +18,7 @@ from edgeshard.domain.models.packed import PackedUnit
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
-from edgeshard_coordinator.control.runtime.node_requests import Asking
+from edgeshard_coordinator.control.runtime.node_requests import NodeRequests
 from edgeshard_coordinator.core.deployments.deployments import at_node
 
 ANSWER_LIMIT_S = 10.0
@@ -37,7 +37,7 @@ class Packed:
     ) -> None:
         self._loop = loop
         self._models = models
-        self._asking = Asking(loop, hub, answer_limit_s, "answer about packed units")
+        self._node_requests = NodeRequests(loop, hub, answer_limit_s, "answer about packed units")
         self._asked: dict[OperationId, _Asked] = {}
 
     @property
@@ -75,7 +75,7 @@ class Packed:
         answer = asyncio.get_running_loop().create_future()
         self._asked[operation_id] = _Asked(found.node_id, answer)
         try:
-            units = await self._asking.answer(found, operation_id, command, answer)
+            units = await self._node_requests.answer(found, operation_id, command, answer)
         except EdgeShardError as error:
             raise at_node(error, found.name) from None
         finally:

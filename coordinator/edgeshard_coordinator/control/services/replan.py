@@ -59,7 +59,7 @@ class Replans:
         record = _movable(state, name)
         now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
         if known is None or not known.holds(now):
-            found = await self._planner.afresh(state, record)
+            found = await self._planner.replan(state, record)
             self._keep(record, replace(now, plan=found))
             return judged(found, force=force)
         again = judged(known.plan, force=force)
@@ -74,7 +74,7 @@ class Replans:
         for attempt in range(1, PLACING_ATTEMPTS + 1):
             state = self._loop.state
             record = _movable(state, name)
-            plan = judged(await self._planner.afresh(state, record), force=force)
+            plan = judged(await self._planner.replan(state, record), force=force)
             moves = plan.reason is ReplanReason.WOULD_MOVE
             answer = replan_to_wire(replace(plan, reason=ReplanReason.MOVED) if moves else plan)
             done = replace(operation, outcome=answer.SerializeToString())

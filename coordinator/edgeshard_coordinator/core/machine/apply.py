@@ -29,7 +29,7 @@ from edgeshard_coordinator.core.values.actions import (
     SaveNode,
     SendCommand,
     TellMeasured,
-    TellStrangers,
+    TellUnknownStages,
 )
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
@@ -361,8 +361,8 @@ def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one lin
             return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
         case ReleaseOrphans():
             return boxes.told_to_release(state, action)
-        case TellStrangers():
-            return with_node(state, replace(state.nodes[action.node_id], strangers_told=True))
+        case TellUnknownStages():
+            return with_node(state, replace(state.nodes[action.node_id], unknown_stages_told=True))
         case DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
             return _settled(boxes.away(state, state.nodes[action.node_id]), event.now)

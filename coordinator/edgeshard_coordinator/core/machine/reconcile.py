@@ -32,7 +32,7 @@ from edgeshard_coordinator.core.values.actions import (
     SaveMeasurements,
     SaveNode,
     SendCommand,
-    TellStrangers,
+    TellUnknownStages,
 )
 from edgeshard_coordinator.core.values.state import (
     NO_EPOCH,
@@ -96,11 +96,11 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
     if is_evicted(state, node):
         yield DropConnection(node.node_id, node.connection)
         return
-    orphans, strangers = _unclaimed(state, node)
+    orphans, unknown_stages = _unclaimed(state, node)
     if orphans:
         yield ReleaseOrphans(state.instance, node.node_id, node.connection, orphans)
-    if strangers and not node.strangers_told:
-        yield TellStrangers(node.node_id, node.name, node.connection, strangers)
+    if unknown_stages and not node.unknown_stages_told:
+        yield TellUnknownStages(node.node_id, node.name, node.connection, unknown_stages)
 
 
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
@@ -111,17 +111,17 @@ def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tu
     such as the newest part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
-    strangers: list[HeldStage] = []
+    unknown_stages: list[HeldStage] = []
     for stage in node.stages:
         held = (stage.deployment, stage.epoch)
         if stage.deployment in state.deployments:
             if is_left_over(state, node, stage) and held not in node.released:
                 orphans.append(held)
         elif stage.epoch > state.retired.get(stage.deployment, NO_EPOCH):
-            strangers.append(held)
+            unknown_stages.append(held)
         elif held not in node.released:
             orphans.append(held)
-    return tuple(orphans), tuple(strangers)
+    return tuple(orphans), tuple(unknown_stages)
 
 
 def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:

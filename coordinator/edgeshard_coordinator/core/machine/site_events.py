@@ -12,7 +12,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class SiteNews:
     """An event of the site that has neither number nor time yet."""
 
     subject: Subject
@@ -25,7 +25,7 @@ class News:
 _BAD = (DeploymentPhase.WAITING, DeploymentPhase.FAILED)
 
 
-def news(before: State, after: State) -> Iterator[News]:
+def news(before: State, after: State) -> Iterator[SiteNews]:
     """What changed between two states, a box's and a deployment's changes each once."""
     if before.nodes is not after.nodes:
         yield from _of_nodes(before, after)
@@ -37,28 +37,30 @@ def news(before: State, after: State) -> Iterator[News]:
         yield from _of_deployments(before, after)
 
 
-def _of_nodes(before: State, after: State) -> Iterator[News]:
+def _of_nodes(before: State, after: State) -> Iterator[SiteNews]:
     for node_id, node in after.nodes.items():
         known = before.nodes.get(node_id)
         if known is not node:
             yield from _of_node(known, node)
     for node_id, node in before.nodes.items():
         if node_id not in after.nodes and node.joined:
-            yield News(Subject.NODE, node.name, "removed")
+            yield SiteNews(Subject.NODE, node.name, "removed")
 
 
-def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[News]:
+def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
     was_connected, was_placeable = (known.connected, known.placeable) if known is not None else (False, False)
     if node.connected and not was_connected:
         first = known is None or not known.joined
-        yield News(Subject.NODE, node.name, "joined" if first else "connected", node.address)
+        yield SiteNews(Subject.NODE, node.name, "joined" if first else "connected", node.address)
     if node.placeable and not was_placeable:
-        yield News(Subject.NODE, node.name, "ready", "layers can be placed on it")
+        yield SiteNews(Subject.NODE, node.name, "ready", "layers can be placed on it")
     if was_connected and not node.connected:
-        yield News(Subject.NODE, node.name, "away", "its stream closed, or it was silent for too long", warning=True)
+        yield SiteNews(
+            Subject.NODE, node.name, "away", "its stream closed, or it was silent for too long", warning=True
+        )
 
 
-def _of_measurements(before: State, after: State) -> Iterator[News]:
+def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
     """When nothing is left to measure on the site: a box whose links come one by one is not told of for each."""
     changed = [node_id for node_id, known in after.measured.items() if before.measured.get(node_id) is not known]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
@@ -66,41 +68,43 @@ def _of_measurements(before: State, after: State) -> Iterator[News]:
         for node in nodes:
             was = before.measured.get(node.node_id)
             if was is None or was.profiles != after.measured[node.node_id].profiles or not is_whole(before, [node]):
-                yield News(Subject.NODE, node.name, "measured", "of no box that is here is anything left to measure")
+                yield SiteNews(
+                    Subject.NODE, node.name, "measured", "of no box that is here is anything left to measure"
+                )
 
 
-def _of_links(before: State, after: State) -> Iterator[News]:
+def _of_links(before: State, after: State) -> Iterator[SiteNews]:
     for suspect in after.suspects:
         names = [after.nodes[end].name if end in after.nodes else end for end in reversed(suspect.ends)]
         ends = names if suspect.sender is not None else ["coordinator", *names]
         if all((known.sender, known.receiver) != (suspect.sender, suspect.receiver) for known in before.suspects):
-            yield News(Subject.LINK, " -> ".join(ends), "suspect", suspect.why, warning=True)
+            yield SiteNews(Subject.LINK, " -> ".join(ends), "suspect", suspect.why, warning=True)
 
 
-def _of_deployments(before: State, after: State) -> Iterator[News]:
+def _of_deployments(before: State, after: State) -> Iterator[SiteNews]:
     for name, record in after.deployments.items():
         known = before.deployments.get(name)
         if known is record:
             continue
         if known is None or known.uid != record.uid:
-            yield News(Subject.DEPLOYMENT, name, "created", f"model {record.model}, {_layers(record)}")
+            yield SiteNews(Subject.DEPLOYMENT, name, "created", f"model {record.model}, {_layers(record)}")
             known = None
         yield from _of_deployment(known, record)
     for name in before.deployments:
         if name not in after.deployments:
-            yield News(Subject.DEPLOYMENT, name, "deleted")
+            yield SiteNews(Subject.DEPLOYMENT, name, "deleted")
 
 
-def _of_deployment(known: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[News]:
+def _of_deployment(known: DeploymentRecord | None, record: DeploymentRecord) -> Iterator[SiteNews]:
     if known is not None and known.placement is not record.placement and _layers(known) != _layers(record):
-        yield News(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(known)} to {_layers(record)}")
+        yield SiteNews(Subject.DEPLOYMENT, record.name, "moved", f"from {_layers(known)} to {_layers(record)}")
     new_failure = record.failure is not None and (known is None or known.failure != record.failure)
     if known is not None and known.phase is record.phase and not new_failure:
         return
     detail = record.failure.message if record.failure is not None else ""
     if record.phase is DeploymentPhase.READY:
         detail = f"epoch {record.epoch}, {_layers(record)}"
-    yield News(Subject.DEPLOYMENT, record.name, record.phase.value, detail, record.phase in _BAD)
+    yield SiteNews(Subject.DEPLOYMENT, record.name, record.phase.value, detail, record.phase in _BAD)
 
 
 def _layers(record: DeploymentRecord) -> str:

@@ -77,7 +77,7 @@ def _registered_again(state: State, known: KnownNode, node: KnownNode, now: floa
         packed=known.packed,
         reported=known.reported,
         others_at=known.others_at,
-        strangers_told=known.strangers_told,
+        unknown_stages_told=known.unknown_stages_told,
         saved=_same_identity(known, node),
     )
     # Links are not probed in the moment after a start, as after a connection.
@@ -109,7 +109,7 @@ def connected(state: State, event: NodeConnected) -> State:
         others_at=event.now,
         released=frozenset(),
         excused=False,
-        strangers_told=False,
+        unknown_stages_told=False,
         reported=False,
     )
     state = suspicion.reconnected(eviction.not_awaited(state, (node.node_id,)), node.node_id)

@@ -1,6 +1,6 @@
 """How many boxes are kept, and which are forgotten: anyone who may register could fill the memory otherwise.
 
-A box that registers dials its control stream at once. One that never did is a ghost: it holds nothing, is in no
+A box that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
 placement and is not on disk, so it is forgotten without a trace. It registers again when it comes after all.
 """
 
@@ -16,33 +16,35 @@ from edgeshard_coordinator.core.nodes import eviction
 from edgeshard_coordinator.core.values.measurements import without_nodes
 from edgeshard_coordinator.core.values.state import State
 
-MOST_GHOSTS = 1024
+MOST_UNCONNECTED = 1024
 """Boxes of a large site may all register before the first of them connects."""
 
 
 def with_room(state: State, node_id: NodeId) -> State:
-    """Make room for a box that registers: the oldest ghosts give way, so that a real box is never refused for them.
+    """Make room for a box that registers: the oldest unconnected ones give way, so that a real box is never refused for
+    them.
 
     Raises ResourceExhaustedError where there are as many boxes as a site may have.
     """
     if node_id in state.nodes:
         return state
-    ghosts = sorted((node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined)
-    if len(state.nodes) - len(ghosts) >= MAX_NODES:
+    unconnected = sorted((node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined)
+    if len(state.nodes) - len(unconnected) >= MAX_NODES:
         raise ResourceExhaustedError(
             f"node_id: {MAX_NODES} boxes are registered, the most of a site; start a coordinator with another "
             "--state-dir if most of them are gone for good",
             field="node_id",
             reason="TOO_MANY_NODES",
         )
-    return without(state, {ghost for _, ghost in ghosts[: max(0, len(ghosts) + 1 - MOST_GHOSTS)]})
+    return without(
+        state, {unconnected for _, unconnected in unconnected[: max(0, len(unconnected) + 1 - MOST_UNCONNECTED)]}
+    )
 
 
 def forgotten(state: State, now: float) -> State:
-    """Without the ghosts that had their time to connect."""
-    late = {
-        node.node_id for node in state.nodes.values() if not node.joined and now - node.heard_at > state.timings.ghost_s
-    }
+    """Without unconnected ones that had their time to connect."""
+    limit_s = state.timings.unconnected_s
+    late = {node.node_id for node in state.nodes.values() if not node.joined and now - node.heard_at > limit_s}
     return without(state, late)
 
 

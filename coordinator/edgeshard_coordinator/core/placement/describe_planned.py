@@ -51,7 +51,7 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
         parts.append(f"Doubtful figures of {doubts_line(found)}.")
     if not spec.layers:
         parts.append(unused_links(site))
-    if words := explain.locality_words(result):
+    if words := explain.describe_locality(result):
         parts.append(f"{words[0].upper()}{words[1:]}.")
     if spec.mode == "bubbles" and figures.load.micro_batches > 1:
         parts.append("The figures are those of the mode no-bubbles.")

@@ -33,7 +33,7 @@ from edgeshard.planning.costs.step_budget import stage_costs
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
-from edgeshard.planning.report.describe_tiers import advice_without_streaming, offer_words, streaming_words
+from edgeshard.planning.report.describe_tiers import advice_without_streaming, describe_offer, describe_streaming
 from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
 from edgeshard.planning.search.search import loads
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
@@ -284,7 +284,7 @@ class _Site:
         result = plan(problem, alternatives=0)
         if result.prediction is None:
             assert result.shortage is not None
-            return self._without_plan(site, result.shortage, offer_words(result))
+            return self._without_plan(site, result.shortage, describe_offer(result))
         costs, cut, load = Costs(problem), result.prediction.cut, result.prediction.load
         if result.streams:
             return self._streaming(site, result, costs)
@@ -315,7 +315,7 @@ class _Site:
         assert result.prediction is not None
         load = result.prediction.load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
-        told = [f"Streams weights: {'; '.join(streaming_words(result))}."]
+        told = [f"Streams weights: {'; '.join(describe_streaming(result))}."]
         if self._advises and (words := advice_without_streaming(result)):
             told.append(f"{words[0].upper()}{words[1:]}.")
         return replace(
@@ -344,7 +344,7 @@ class _Site:
         best = min(fitting, key=_token_cost, default=None)
         if best is None or best.prediction is None:
             return replace(placement, note="Not predicted: a disk that weights stream from was not measured.")
-        told = f"Streams weights: {'; '.join(streaming_words(best))}."
+        told = f"Streams weights: {'; '.join(describe_streaming(best))}."
         return replace(
             placement,
             micro_batch=best.prediction.load.batch,

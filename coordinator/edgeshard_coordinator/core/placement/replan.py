@@ -20,7 +20,7 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements
 
 
-def planned_afresh(
+def planned_again(
     placer: Placer,
     spec: DeploymentSpec,
     manifest: ModelManifest,

@@ -50,7 +50,7 @@ class ReleaseOrphans:
 
 
 @dataclass(frozen=True, slots=True)
-class TellStrangers:
+class TellUnknownStages:
     """Log that a box holds stages of deployments that nobody here knows: they are left alone."""
 
     node_id: NodeId
@@ -133,7 +133,7 @@ class DropConnection:
 Action = (
     SendCommand
     | ReleaseOrphans
-    | TellStrangers
+    | TellUnknownStages
     | SaveDeployment
     | ForgetDeployment
     | SaveNode

@@ -29,7 +29,7 @@ class Timings:
 
     heartbeat_timeout_s: float = 10.0
     """A connected box that is silent for longer is taken for lost."""
-    ghost_s: float = 60.0
+    unconnected_s: float = 60.0
     """A box that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
     """How long boxes may take to come back where the coordinator itself may have been at fault
@@ -101,7 +101,7 @@ class KnownNode:
     """What this connection was told to release and the box still names: it was sent before, or is under way."""
     excused: bool = False
     """Whether a silence of it was put down to the coordinator since it was last heard."""
-    strangers_told: bool = False
+    unknown_stages_told: bool = False
     """Whether the log says that it holds stages of unknown deployments; once for each connection."""
 
     @property

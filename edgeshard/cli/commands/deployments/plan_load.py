@@ -24,7 +24,7 @@ from edgeshard.cli.render.output import (
     visible,
 )
 from edgeshard.cli.render.plan_compare import draw
-from edgeshard.cli.render.plan_views import load_words, plan_data, plan_words
+from edgeshard.cli.render.plan_views import describe_load, describe_plan, plan_data
 from edgeshard.cli.render.views import percent
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InvalidArgumentError
@@ -142,14 +142,14 @@ def _drawn(values: Mapping[str, str], problem: PlanProblem) -> AskedLoad:
     prompt = _range(values, "prompt", problem.prompt_tokens)
     new = _range(values, "new", problem.new_tokens)
     if prompt[1] + new[1] > problem.held_tokens:
-        what = f"prompt={_range_words(prompt)} and new={_range_words(new)}"
+        what = f"prompt={_describe_range(prompt)} and new={_describe_range(new)}"
         raise _wrong(what, f"come to {prompt[1] + new[1]} tokens; {most_held(problem)}")
     chance = random.Random(seed)
     arrival_s, requests = 0.0, []
     for _ in range(count):
         arrival_s += chance.expovariate(rate)
         requests.append(ServedRequest(arrival_s, chance.randint(*prompt), chance.randint(*new)))
-    lengths = f"{_range_words(prompt)} tokens in, {_range_words(new)} out"
+    lengths = f"{_describe_range(prompt)} tokens in, {_describe_range(new)} out"
     words = f"{count} requests, {rate:g} a second (Poisson, seed {seed}), {lengths}"
     return AskedLoad(words, tuple(requests))
 
@@ -171,7 +171,7 @@ def _range(values: Mapping[str, str], name: str, default: int) -> tuple[int, int
     return int(ends[0]), int(ends[1])
 
 
-def _range_words(ends: tuple[int, int]) -> str:
+def _describe_range(ends: tuple[int, int]) -> str:
     return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
@@ -238,13 +238,13 @@ def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: O
         waiting["waiting"] = f"{found.waiting} of {found.requests} requests for a place when the last one came"
     show_fields(
         {
-            "model": plan_words(result.problem),
+            "model": describe_plan(result.problem),
             "plan": result.placement,
             "load": load.words,
-            "at once": f"at most {load_words(result)}{steps}",
+            "at once": f"at most {describe_load(result)}{steps}",
             "throughput": f"{found.tokens_per_s:.2f} tokens/s, {found.requests_per_s:.3g} requests/s over "
             f"{human_seconds(found.span_s)}",
-            "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {load_words(result)} all the time",
+            "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {describe_load(result)} all the time",
             "idle": f"{percent(found.bubble_share)} of the boxes' time",
         }
         | waiting

@@ -38,16 +38,18 @@ def one(make_registration: MakeRegistration) -> State:
 
 def flooded(state: State, make: MakeRegistration, count: int, now: float = 2.0) -> State:
     for number in range(count):
-        state = apply(state, NodeRegistered(make(f"ghost-{number}"), now=now + number / 1000))
+        state = apply(state, NodeRegistered(make(f"unconnected-{number}"), now=now + number / 1000))
     return state
 
 
 def test_a_flood_of_ghosts_is_bounded_and_a_real_box_comes_through(
     one: State, make_registration: MakeRegistration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unconnected_nodes, "MOST_GHOSTS", 20)
+    monkeypatch.setattr(unconnected_nodes, "MOST_UNCONNECTED", 20)
     state = flooded(one, make_registration, 60)
-    assert len(state.nodes) == 1 + 20 and A in state.nodes, "the oldest ghosts give way, boxes that connected do not"
+    assert len(state.nodes) == 1 + 20 and A in state.nodes, (
+        "the oldest unconnected give way, boxes that connected do not"
+    )
     state = apply(state, NodeRegistered(make_registration("b"), now=3.0))
     state = flooded(state, make_registration, 15, now=3.1)
     assert apply(state, NodeConnected(B, "i1", 2, now=4.0)).is_connected(B)
@@ -56,7 +58,7 @@ def test_a_flood_of_ghosts_is_bounded_and_a_real_box_comes_through(
 def test_a_ghost_is_forgotten_in_time_with_what_it_reported(one: State, make_registration: MakeRegistration) -> None:
     state = apply(one, NodeRegistered(make_registration("b"), now=2.0))
     state = apply(state, ProfileReported(REPORT, now=2.0))
-    limit = state.timings.ghost_s
+    limit = state.timings.unconnected_s
     assert B in apply(state, Ticked(2.0 + limit, 0)).nodes
     late = apply(state, Ticked(2.1 + limit, 0))
     assert B not in late.nodes and B not in late.measured and A in late.nodes
