@@ -49,7 +49,7 @@ from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.values.quotas import Quotas, parse_quotas
 from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.membership.addresses import Addresses
-from edgeshard_coordinator.membership.api_key_store import KeyStore
+from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.enrolment import EnrolmentServicer
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
@@ -148,7 +148,7 @@ class _Site:
 
 def _site(settings: CoordinatorSettings) -> _Site:
     given, denials = settings.tls(), Denials()
-    keys = KeyBook(KeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
+    keys = KeyBook(ApiKeyStore(settings.state_dir / "keys.sqlite"), lambda: now().timestamp())
     if given is None:
         if settings.ca_key is not None or settings.enrol_listen is not None:
             raise InvalidArgumentError("--ca-key and --enrol-listen need TLS files", field="tls-cert")

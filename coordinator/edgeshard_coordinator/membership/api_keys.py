@@ -19,7 +19,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.identity import ApiKey
 from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
-from edgeshard_coordinator.membership.api_key_store import KeyStore
+from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.tokens import digest_of
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ def identity_of(name: str) -> str:
 class KeyBook:
     """The site's keys, all of them in memory. `now` is the wall clock in seconds since 1970."""
 
-    def __init__(self, store: KeyStore, now: Callable[[], float]) -> None:
+    def __init__(self, store: ApiKeyStore, now: Callable[[], float]) -> None:
         self._store = store
         self._now = now
         self._kept: dict[str, KeptKey] = {}

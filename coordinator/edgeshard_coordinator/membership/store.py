@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
-from edgeshard.domain.errors import InternalError
 from edgeshard.domain.identity import Denial, principal_from_uri
 from edgeshard_coordinator.membership.tokens import Token
+from edgeshard_coordinator.sqlite_store import SqliteStore
 
 _SCHEMA = """\
 CREATE TABLE IF NOT EXISTS tokens (
@@ -32,16 +27,12 @@ CREATE TABLE IF NOT EXISTS accepted (
 ACCEPTED_KEPT = 8
 """Certificates of one denied principal that are accepted: the newest, of which one is in use."""
 
-ResultT = TypeVar("ResultT")
 
-
-class MembershipStore:
-    """Every method raises InternalError (STATE_STORE) when the disk or the file refuses; nothing has changed then."""
+class MembershipStore(SqliteStore):
+    """Raises what a `SqliteStore` raises."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="membership")
-        self._database: sqlite3.Connection | None = None
+        super().__init__(path, "tokens and denials")
 
     async def open(self) -> tuple[Denial, ...]:
         """Whose certificates are refused."""
@@ -65,40 +56,11 @@ class MembershipStore:
         """Accept one certificate of a denied principal; the denial as it is then."""
         return await self._run(lambda: self._accept(denial, serial))
 
-    async def close(self) -> None:
-        await self._run(self._close)
-        self._thread.shutdown(wait=False)
-
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        def call() -> ResultT:
-            try:
-                return work()
-            except sqlite3.Error as error:
-                raise InternalError(
-                    f"{self._path.name} of the coordinator's state cannot be used: {error}; check the disk that "
-                    "--state-dir is on",
-                    field="state-dir",
-                    reason="STATE_STORE",
-                ) from error
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
     # Below: in the thread that owns the connection.
 
-    @property
-    def _open_database(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise sqlite3.ProgrammingError("it is not open")
-        return self._database
-
     def _open(self) -> tuple[Denial, ...]:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._database = sqlite3.connect(self._path, timeout=5.0)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=FULL")
-        self._database.executescript(_SCHEMA)
-        self._path.chmod(0o600)
-        uris = [uri for (uri,) in self._database.execute("SELECT principal FROM denials")]
+        database = self._connect(_SCHEMA)
+        uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
 
     def _denial(self, uri: str) -> Denial:
@@ -143,12 +105,3 @@ class MembershipStore:
                 (uri, uri, ACCEPTED_KEPT),
             )
         return self._denial(uri)
-
-    def _write(self, statement: str, values: tuple[object, ...]) -> None:
-        with self._open_database as database:
-            database.execute(statement, values)
-
-    def _close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from edgeshard_coordinator.core.values.quotas import Quota, parse_quotas
-from edgeshard_coordinator.membership.api_key_store import KeyStore
+from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
 from edgeshard_coordinator.membership.api_keys import KeyBook, identity_of
 
 from edgeshard.domain.errors import (
@@ -22,7 +22,7 @@ from edgeshard.domain.identity import ApiKey
 
 
 def book(directory: Path) -> KeyBook:
-    return KeyBook(KeyStore(directory / "keys.sqlite"), lambda: 1000.0)
+    return KeyBook(ApiKeyStore(directory / "keys.sqlite"), lambda: 1000.0)
 
 
 @pytest_asyncio.fixture
@@ -88,7 +88,7 @@ async def test_a_disk_that_refuses_keeps_no_half_of_a_key(keys: KeyBook, monkeyp
     async def refuse(*_: object) -> None:
         raise InternalError("the disk refuses")
 
-    monkeypatch.setattr(KeyStore, "save", refuse)
+    monkeypatch.setattr(ApiKeyStore, "save", refuse)
     with pytest.raises(InternalError):
         await keys.create(ApiKey("app"))
     assert keys.list() == ()

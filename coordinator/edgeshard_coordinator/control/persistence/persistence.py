@@ -1,17 +1,11 @@
-"""The part of the state that outlives the process: one SQLite file, written off the event loop.
-
-WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
-order they were asked for.
-"""
+"""The part of the state that outlives the process: one SQLite file, written off the event loop."""
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -27,10 +21,10 @@ from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPrecond
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
-from edgeshard.storage.files import full_disk
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
+from edgeshard_coordinator.sqlite_store import SqliteStore
 
 log = structlog.get_logger()
 
@@ -113,14 +107,11 @@ _NODE = TypeAdapter(_SavedNode)
 _TRAFFIC_BODY = TypeAdapter(Traffic)
 
 
-class StateStore:
-    """Every method raises ResourceExhaustedError (DISK_FULL) or InternalError (STATE_STORE) when the disk or the file
-    refuses."""
+class StateStore(SqliteStore):
+    """Raises what a `SqliteStore` raises."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-store")
-        self._database: sqlite3.Connection | None = None
+        super().__init__(path, "the coordinator's state")
 
     async def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
         """The state as it was saved, deployments waiting for their boxes; `now` is in monotonic seconds.
@@ -164,34 +155,7 @@ class StateStore:
     async def save_operation(self, operation: ServedOperation) -> None:
         await self._run(lambda: self._save_operation(operation))
 
-    async def close(self) -> None:
-        """Finish the pending writes, then close."""
-        await self._run(self._close)
-        self._thread.shutdown(wait=False)
-
-    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
-        def call() -> ResultT:
-            try:
-                return work()
-            except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-                    raise full_disk(self._path, "the coordinator's state") from error
-                raise InternalError(
-                    f"the coordinator's state file {self._path.name} cannot be used: {error}; "
-                    "check the disk that --state-dir is on",
-                    field="state-dir",
-                    reason="STATE_STORE",
-                ) from error
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
     # Below: in the thread that owns the connection.
-
-    @property
-    def _open_database(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise sqlite3.ProgrammingError("it is not open")
-        return self._database
 
     def _open(self, instance: str, timings: Timings, now: float) -> State:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -329,11 +293,6 @@ class StateStore:
     def _save_operation(self, operation: ServedOperation) -> None:
         with _Transaction(self._open_database) as database:
             _insert_operation(database, operation)
-
-    def _close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
 
 
 class _Transaction:

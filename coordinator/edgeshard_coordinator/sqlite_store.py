@@ -1,0 +1,81 @@
+"""What is kept in one SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
+
+WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
+order they were asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from edgeshard.domain.errors import InternalError
+from edgeshard.storage.files import full_disk
+
+ResultT = TypeVar("ResultT")
+
+
+class SqliteStore:
+    """Base of the stores. Every method of theirs raises ResourceExhaustedError (DISK_FULL) or InternalError
+    (STATE_STORE) when the disk or the file refuses; nothing has changed then.
+
+    What runs by `_run` has the connection as `_open_database`; `_connect` made it.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path = path
+        self._what = what
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=path.stem)
+        self._database: sqlite3.Connection | None = None
+
+    async def close(self) -> None:
+        """Finish the pending writes, then close."""
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], ResultT]) -> ResultT:
+        def call() -> ResultT:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+                    raise full_disk(self._path, self._what) from error
+                raise InternalError(
+                    f"{self._path.name}, which holds {self._what}, cannot be used: {error}; "
+                    "check the disk that --state-dir is on",
+                    field="state-dir",
+                    reason="STATE_STORE",
+                ) from error
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # Below: in the thread that owns the connection.
+
+    @property
+    def _open_database(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise sqlite3.ProgrammingError("it is not open")
+        return self._database
+
+    def _connect(self, schema: str) -> sqlite3.Connection:
+        """Open the file, its owner's alone, with the tables of `schema`, which may be there already."""
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._database = sqlite3.connect(self._path, timeout=5.0)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(schema)
+        self._path.chmod(0o600)
+        return self._database
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        with self._open_database as database:
+            database.execute(statement, values)
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
