@@ -34,7 +34,7 @@ from edgeshard.planning.inputs.measured import MeasuredTimes
 from edgeshard.planning.inputs.problem import ComputeTimes, Objective, PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_config
 from edgeshard.planning.search.plan import plan, predict
-from edgeshard.planning.solvers import solve_throughput
+from edgeshard.planning.solvers.solve import solve_throughput
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Grid
 
 LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}

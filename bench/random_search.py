@@ -16,10 +16,10 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.search.rate_scoring import Best, Rates
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.all_cuts import Cuts, allowed, kinds_of_all, scores
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 
 TRIES = 40
 """Random cuts drawn until one keeps every limit."""

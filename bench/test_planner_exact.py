@@ -7,7 +7,7 @@ import pytest
 from bench import cpsat
 from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from bench.sizes import sized
-from edgeshard.planning import solvers
+from edgeshard.planning.solvers import solve
 
 ROUNDING_S = 1e-8
 
@@ -16,8 +16,8 @@ ROUNDING_S = 1e-8
 def test_the_plans_are_those_that_cp_sat_proves_best(seed: int) -> None:
     instance, micro_batches = random_instance(seed), random_micro_batches(seed)
     for found, proven in (
-        (solvers.solve_latency(instance), cpsat.least(instance)),
-        (solvers.solve_throughput(instance, micro_batches), cpsat.least(instance, micro_batches)),
+        (solve.solve_latency(instance), cpsat.least(instance)),
+        (solve.solve_throughput(instance, micro_batches), cpsat.least(instance, micro_batches)),
     ):
         assert (found is None) == (proven is None)
         if found is not None:

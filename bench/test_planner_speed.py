@@ -29,8 +29,8 @@ from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, Traffic
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Instance, Solution
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 
 # Some problems are solved a hundred times over.
 pytestmark = pytest.mark.timeout(600)

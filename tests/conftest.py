@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -61,10 +63,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _room(item) in TIMING_ROOMS:
             item.add_marker(pytest.mark.timing)
     if not forms.LONG:
+        _mark_long(items)
         long = [item for item in items if item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in set(long)]
     items.sort(key=lambda item: rooms.get(_room(item), len(rooms)))
+
+
+def _mark_long(items: list[pytest.Item]) -> None:
+    """Of each test with `one_in(n)` all cases but one in n. Which ones differs from test to test, so that together they
+    see every case of a fixture that they share."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (marker := item.get_closest_marker("one_in")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if (seen[test] + crc32(test.encode())) % marker.args[0]:
+                item.add_marker(pytest.mark.long)
+            seen[test] += 1
 
 
 def _room(item: pytest.Item) -> str:

@@ -21,9 +21,9 @@ from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.search.search import loads
 from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import Simulation, simulate
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 
 TESTBED = Path(__file__).parents[2] / "deploy" / "examples" / "paper-testbed.toml"
 SWEPT = ("edge-solo", "cloud-edge-even", "cloud-edge-opt", "edgeshard")

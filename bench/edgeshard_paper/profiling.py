@@ -22,8 +22,8 @@ from edgeshard.planning.report.svg import bar_chart
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 
 PREFILL, DECODE, MEAN, BOTH, HOPS = "prefill", "decode", "mean", "both", "prefill with its hops"
 LONG_TOKENS = 10 * PROMPT_TOKENS

@@ -84,6 +84,7 @@ print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(r
     [(40, f"0*{len(tokenizer_growth.PROMPT)}"), (6, f"0*{1 << 20}"), (6, f"0*{1 << 17}")],
     ids=["40 doublings", "8 GB", "1.1 GB"],
 )
+@pytest.mark.one_in(3)
 def test_a_text_that_grows_ends_a_process_that_is_not_the_agents(tmp_path: Path, doublings: int, prompt: str) -> None:
     """By what the file says, also six doublings are taken where a model is added. Their texts become 64 MiB and 8, each
     byte of which the library takes 130 for."""

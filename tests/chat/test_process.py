@@ -171,6 +171,7 @@ async def test_a_short_text_does_not_wait_for_long_ones(chats: ChatProcess, tmp_
     await asyncio.gather(*flood)
 
 
+@pytest.mark.long
 async def test_a_text_of_which_the_tokenizer_makes_too_much_is_refused(chats: ChatProcess, tmp_path: Path) -> None:
     """Six doublings of a megabyte want 8 GB of memory."""
     path = write_tokenizer(tmp_path / "tokenizer.json", **tokenizer_growth.chains(6)["replaced"])

@@ -83,6 +83,7 @@ async def ended(process: Any) -> int:
     return int(process.returncode)
 
 
+@pytest.mark.long
 async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
     mill: Mill, admin: Run, home: dict[str, str]
 ) -> None:
@@ -183,7 +184,7 @@ async def test_a_token_that_was_used_says_so(mill: Mill, admin: Run, run: Run, h
 SERVICE = """
 import os, sys
 from pathlib import Path
-from edgeshard.cli import install, join
+from edgeshard.cli.commands.site import install, join
 from edgeshard.process import installation
 root = Path(sys.argv.pop(1))
 install.MACHINE, install._RUNS_SYSTEMD, join._SERVICE_FILES = root, root, root / "etc/edgeshard/agent-pki"

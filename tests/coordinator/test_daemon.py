@@ -124,6 +124,7 @@ async def test_it_serves_and_ends_in_order(start: Any, tmp_path: Path) -> None:
         (("--listen", "127.0.0.1:0", "--quotas", "nowhere.toml"), 2, "error: --quotas nowhere.toml: cannot be read"),
     ],
 )
+@pytest.mark.one_in(3)
 async def test_a_start_that_fails_says_why(
     start: Any, tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
 ) -> None:

@@ -111,6 +111,7 @@ def test_what_is_allowed_in_vain_is_said(lib: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_the_repository_has_no_library_code_without_a_product_path() -> None:
     assert unused(ROOT, ALLOWED) == []
     assert all(reason for reason in ALLOWED.values())

@@ -139,6 +139,7 @@ def test_binary_files_are_not_read_as_text(tmp_path: Path) -> None:
     assert lint(path).returncode == 0
 
 
+@pytest.mark.long
 def test_the_repository_is_clean() -> None:
     result = subprocess.run([sys.executable, str(LINT)], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")

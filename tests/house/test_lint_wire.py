@@ -65,6 +65,7 @@ def test_leaves_wrapping_and_unwrapping_alone(source: str, tmp_path: Path) -> No
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_tree_converts_in_wire_only() -> None:
     result = subprocess.run([sys.executable, str(LINT)], capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")

@@ -33,7 +33,7 @@ TARGETS = (
     "check",
     "proto",
     "proto-baseline",
-    "phases",
+    "drawings",
     "bench",
     "bench-plan",
     "figures",

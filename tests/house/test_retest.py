@@ -42,6 +42,7 @@ def run_suite(
 
 
 @pytest.mark.parametrize(("failing", "passes_later", "code"), [(1, True, 0), (3, True, 0), (1, False, 1), (4, True, 1)])
+@pytest.mark.one_in(4)
 def test_a_few_failures_are_run_again(tmp_path: Path, failing: int, passes_later: bool, code: int) -> None:
     result = run_suite(tmp_path, failing=failing, passes_later=passes_later)
     assert result.returncode == code

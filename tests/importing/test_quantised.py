@@ -76,6 +76,7 @@ def opened(directory: Path, tmp_path: Path, width: Width = Width.INT8) -> Import
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.one_in(3)
 def test_perplexity_is_that_of_the_dequantised_weights(
     name: str, written: Callable[[str], Written], tmp_path: Path
 ) -> None:

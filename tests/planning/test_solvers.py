@@ -11,8 +11,7 @@ import pytest
 
 from bench import brute, cpsat
 from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
-from edgeshard.planning import solvers
-from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers import classes, general, solve, subset
 from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.scoring import score, violations
 from edgeshard.planning.solvers.walks import equal_kinds
@@ -45,6 +44,7 @@ def check_same(found: Solution | None, expected: Solution | None, instance: Inst
         assert found.gap == 0
 
 
+@pytest.mark.long
 def test_the_random_instances_cover_the_cases() -> None:
     made = [random_instance(seed) for seed in RANDOM_SEEDS]
     solved = [reference(seed)[0] for seed in RANDOM_SEEDS]
@@ -100,8 +100,8 @@ def test_least_round_under_a_threshold_equals_every_plan_counted_out() -> None:
 def test_cp_sat_agrees(seed: int) -> None:
     instance, m = random_instance(seed, 2 + seed % 5, 4 + seed % 9), random_micro_batches(seed)
     for wanted, found in (
-        (cpsat.least(instance), solvers.solve_latency(instance)),
-        (cpsat.least(instance, m), solvers.solve_throughput(instance, m)),
+        (cpsat.least(instance), solve.solve_latency(instance)),
+        (cpsat.least(instance, m), solve.solve_throughput(instance, m)),
     ):
         assert (wanted is None) == (found is None)
         if wanted is not None and found is not None:
@@ -149,7 +149,7 @@ def four_layers() -> Instance:
     )
 
 
-@pytest.mark.parametrize("solver", [subset, classes, general, solvers])
+@pytest.mark.parametrize("solver", [subset, classes, general, solve])
 def test_the_four_layer_case_takes_27_ms(solver: ModuleType) -> None:
     found = solver.solve_round(four_layers())
     assert found.value_s == pytest.approx(27e-3, rel=SAME)
@@ -169,7 +169,7 @@ def test_the_least_bottleneck_is_not_the_best_rate() -> None:
         ]
         if ranked:
             differ += min(ranked)[1] > expected * (1 + 1e-6)
-            found = solvers.solve_throughput(instance, 2)
+            found = solve.solve_throughput(instance, 2)
             assert found is not None and found.value_s == pytest.approx(expected, rel=SAME)
     assert differ > 10
 

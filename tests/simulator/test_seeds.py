@@ -17,7 +17,7 @@ from tests.simulator.coverage import ABSENT, MESSAGES
 from tests.support.forms import in_form
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = in_form(40, 500)
+SEEDS = in_form(25, 500)
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +33,7 @@ def test_no_seed_violates_anything() -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_a_seed_is_the_same_each_time() -> None:
     first, second = (_run("tests.simulator.run", "--first", "11", "--seeds", "1", "--trace").stdout for _ in range(2))
     said = [[line for line in text.splitlines() if " seeds in " not in line] for text in (first, second)]

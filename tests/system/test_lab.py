@@ -149,6 +149,7 @@ async def planned_time_s(address: str, directory: Path) -> float:
         ('source = "a"', 'source = "q"', "source"),
     ],
 )
+@pytest.mark.one_in(3)
 async def test_a_wrong_lab_file_names_its_key(lab_file: Path, old: str, new: str, field: str) -> None:
     lab_file.write_text(LAB.replace(old, new, 1))
     code, _, stderr = await edgectl("lab", "run", str(lab_file), cwd=lab_file.parent)

@@ -217,6 +217,7 @@ async def test_an_agent_of_another_wire_version_is_refused(site: Site) -> None:
     ],
     ids=str,
 )
+@pytest.mark.one_in(3)
 async def test_an_agent_that_cannot_start_says_why(
     site: Site, tmp_path: Path, arguments: list[str], exit_code: int, names: str
 ) -> None:

@@ -23,10 +23,10 @@ from edgeshard.planning.costs.energy import energy_j, watts
 from edgeshard.planning.costs.prompt_floor import PromptFloor
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.request_search import RequestSearch
-from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.scoring import score
+from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)

@@ -27,9 +27,9 @@ from edgeshard.planning.search.rate_scoring import Best, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.search import RateSearch, search_rate, sizes
 from edgeshard.planning.search.spare import kinds_of, without_spare
-from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
+from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _OWN = (0.5, 0.0, 1.0)

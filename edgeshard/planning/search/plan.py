@@ -36,9 +36,9 @@ from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import prompt_and_tokens, search_request
 from edgeshard.planning.search.search import search_rate
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.instance import Cut, Score, Solution
 from edgeshard.planning.solvers.scoring import score, stages, violations
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
 
 ALTERNATIVES = 2

@@ -24,11 +24,11 @@ from edgeshard.planning.costs.step_budget import slice_unit
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
 from edgeshard.planning.search.spare import kinds_of, without_spare
-from edgeshard.planning.solvers import solve_latency, solve_throughput
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import score, violations
+from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 MOST_CUTS = 200_000

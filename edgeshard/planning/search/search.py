@@ -9,8 +9,8 @@ from edgeshard.planning.search.rate_bound import RateBound
 from edgeshard.planning.search.rate_scoring import Rates, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.spare import kinds_of, without_spare
-from edgeshard.planning.solvers import solve_latency
 from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.solve import solve_latency
 
 EVERY_BATCH = 8
 """Micro-batch sizes up to this one are all tried; beyond, sizes in steps that grow."""

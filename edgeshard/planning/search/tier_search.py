@@ -21,11 +21,12 @@ from edgeshard.planning.search.rate_scoring import MOST_IN_FLIGHT, SAME
 from edgeshard.planning.search.rate_search import joined
 from edgeshard.planning.search.search import search_rate, sizes
 from edgeshard.planning.search.spare import kinds_of
-from edgeshard.planning.solvers import solve_latency, subset
+from edgeshard.planning.solvers import subset
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, scores
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations
+from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_COUNTED = 30_000

@@ -19,9 +19,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from edgeshard.planning.solvers import solve_round, thresholds
+from edgeshard.planning.solvers import thresholds
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import within
+from edgeshard.planning.solvers.solve import solve_round
 
 
 class Memory(StrEnum):

@@ -205,6 +205,7 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize("turns", range(6))
 @pytest.mark.parametrize("last", ["prepare", "release"])
+@pytest.mark.one_in(3)
 async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(node: Node, turns: int, last: str) -> None:
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None

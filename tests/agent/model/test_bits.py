@@ -264,6 +264,7 @@ def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.one_in(2)
 def test_any_schedule_gives_the_bits_of_one_prefill(scheme: str, threads: Callable[[int], None]) -> None:
     @settings(max_examples=in_form(20, 80), deadline=None)
     @given(st.integers(0, 1 << 30))
@@ -315,6 +316,7 @@ class Batch:
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.one_in(3)
 def test_no_continuation_differs_after_a_replay(scheme: str, sampled: bool) -> None:
     model = stage("llama", scheme, LayerRange(0, LAYERS), PROMPTS * 10)
     model.reset()

@@ -36,6 +36,7 @@ def test_small_integers_cost_few_bits(scheme: str, limit: float) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["int8", "int4"])
+@pytest.mark.one_in(2)
 def test_a_head_of_small_integers_costs_at_most_a_hundredth_of_perplexity(blocks: str) -> None:
     """The demo model's is tied to its embedding, which keeps its dtype."""
     text = VALIDATION.read_text(encoding="utf-8")[: SCORED_BYTES // 6]
@@ -47,6 +48,7 @@ def test_a_head_of_small_integers_costs_at_most_a_hundredth_of_perplexity(blocks
 
 
 @pytest.mark.parametrize("scheme", ["bf16", "int4"])
+@pytest.mark.one_in(2)
 def test_a_kv_cache_of_4_bits_costs_at_most_two_hundredths_of_perplexity(scheme: str) -> None:
     text = VALIDATION.read_text(encoding="utf-8")[: SCORED_BYTES // 6]
     whole, small = (perplexity(demo_stage(scheme, kept), text) for kept in (None, KvFormat.INT4))

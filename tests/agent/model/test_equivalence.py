@@ -86,6 +86,7 @@ def run_whole(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> str:
     [pytest.param(cut, marks=() if len(cut) in (1, LAYERS) else pytest.mark.long) for cut in CUTS],
     ids=lambda cut: "|".join(map(str, cut)),
 )
+@pytest.mark.one_in(3)
 def test_every_cut_gives_the_unsplit_models_logits(checkpoint: Any, cut: Any, tiny_head: Any) -> None:
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in cut], tiny_head) == ""
@@ -107,6 +108,7 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
+@pytest.mark.one_in(3)
 def test_what_accelerators_run_gives_the_unsplit_models_logits(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +164,7 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
+@pytest.mark.one_in(3)
 def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = scaled_dot_product_attention
     real_explicit: Any = explicit_attention
@@ -177,6 +180,7 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.one_in(3)
 def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def store_of(stage: StageModel) -> ExpertStore:
 )
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("table", [None, TABLE], ids=["even", "table"])
+@pytest.mark.one_in(3)
 def test_bits_are_those_of_the_plain_engine(
     config: dict[str, Any], quantisation: Quantisation | None, share: float, table: Any, tmp_path: Path
 ) -> None:

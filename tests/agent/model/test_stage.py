@@ -69,6 +69,7 @@ def load(checkpoint: Any, source: Any, layers: LayerRange, **options: Any) -> St
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("broken", [0, 1], ids=["in the first stage", "in the second"])
+@pytest.mark.one_in(4)
 def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
     checkpoint: Any, broken: int, bad: float
 ) -> None:
@@ -86,6 +87,7 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
 
 
 @pytest.mark.parametrize("layers", RANGES, ids=str)
+@pytest.mark.one_in(4)
 def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: LayerRange) -> None:
     source = RecordingSource(SafetensorsDirectory(checkpoint.path))
     seen: list[StageFilling] = []
@@ -114,6 +116,7 @@ def test_only_the_stages_tensors_are_read_and_weighed(checkpoint: Any, layers: L
     ],
 )
 @pytest.mark.parametrize("quantisation", list(Quantisation))
+@pytest.mark.one_in(3)
 def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisation: Quantisation) -> None:
     for layers in RANGES:
         stage = load(checkpoint, SafetensorsDirectory(checkpoint.path), layers, quantisation=quantisation)
@@ -269,6 +272,7 @@ STEP_REFUSED: dict[str, tuple[StepPlan, int]] = {
 
 @pytest.mark.parametrize("layers", [LayerRange(0, 1), LayerRange(1, 2), LayerRange(3, 4)], ids=str)
 @pytest.mark.parametrize("case", STEP_REFUSED)
+@pytest.mark.one_in(3)
 def test_a_refused_step_changes_nothing(checkpoint_of: Callable[[str], Any], layers: LayerRange, case: str) -> None:
     stage = opened(checkpoint_of("llama-plain"), layers)
     plan, count = STEP_REFUSED[case]

@@ -250,6 +250,7 @@ def same_tokens(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", STATIC)
 @pytest.mark.usefixtures("as_on_an_accelerator")
+@pytest.mark.one_in(3)
 def test_random_steps_give_what_the_ordinary_path_gives(checkpoint: Any, device: str) -> None:
     ordinary, static = stages(checkpoint, lambda: None), stages(checkpoint, recorder_on(device), device)
     seen: set[int] = set()
@@ -436,6 +437,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_and_says_so_once(
 
 
 @pytest.mark.usefixtures("as_on_an_accelerator")
+@pytest.mark.one_in(3)
 def test_every_model_but_a_mixture_of_experts_is_recorded(
     checkpoint: Any, variant: str, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "limits", "dtype", "kept"), one_in(4, CASES))
+@pytest.mark.one_in(2)
 def test_spans_of_any_length_behind_any_past(
     shape: tuple[int, int, int], limits: Scoring, dtype: torch.dtype, kept: Kept, kernels: str
 ) -> None:
@@ -165,6 +166,7 @@ def test_more_query_heads_than_a_unit_has_rows(kernels: str) -> None:
 @pytest.mark.parametrize("kept", [None, INT4])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), one_in(3, [(70, 3.0), (0, 0.0), (70, 0.0), (0, 3.0)]))
+@pytest.mark.one_in(2)
 def test_a_token_has_the_same_bits_in_any_span(
     window: int, softcap: float, dtype: torch.dtype, kept: Kept | None, kernels: str
 ) -> None:

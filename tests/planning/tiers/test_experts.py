@@ -79,6 +79,7 @@ def read_by_the_cache(room: float, tokens: int, skew: float) -> float:
 
 @pytest.mark.parametrize("room", [0.15, 0.4, 0.75])
 @pytest.mark.parametrize("tokens", [1, 4, 64])
+@pytest.mark.one_in(3)
 def test_even_routing_reads_what_the_plan_expects_and_other_routing_less(room: float, tokens: int) -> None:
     every = LAYERS * EXPERTS * SIZE
     one = Streaming(
