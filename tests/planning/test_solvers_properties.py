@@ -11,8 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bench.instances import random_instance
-from edgeshard.planning import solvers
-from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers import classes, general, solve, subset
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
 
@@ -44,7 +43,7 @@ def value(solver: ModuleType, instance: Instance, m: int | None) -> float:
 @given(seed=seeds, m=batches)
 def test_memory_and_the_source_constraint_always_hold(seed: int, m: int) -> None:
     instance = small(seed)
-    for solver in (*EXACT, general, solvers):
+    for solver in (*EXACT, general, solve):
         for found in (solver.solve_round(instance), solver.solve_throughput(instance, m)):
             if found is None:
                 continue
