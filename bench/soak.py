@@ -38,7 +38,7 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.requests.generation import GenerateOptions, Token
-from edgeshard.local.children import Daemon
+from edgeshard.local.child_daemons import Daemon
 from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b", "c")

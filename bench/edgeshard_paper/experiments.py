@@ -17,8 +17,8 @@ from edgeshard.planning.inputs.devices import Cluster, Link, parse_cluster, with
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.report.baselines import STRATEGIES, strategies
+from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import PlanResult, plan
-from edgeshard.planning.search.search import loads
 from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.solvers.instance import Cut

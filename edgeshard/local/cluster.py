@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
-from edgeshard.local.children import STOP_GRACE_S, Daemon
+from edgeshard.local.child_daemons import STOP_GRACE_S, Daemon
 
 if TYPE_CHECKING:
     from edgeshard.client import Client

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, UnavailableError
-from edgeshard.local.children import keep_running
+from edgeshard.local.child_daemons import keep_running
 from edgeshard.local.cluster import SITE, LocalCluster, own_address
 from edgeshard.local.user_files import AGENT_PORT, state_home, write_client_settings
 

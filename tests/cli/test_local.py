@@ -21,7 +21,7 @@ from edgeshard.domain.errors import (
     NotFoundError,
     UnavailableError,
 )
-from edgeshard.local.children import Daemon, keep_running
+from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.process import restarts
 
 pytestmark = pytest.mark.timing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from edgeshard.gateway.connections.crowd import Crowd, neighbourhood
+from edgeshard.gateway.connections.connection_limits import Crowd, neighbourhood
 
 
 class Run:

@@ -41,7 +41,7 @@ from edgeshard.gateway.access.middleware import OPEN
 from edgeshard.gateway.answers import answers
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections import accepting, connection
-from edgeshard.gateway.connections.crowd import Crowd
+from edgeshard.gateway.connections.connection_limits import Crowd
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer
 from edgeshard.gateway.errors import STATUSES

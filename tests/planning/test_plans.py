@@ -20,8 +20,8 @@ from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_
 from edgeshard.planning.inputs.workspace import SLACK_BYTES
 from edgeshard.planning.report.baselines import cloud_of, compare, cut_of, even
 from edgeshard.planning.report.explain import bottleneck, explain
+from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import PlanResult, plan, predict
-from edgeshard.planning.search.search import loads
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
 

@@ -11,9 +11,9 @@ import pytest
 from bench.instances import random_problem
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.load_search import loads, sizes
 from edgeshard.planning.search.plan import predict
 from edgeshard.planning.search.rate_scoring import Best, Rates, most_micro_batches
-from edgeshard.planning.search.search import loads, sizes
 from edgeshard.planning.solvers.all_cuts import every_cut
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours

@@ -22,7 +22,7 @@ from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
-from edgeshard_coordinator.control.requests.requests import Attachment, RequestFront
+from edgeshard_coordinator.control.requests.request_front import Attachment, RequestFront
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 
 import tests.simulator.disk

@@ -14,7 +14,7 @@ from edgeshard.client import Client
 from edgeshard.client.joining import enrol
 from edgeshard.domain.identity import Role
 from edgeshard.identity.authority import new_key, private_pem
-from edgeshard.local.children import Daemon
+from edgeshard.local.child_daemons import Daemon
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_files, write_private
 from tests.support.identities import Identities, tls_options

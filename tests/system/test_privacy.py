@@ -29,7 +29,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.identity import Role
 from edgeshard.domain.requests.generation import Finished, FinishReason, GenerateRequest, Generation, Started, Token
-from edgeshard.local.children import Daemon
+from edgeshard.local.child_daemons import Daemon
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.tls import TlsFiles

@@ -25,7 +25,7 @@ from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.chats import Chats
 from edgeshard_coordinator.control.requests.models import Models
-from edgeshard_coordinator.control.requests.requests import BACKLOG_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.request_front import BACKLOG_LIMIT, RequestFront
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
@@ -45,7 +45,7 @@ from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.services.packed import Packed
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.control.services.tracing import Traces
-from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.nodes import lost_nodes
 from edgeshard_coordinator.core.placement.by_memory import Placer
 from edgeshard_coordinator.core.profiling.measuring import restored
 from edgeshard_coordinator.core.values.quotas import Quotas
@@ -165,7 +165,7 @@ class Coordinator:
         now = self._clock.now()
         state = await self._store.open(uuid.uuid4().hex, self._timings, now)
         state = restored(state, {digest: manifest.config for manifest, digest in self.models.list()}, now)
-        self.loop.state = eviction.started(state, now)
+        self.loop.state = lost_nodes.started(state, now)
         self.front.restore(state.deployments.values())
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:

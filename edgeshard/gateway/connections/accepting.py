@@ -9,7 +9,7 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-from edgeshard.gateway.connections.crowd import Crowd, neighbourhood
+from edgeshard.gateway.connections.connection_limits import Crowd, neighbourhood
 
 HEAD_LIMIT_S = 10.0
 """From the connection's beginning, or from the first byte of a later request, to the end of its headers."""

@@ -20,9 +20,9 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
+from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
-from edgeshard.planning.search.search import loads
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.solvers.scoring import SLACK, stage_bytes, violations

@@ -19,9 +19,9 @@ from edgeshard.planning.costs.shortage import gibibytes
 from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.report.baselines import StrategyRow
+from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.plan import PlanResult, plan, predict
 from edgeshard.planning.search.replicas import BoxAlone, Replicas, boxes_alone, replicas
-from edgeshard.planning.search.search import search_rate
 from edgeshard.planning.search.spare import kinds_of
 
 CLEARLY = 0.05

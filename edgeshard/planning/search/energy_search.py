@@ -23,9 +23,9 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import watts
 from edgeshard.planning.search.energy_alone import EnergyAlone, bounded, standing, weighted
 from edgeshard.planning.search.energy_scoring import EnergyRates
+from edgeshard.planning.search.load_search import RateSearch, search_rate, sizes
 from edgeshard.planning.search.rate_scoring import Best, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
-from edgeshard.planning.search.search import RateSearch, search_rate, sizes
 from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens

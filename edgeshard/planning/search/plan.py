@@ -32,9 +32,9 @@ from edgeshard.planning.costs.tier_costs import Streaming, StreamTables
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.search.energy_search import search_energy
+from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import prompt_and_tokens, search_request
-from edgeshard.planning.search.search import search_rate
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
 from edgeshard.planning.solvers.instance import Cut, Score, Solution
 from edgeshard.planning.solvers.scoring import score, stages, violations

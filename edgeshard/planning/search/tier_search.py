@@ -17,9 +17,9 @@ import numpy as np
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.tier_costs import StreamTables
 from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.load_search import search_rate, sizes
 from edgeshard.planning.search.rate_scoring import MOST_IN_FLIGHT, SAME
 from edgeshard.planning.search.rate_search import joined
-from edgeshard.planning.search.search import search_rate, sizes
 from edgeshard.planning.search.spare import kinds_of
 from edgeshard.planning.solvers import subset
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, scores

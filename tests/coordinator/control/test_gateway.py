@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.control.requests.chats import COUNTED_LIMIT_BYTES, Chats
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.services.gateway import SiteBackend
 from edgeshard_coordinator.core.values.quotas import Quota, Quotas

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.quotas import Quota, Quotas

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from edgeshard_coordinator.control.requests.requests import FAILED_HEADS_LIMIT, RequestFront
+from edgeshard_coordinator.control.requests.request_front import FAILED_HEADS_LIMIT, RequestFront
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.requests.requests import PARKED_LIMIT_S, Attachment, RequestFront
+from edgeshard_coordinator.control.requests.request_front import PARKED_LIMIT_S, Attachment, RequestFront
 from edgeshard_coordinator.control.requests.resumptions import (
     COME_BACK_S,
     MOST_ENDED,

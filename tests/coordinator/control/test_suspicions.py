@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.control.runtime import head_watch
 from edgeshard_coordinator.control.services import head_service
-from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.nodes import lost_nodes
 from edgeshard_coordinator.core.placement.repair import Lost
 
 from edgeshard.domain.control.commands import PrepareStage
@@ -104,7 +104,7 @@ async def test_a_head_that_answers_nothing_is_lost_with_its_box(
     open_site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_watch, "SUSPECT_S", 0.3)
-    monkeypatch.setattr(eviction, "LEAST_VANISHED", 4)  # the others are silent here, too
+    monkeypatch.setattr(lost_nodes, "LEAST_VANISHED", 4)  # the others are silent here, too
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=0.0, suspect_limit_s=LONG_S)
     agents, _ = await site.deployed()
     for agent in agents:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
-from edgeshard_coordinator.core.placement.locality import nearest, with_held
+from edgeshard_coordinator.core.placement.nearest_placement import nearest, with_held
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.replan import planned_again

@@ -13,7 +13,7 @@ from edgeshard_coordinator.core.deployments.deployments import new_record, resto
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.machine import machine
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.nodes.eviction import started
+from edgeshard_coordinator.core.nodes.lost_nodes import started
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.values.actions import (
     Action,

@@ -16,7 +16,7 @@ from edgeshard_coordinator.control.requests.request_meter import RequestTimes
 from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
 
 if TYPE_CHECKING:
-    from edgeshard_coordinator.control.requests.requests import Attachment
+    from edgeshard_coordinator.control.requests.request_front import Attachment
 
 
 MESSAGE_CHARACTERS = 1 << 20

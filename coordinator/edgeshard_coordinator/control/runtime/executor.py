@@ -23,7 +23,7 @@ from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.persistence.persistence import StateStore
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.planner import Planner

@@ -19,12 +19,12 @@ from edgeshard_coordinator.control.runtime.solver import Solver
 from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
 from edgeshard_coordinator.core.deployments.standby import choose
 from edgeshard_coordinator.core.placement.by_memory import Placer, checked_shape, sizes_of
-from edgeshard_coordinator.core.placement.locality import with_held
+from edgeshard_coordinator.core.placement.nearest_placement import with_held
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
 from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.placement.sources import place_from_any
+from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.lengths import typical_request
 from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice, State
 
 

@@ -54,7 +54,7 @@ from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.operations import Operations, answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.models import Models, stored_model
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.calls import MeasureCall, MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.loop import StateLoop

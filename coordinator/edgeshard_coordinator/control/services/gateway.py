@@ -15,7 +15,7 @@ from edgeshard.domain.requests.generation import Generation, GenerationEvent
 from edgeshard.gateway.words import Words
 from edgeshard_coordinator.control.requests.chats import Chats, check_counted
 from edgeshard_coordinator.control.requests.models import Models, served_model, stored_model
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 
 
 class SiteBackend:

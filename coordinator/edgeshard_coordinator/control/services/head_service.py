@@ -36,7 +36,7 @@ from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
-from edgeshard_coordinator.control.requests.requests import Attachment, RequestFront
+from edgeshard_coordinator.control.requests.request_front import Attachment, RequestFront
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch, WatchedHead
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeadAttached, HeadDetached

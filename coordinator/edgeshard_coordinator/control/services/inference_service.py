@@ -27,7 +27,7 @@ from edgeshard.wire.site import served_model_to_wire
 from edgeshard_coordinator.control.requests.chats import Chats
 from edgeshard_coordinator.control.requests.listeners import Listeners, ListenerStream, listener_lost
 from edgeshard_coordinator.control.requests.models import Models, served_model
-from edgeshard_coordinator.control.requests.requests import RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.auditing import CallAudit
 

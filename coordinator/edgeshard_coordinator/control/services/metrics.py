@@ -21,8 +21,8 @@ from edgeshard.metrics.families import counter, gauge, histogram
 from edgeshard.metrics.histogram import Histogram
 from edgeshard.metrics.tiers import EXPERTS
 from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
-from edgeshard_coordinator.control.requests.requests import RequestFront
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.core.values.quotas import QUEUED_PER_SLOT
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State

@@ -14,8 +14,8 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
-from edgeshard_coordinator.core.nodes import boxes, eviction, suspicion, unconnected_nodes
-from edgeshard_coordinator.core.nodes.boxes import with_measurements, with_node
+from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
+from edgeshard_coordinator.core.nodes.node_events import with_measurements, with_node
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values.actions import (
     DropConnection,
@@ -76,7 +76,7 @@ def apply(state: State, event: Event) -> State:
     if isinstance(event, ActionIssued):
         after = _dispatch(state, event)
     else:
-        after = _dispatch(eviction.noticed(state, event.now), event)
+        after = _dispatch(lost_nodes.noticed(state, event.now), event)
         if not _was_routine(state, event, after):
             after = _settled(after, event.now)
     return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
@@ -100,23 +100,23 @@ def _settled(state: State, now: float) -> State:
 def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
     match event:
         case NodeRegistered():
-            return boxes.registered(state, event)
+            return node_events.on_registered(state, event)
         case NodeConnected():
-            return boxes.connected(state, event)
+            return node_events.on_connected(state, event)
         case NodeDisconnected():
-            return boxes.disconnected(state, event)
+            return node_events.on_disconnected(state, event)
         case NodeRemoved():
-            return boxes.removed(state, event)
+            return node_events.on_removed(state, event)
         case HeartbeatsReceived():
-            return boxes.heartbeats(state, event)
+            return node_events.on_heartbeats(state, event)
         case LinkReported():
-            return suspicion.reported(state, event)
+            return suspicion.on_link_reported(state, event)
         case HeadReported():
-            return suspicion.head_reported(state, event)
+            return suspicion.on_head_reported(state, event)
         case ProfileReported():
-            return boxes.measured(state, event)
+            return node_events.on_measured(state, event)
         case MeasureRequested():
-            return measuring.requested(state, event)
+            return measuring.on_requested(state, event)
         case DeployRequested():
             return _deploy(state, event)
         case ReplanRequested():
@@ -128,7 +128,7 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
                 state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
             )
         case CommandAnswered():
-            return _answered(boxes.with_reported_stage(state, event.node_id, event.result), event)
+            return _answered(node_events.with_reported_stage(state, event.node_id, event.result), event)
         case HeadAttached():
             return _attached(state, event)
         case HeadDetached():
@@ -147,14 +147,15 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
         case ActionIssued():
             return _issued(state, event)
         case Ticked():
-            after = unconnected_nodes.forgotten(eviction.ticked(state, event.now), event.now)
-            return measuring.ticked(after, event.active_requests, event.now)
+            after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
+            return measuring.on_ticked(after, event.active_requests, event.now)
         case _:
             assert_never(event)
 
 
 def _outdates_placements(before: State, after: State) -> bool:
-    """Whether a placement still being computed from `before` may be wrong: other boxes, or other free memory on them.
+    """Whether a placement still being computed from `before` may be wrong: other boxes, or other free memory on
+    them.
 
     New measurements do not count: the best placement of a moment ago is good enough.
     """
@@ -244,7 +245,7 @@ def _delete(state: State, event: DeleteRequested) -> State:
 def _answered(state: State, event: CommandAnswered) -> State:
     """Raises InvalidArgumentError for an operation id that is no command's."""
     key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
-    measured = measuring.answered(state, event.node_id, key, failure, event.now)
+    measured = measuring.on_answered(state, event.node_id, key, failure, event.now)
     if measured is not state:
         return measured
     record = _record_of(state, key)
@@ -256,7 +257,7 @@ def _answered(state: State, event: CommandAnswered) -> State:
     if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
     if key.kind is CommandKind.RELEASE:
-        state = boxes.without_stage(state, event.node_id, record)
+        state = node_events.without_stage(state, event.node_id, record)
     if failure is not None:
         failure = deployments.at_node(failure, stages[key.stage].node_name)
     return _with_record(state, deployments.answered(state, record, key, failure, event.now))
@@ -360,12 +361,12 @@ def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one lin
         case PlanStandby():
             return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
         case ReleaseOrphans():
-            return boxes.told_to_release(state, action)
+            return node_events.told_to_release(state, action)
         case TellUnknownStages():
             return with_node(state, replace(state.nodes[action.node_id], unknown_stages_told=True))
         case DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
-            return _settled(boxes.away(state, state.nodes[action.node_id]), event.now)
+            return _settled(node_events.away(state, state.nodes[action.node_id]), event.now)
         case _:
             assert_never(action)
 
@@ -373,7 +374,7 @@ def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one lin
 def _sent(state: State, action: SendCommand, now: float) -> State:
     command = action.command
     if isinstance(command, MeasureCompute | ProbeLinks):
-        return measuring.sent(state, action, now)
+        return measuring.on_sent(state, action, now)
     record = _record_of(state, action.command_key)
     assert record is not None  # what is asked for in a state is issued in it
     if action.command_key.kind is CommandKind.STANDBY:

@@ -18,7 +18,7 @@ from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.deployments import standby
 from edgeshard_coordinator.core.deployments.deployments import IN_VAIN, wants_replan
 from edgeshard_coordinator.core.nodes import suspicion
-from edgeshard_coordinator.core.nodes.eviction import is_evicted
+from edgeshard_coordinator.core.nodes.lost_nodes import is_evicted
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values.actions import (
     Action,

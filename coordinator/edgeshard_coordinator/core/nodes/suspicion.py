@@ -6,7 +6,7 @@ ends, and for a while the pair of boxes is kept as a bad link.
 
 Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
 left to it to dial another request stream. None is lost while the coordinator may be the blind one
-(`core.nodes.eviction`).
+(`core.nodes.lost_nodes`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from edgeshard.domain.control.heartbeats import HOLDING_INTERVAL_S, IDLE_INTERVA
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.deployments import deployments
-from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.nodes import lost_nodes
 from edgeshard_coordinator.core.values.events import HeadReported, LinkReported
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State, SuspectLink
 
 STOOD_STILL_S = 1.0
 
 
-def reported(state: State, event: LinkReported) -> State:
+def on_link_reported(state: State, event: LinkReported) -> State:
     """The state with what a box says of its link to the next stage. What is not of a live epoch changes nothing."""
     told = event.suspected
     record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
@@ -53,7 +53,7 @@ def reported(state: State, event: LinkReported) -> State:
     return replace(state, suspects=(*others, suspect), bad_links=bad_links)
 
 
-def head_reported(state: State, event: HeadReported) -> State:
+def on_head_reported(state: State, event: HeadReported) -> State:
     """The state with what the coordinator finds of a head's stream. What is not of a live epoch changes nothing."""
     record = state.deployments.get(event.deployment)
     if record is None or not record.is_live or record.epoch != event.epoch:
@@ -114,8 +114,8 @@ def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
     """Forget the suspicion of a head whose box talks; and that of one among too many which are silent as it is."""
     connected = [node for node in state.nodes.values() if node.connected]
     silent = [node for node in connected if node.heard_at < suspect.since - _silence_s(state, node)]
-    if eviction.too_many(len(silent), len(connected)):
-        state = eviction.frozen(state, now)
+    if lost_nodes.too_many(len(silent), len(connected)):
+        state = lost_nodes.frozen(state, now)
     elif _heard_at(state, suspect.receiver) <= suspect.since:
         return state
     return replace(state, suspects=_others(state, suspect.deployment, 0, 0))

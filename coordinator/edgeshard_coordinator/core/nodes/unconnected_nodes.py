@@ -12,7 +12,7 @@ from dataclasses import replace
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.ids import NodeId
 from edgeshard.planning.inputs.devices import MAX_NODES
-from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.nodes import lost_nodes
 from edgeshard_coordinator.core.values.measurements import without_nodes
 from edgeshard_coordinator.core.values.state import State
 
@@ -58,4 +58,4 @@ def without(state: State, gone: Collection[NodeId]) -> State:
     state = replace(
         state, nodes=nodes, measured=without_nodes(state.measured, gone), retakes=retakes, profile_tries=tries
     )
-    return eviction.not_awaited(state, gone)
+    return lost_nodes.not_awaited(state, gone)

@@ -34,8 +34,8 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, listed, site_cluster, site_problem
 from edgeshard.planning.report.describe_tiers import advice_without_streaming, describe_offer, describe_streaming
+from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_streaming, plan, predict, result_of
-from edgeshard.planning.search.search import loads
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
@@ -56,10 +56,10 @@ from edgeshard_coordinator.core.placement.describe_planned import (
     prediction_of,
     unused_links,
 )
-from edgeshard_coordinator.core.placement.locality import nearest, without_held
+from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.repair import MOST_SPARES, Lost, cold_layers, moved_bits, survivors, ways
+from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.lengths import typical_request
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 
 _MIXED = "boxes that keep their weights in different ways are not planned together"

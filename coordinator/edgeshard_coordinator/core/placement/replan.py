@@ -14,7 +14,7 @@ from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard_coordinator.core.placement.by_memory import Placer
-from edgeshard_coordinator.core.placement.locality import without_held
+from edgeshard_coordinator.core.placement.nearest_placement import without_held
 from edgeshard_coordinator.core.placement.repair import moved_bits
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements

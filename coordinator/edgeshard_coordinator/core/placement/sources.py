@@ -10,7 +10,7 @@ from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
-from edgeshard_coordinator.core.placement.locality import nearest, without_held
+from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.repair import MOST_SPARES
 from edgeshard_coordinator.core.values.candidate import Candidate
 
@@ -25,9 +25,9 @@ def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
 def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
     """The best placement over the sources there are: by its figures, or without any the one with most free memory.
 
-    Of those nearly as good, it is the one whose boxes hold most of the model (`core.placement.locality`). A source
-    costs a plan, so no more of them are tried than boxes stand in for one that is lost. Raises what the first one's
-    placement raises where there is none at all, UnavailableError without a box to place on.
+    Of those nearly as good, it is the one whose boxes hold most of the model (`core.placement.nearest_placement`). A
+    source costs a plan, so no more of them are tried than boxes stand in for one that is lost. Raises what the first
+    one's placement raises where there is none at all, UnavailableError without a box to place on.
     """
     plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]

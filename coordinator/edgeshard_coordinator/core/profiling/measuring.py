@@ -66,7 +66,7 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
 # Events
 
 
-def requested(state: State, event: MeasureRequested) -> State:
+def on_requested(state: State, event: MeasureRequested) -> State:
     """Raises UnavailableError naming the first box that is not connected or still starting."""
     jobs = []
     for node_id in event.node_ids:
@@ -92,7 +92,7 @@ def _away(name: NodeName) -> UnavailableError:
     )
 
 
-def sent(state: State, action: SendCommand, now: float) -> State:
+def on_sent(state: State, action: SendCommand, now: float) -> State:
     """A measuring command is on its way."""
     timings, command = state.timings, action.command
     assert isinstance(command, MeasureCompute | ProbeLinks)
@@ -106,7 +106,7 @@ def sent(state: State, action: SendCommand, now: float) -> State:
     return replace(state, jobs=tuple(after(job) for job in state.jobs))
 
 
-def answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
+def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
     """A box's answer to a command; the very same state when it was no measurement, or one that is given up."""
     job = next((j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key), None)
     if job is None or job.sent is None:
@@ -166,7 +166,7 @@ def settle(state: State, now: float) -> State:
     return state
 
 
-def ticked(state: State, active_requests: int, now: float) -> State:
+def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
 
     Those are links nobody has measured and layers that a box lacks, when the site has been quiet for long enough, and

@@ -33,7 +33,7 @@ class Timings:
     """A box that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
     """How long boxes may take to come back where the coordinator itself may have been at fault
-    (`core.nodes.eviction`)."""
+    (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
     """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
@@ -334,7 +334,7 @@ class State:
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
-    """Before that, no box is taken for lost (`core.nodes.eviction`)."""
+    """Before that, no box is taken for lost (`core.nodes.lost_nodes`)."""
     awaited: Mapping[NodeId, float] = field(default_factory=dict)
     """Boxes that are away and whose deployments do not break before a time."""
     vanished: tuple[tuple[NodeId, float], ...] = ()

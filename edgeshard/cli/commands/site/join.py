@@ -23,7 +23,7 @@ from edgeshard.domain.errors import (
     FailedPreconditionError,
 )
 from edgeshard.domain.identity import Invitation, Role
-from edgeshard.local.children import Daemon, keep_running
+from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.local.user_files import AGENT_PORT, state_home, to_toml, write_client_settings
 from edgeshard.process.extras import check_extras
 

@@ -10,7 +10,7 @@ from edgeshard.domain.ids import NodeId
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.profiles.profile_quality import OTHERS
 from edgeshard_coordinator.core.deployments import deployments
-from edgeshard_coordinator.core.nodes import eviction, suspicion, unconnected_nodes
+from edgeshard_coordinator.core.nodes import lost_nodes, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
 from edgeshard_coordinator.core.values.events import (
@@ -33,7 +33,7 @@ def with_measurements(state: State, node_id: NodeId, measurements: Measurements)
     return replace(state, measured={**state.measured, node_id: measurements})
 
 
-def registered(state: State, event: NodeRegistered) -> State:
+def on_registered(state: State, event: NodeRegistered) -> State:
     new = event.registration
     namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
     if any(node.connected for node in namesakes):
@@ -59,7 +59,7 @@ def registered(state: State, event: NodeRegistered) -> State:
         state, node = _registered_again(state, known, node, event.now)
     elif known is not None:
         if known.incarnation:
-            state = eviction.died(state, new.node_id)
+            state = lost_nodes.died(state, new.node_id)
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
     return _checked_device(with_node(state, replace(node, heard_at=event.now)), known, facts)
@@ -95,7 +95,7 @@ def _same_identity(old: KnownNode, new: KnownNode) -> bool:
     return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
 
 
-def connected(state: State, event: NodeConnected) -> State:
+def on_connected(state: State, event: NodeConnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation:
         raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
@@ -112,30 +112,30 @@ def connected(state: State, event: NodeConnected) -> State:
         unknown_stages_told=False,
         reported=False,
     )
-    state = suspicion.reconnected(eviction.not_awaited(state, (node.node_id,)), node.node_id)
+    state = suspicion.reconnected(lost_nodes.not_awaited(state, (node.node_id,)), node.node_id)
     return replace(with_node(state, fresh), busy_at=event.now)
 
 
-def disconnected(state: State, event: NodeDisconnected) -> State:
+def on_disconnected(state: State, event: NodeDisconnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or not node.connected or node.connection != event.connection:
         return state  # A stream that a newer one has replaced.
-    return eviction.stream_ended(away(state, node), node.node_id, event.now)
+    return lost_nodes.on_stream_ended(away(state, node), node.node_id, event.now)
 
 
-def removed(state: State, event: NodeRemoved) -> State:
+def on_removed(state: State, event: NodeRemoved) -> State:
     """The box is none of the site's any more: nothing waits for it."""
     node = state.nodes.get(event.node_id)
     if node is None:
         return state
-    return unconnected_nodes.without(eviction.died(away(state, node), node.node_id), {node.node_id})
+    return unconnected_nodes.without(lost_nodes.died(away(state, node), node.node_id), {node.node_id})
 
 
 def away(state: State, node: KnownNode) -> State:
     return with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
 
 
-def heartbeats(state: State, event: HeartbeatsReceived) -> State:
+def on_heartbeats(state: State, event: HeartbeatsReceived) -> State:
     nodes = dict(state.nodes)
     failed: list[tuple[KnownNode, StageStatus]] = []
     for heard in event.heartbeats:
@@ -180,7 +180,7 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
     return replace(state, deployments={**state.deployments, record.name: broken})
 
 
-def measured(state: State, event: ProfileReported) -> State:
+def on_measured(state: State, event: ProfileReported) -> State:
     report = event.report
     node = state.nodes.get(report.node_id)
     if node is None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
-from edgeshard_coordinator.core.nodes import eviction
+from edgeshard_coordinator.core.nodes import lost_nodes
 from edgeshard_coordinator.core.values.actions import DropConnection, SendCommand
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
@@ -188,7 +188,7 @@ def test_boxes_that_do_not_come_back_are_lost_after_a_lease(make_registration: A
 def test_boxes_that_vanish_one_after_the_other_have_faults_of_their_own(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdefghi":
-        desk.wait(eviction.TOGETHER_S)
+        desk.wait(lost_nodes.TOGETHER_S)
         desk.vanish(name)
         assert not desk.state.awaited
     assert set(desk.phases().values()) == {Phase.WAITING}
@@ -286,7 +286,7 @@ def test_after_its_start_the_coordinator_awaits_the_boxes_it_knows(make_registra
     before = Desk(make_registration, "abcdef").state
     away = {known: replace(box, connection=0, stages=()) for known, box in before.nodes.items()}
     desk = Desk(make_registration, "")
-    desk.state = eviction.started(replace(before, nodes=away, ticked_at=None), desk.now)
+    desk.state = lost_nodes.started(replace(before, nodes=away, ticked_at=None), desk.now)
     validate_state(desk.state)
     desk.wait(1.0)
     assert set(desk.phases().values()) == {Phase.READY} and len(desk.state.awaited) == 6

@@ -44,7 +44,7 @@ def noticed(state: State, now: float) -> State:
     return state
 
 
-def ticked(state: State, now: float) -> State:
+def on_ticked(state: State, now: float) -> State:
     """A tick at `now`. Where most boxes fell silent, they get a lease more, once."""
     state = replace(state, ticked_at=now)
     if now < state.frozen_until:
@@ -64,7 +64,7 @@ def is_evicted(state: State, node: KnownNode) -> bool:
     return is_silent(state, node) and state.ticked_at is not None and state.ticked_at >= state.frozen_until
 
 
-def stream_ended(state: State, node_id: NodeId, now: float) -> State:
+def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
     """The control stream of a box, which is away in the state already, ended by itself."""
     if now < state.frozen_until:
         return _awaiting(state, (node_id,), state.frozen_until, now)
