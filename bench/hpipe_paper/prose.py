@@ -12,8 +12,9 @@ test bed, four P100 and two RTX 3090, and its models, LLaMA-7B and GPT3-2B, by E
 whether they would change.
 
 **What is known of the paper.** Our notes have the boxes, the models, and two results: up to {speed_up:g} times the
-throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. They do not have its baselines, its
-network, its meter or its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
+throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. The paper
+also names its six baselines, of which TP-T is not here, and a network of 1,000 Mb/s; our notes have neither its meter nor
+its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
 is recalled and not checked.
 
 **Where the numbers come from.** Boxes are rooflines of their data sheets, as on [the page of EdgeShard's

@@ -28,7 +28,7 @@ _COMPARED = (
     ("one box", "all on one RTX 3090", "prompts one after another", ""),
     ("layers in turn", "equal shares", "a prompt begins when the one before is done", "plain model parallelism"),
     ("batches, even layers", "equal shares", _WHOLE, "GPipe"),
-    ("batches, balanced layers", "by speed", _WHOLE, "PipeDream"),
+    ("batches, balanced layers", "by speed", _WHOLE, "GPipe, balanced (GP-B)"),
     (
         "tensor parallel",
         "half for each computer, each block divided among its boxes",
