@@ -4,8 +4,8 @@
     python -m bench.experts time MODEL DIR --text HELD_OUT [--tokens 256]    the same; DIR takes 3 GB of packed experts
     python -m bench.experts page HITS.json TIME.json docs/experts.md        the page's tables and its plot
 
-MODEL is a directory that has its expert table (`python -m tools.measure_experts`). Routing is what the model's routers
-chose on the text. `time` lets recorded routing choose among experts of 7.9 million random weights each (4.4 MB as int4)
+MODEL is a directory that has its expert table (`python -m bench.training.measure_experts`). Routing is what the model's
+routers chose on the text. `time` lets recorded routing choose among experts of 7.9 million random weights each (4.4 MB as int4)
 between attention's matrices of the same width; packed files are read past the page cache, no faster than 0.5 GB/s, by
 the store that boxes run. The baselines are EdgeMoE's: IO-FREE has all experts in memory, IO-EXP reads what a router
 chose as bf16, IO-QEXP as int4; LRU keeps what was used last.
@@ -38,14 +38,14 @@ from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.sizes import sized
+from bench.training.expert_learning import replay
+from bench.training.expert_runs import Mixture, token_ids
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.domain.models.residency import in_disk_blocks
 from edgeshard.planning.report.svg import bar_chart
 from edgeshard.storage.forms import EXPERT_TABLE
-from tools.expert_learning import replay
-from tools.expert_runs import Mixture, token_ids
 
 HIDDEN, INNER = sized((1024, 2560), (128, 256))
 RATE = 0.5e9

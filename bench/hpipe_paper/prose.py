@@ -13,8 +13,8 @@ whether they would change.
 
 **What is known of the paper.** Our notes have the boxes, the models, and two results: up to {speed_up:g} times the
 throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. The paper
-also names its six baselines, of which TP-T is not here, and a network of 1,000 Mb/s; our notes have neither its meter nor
-its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
+also names its six baselines, of which TP-T is not here, and a network of 1,000 Mb/s; our notes have neither its meter
+nor its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
 is recalled and not checked.
 
 **Where the numbers come from.** Boxes are rooflines of their data sheets, as on [the page of EdgeShard's

@@ -135,7 +135,7 @@ def test_a_program_runs(lines: list[str], tmp_path: Path) -> None:
         pytest.skip(reason)
     if name == "experts":
         shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
-        table = ["tools.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
+        table = ["bench.training.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
         subprocess.run([sys.executable, "-m", *table], cwd=ROOT, check=True, timeout=TIMEOUT_S)
     (tmp_path / "page.md").touch()
     for line in lines:

@@ -2,7 +2,7 @@
 
 It is EdgeMoE's predictor. There the table's key is the experts of both layers together. With many experts most keys
 are never seen, so each expert of either layer has an entry of its own here, and entries add up: log-odds that an expert
-is chosen. `tools/expert_learning.py` learns them from recorded routing.
+is chosen. `bench/training/expert_learning.py` learns them from recorded routing.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from edgeshard_agent.experts.table import Choices, ExpertTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.training.expert_learning import learn, replay
 from edgeshard.domain.errors import InvalidArgumentError
-from tools.expert_learning import learn, replay
 
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 

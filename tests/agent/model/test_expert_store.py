@@ -17,6 +17,7 @@ from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.ops import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from bench.training.expert_learning import learn
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.ids import Digest
@@ -29,7 +30,6 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard.process.clock import SystemClock
 from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
 from tests.support.packing import chosen_sources
-from tools.expert_learning import learn
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are for native kernels")
 PLAIN = CONFIGS["qwen3_moe"]

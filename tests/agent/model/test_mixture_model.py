@@ -11,9 +11,9 @@ import torch
 from edgeshard_agent.ops import native_available
 
 from bench.quantisation import VALIDATION
+from bench.training.expert_runs import Mixture, token_ids
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.domain.models.dtypes import Quantisation
-from tools.expert_runs import Mixture, token_ids
 
 MODEL = Path(__file__).resolve().parents[3] / "bench" / "mixture_model"
 SCORED_BYTES = 8_000

@@ -1,6 +1,6 @@
 """Train the demo model: a byte-fallback BPE tokenizer and a small Llama, from plain text.
 
-    python tools/train_demo_model.py --corpus DIR --out edgeshard/demo_model
+    python bench/training/train_demo_model.py --corpus DIR --out edgeshard/demo_model
 
 DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory (config.json, tokenizer.json,
 tokenizer_config.json, chat_template.jinja, generation_config.json, model.safetensors in bfloat16) plus `training.json`,

@@ -1,7 +1,8 @@
 """Widths per expert by measured loss, and the table that forecasts experts, for a mixture model's directory.
 
-    python -m tools.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve, writes config.json
-    python -m tools.measure_experts table MODEL --text TEXT                         writes edgeshard_experts.json
+    python -m bench.training.measure_experts widths MODEL --text TEXT [--tolerance NATS]     prints the curve,
+                                                                                         writes config.json
+    python -m bench.training.measure_experts table MODEL --text TEXT            writes edgeshard_experts.json
 
 `widths` follows EdgeMoE. With all matrices int4 it sets the experts of each layer to int2, and measures the loss on the
 text; an expert's part in that is as large as its share of the layer's tokens. Then the experts that cost least are int2
@@ -27,12 +28,12 @@ import numpy as np
 import torch
 from edgeshard_agent.model.blocks import GatedMlp
 
+from bench.training.expert_learning import learn
+from bench.training.expert_runs import Mixture, token_ids
 from edgeshard.architectures import EXPERT_WIDTHS, held_bytes
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, TensorInfo
 from edgeshard.storage.forms import EXPERT_TABLE
-from tools.expert_learning import learn
-from tools.expert_runs import Mixture, token_ids
 
 Expert = tuple[int, int]
 LOW, MIDDLE, HIGH = IntegerFormat.INT2, IntegerFormat.INT4, IntegerFormat.INT8

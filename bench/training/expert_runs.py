@@ -1,6 +1,6 @@
 """What the tools about a mixture's experts have in common: the model in one stage, text through it, and its routers.
 
-The model is a Hugging Face directory such as `tools/train_mixture_model.py` writes.
+The model is a Hugging Face directory such as `bench/training/train_mixture_model.py` writes.
 """
 
 from __future__ import annotations

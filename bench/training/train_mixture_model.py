@@ -1,6 +1,6 @@
 """Train the mixture model: a small qwen3_moe with the demo model's tokenizer, from plain text.
 
-    python -m tools.train_mixture_model --corpus DIR --out OUT
+    python -m bench.training.train_mixture_model --corpus DIR --out OUT
 
 DIR holds `*.train.txt` and `*.valid.txt`. The result is a Hugging Face directory like the demo model's, with one matrix
 per expert and projection as qwen3_moe is published. `training.json` records every setting, the bits per byte reached
@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tools.train_demo_model import (
+from bench.training.train_demo_model import (
     VOCABULARY,
     Muon,
     bits_per_byte,
