@@ -51,7 +51,7 @@ entry.main()
         """
 import asyncio, signal
 from edgeshard_coordinator import daemon, entry
-from edgeshard_coordinator.control import loop as loops
+from edgeshard_coordinator.control.runtime import loop as loops
 
 class Loop(loops.StateLoop):
     def __init__(self, *args):
