@@ -37,6 +37,9 @@ TROUBLED_S = 8.0
 """How long things go wrong."""
 CALM_S = 100.0
 """By then everything has come right."""
+QUIET_S, UNCLAIMED_S = 3.0, 30.0
+"""Behind it: until nobody works any more, and until heads have come to the end of answers whose clients were told by a
+coordinator on another disk that there is no such deployment, and left."""
 MOST_STEPS = 400_000
 
 
@@ -296,7 +299,7 @@ class World:
             hold(record is not None and record.phase is Phase.READY, f"{name} is {phase} after {CALM_S:g} s of calm")
         if self.watch.violations:
             return
-        self._until(self.loop.now + 3.0, lambda: False)
+        self._until(self.loop.now + (UNCLAIMED_S if self.strange else QUIET_S), lambda: False)
         self._check_empty()
 
     def _check_empty(self) -> None:
