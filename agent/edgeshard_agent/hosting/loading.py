@@ -62,8 +62,8 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 class StageLoader:
     """Loads stages through the box's cache; the coordinator is asked only for what the cache lacks.
 
-    `aside` has a thread for standbys, so that they do not hold up the steps of this box. With `packs`, what was loaded
-    is kept packed, and the next load of it only reads.
+    `background` has a thread for standbys, so that they do not hold up the steps of this box. With `packs`, what was
+    loaded is kept packed, and the next load of it only reads.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StageLoader:
         cache: BlobCache,
         store: grpc.aio.Channel,
         worker: ComputeThread,
-        aside: BackgroundThread,
+        background: BackgroundThread,
         device: str,
         idle_spin_s: float,
         packs: bool,
@@ -80,7 +80,7 @@ class StageLoader:
         self._fetcher = Fetcher(cache, store)
         self._packs = packs and device == "cpu"
         self._worker = worker
-        self._aside = aside
+        self._background = background
         self._device = device
         self._stay_awake_s = idle_spin_s
 
@@ -122,7 +122,7 @@ class StageLoader:
         reuse = [item.weights for item in held]
 
         async def fill(fetched: _Fetched) -> StageWeights:
-            return await self._aside.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
+            return await self._background.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
 
         weights, for_head, pin = await self._load(command, layers, held, progress, fill)
         return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)

@@ -164,7 +164,7 @@ class Scheduler:
         self._places = batching.places
         self._eos_tokens = eos_tokens
         self._flight = Flight(batching)
-        self._spread = MicroBatchTuner(batching, chunking.inter_token_s)
+        self._tuner = MicroBatchTuner(batching, chunking.inter_token_s)
         self._chunks = Chunks(chunking, self._flight.window)
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)
@@ -203,7 +203,7 @@ class Scheduler:
             running=len(self._running),
             waiting=len(self._waiting),
             steps_in_flight=len(self._flight),
-            micro_batches=self._spread.parts,
+            micro_batches=self._tuner.parts,
             kv_blocks_used=allocator.used,
             kv_blocks_cached=allocator.cached,
             kv_blocks_free=allocator.count - allocator.used - allocator.cached,
@@ -348,7 +348,7 @@ class Scheduler:
         self._counts.steps += 1
         self._flight.begin(decodes > 0, Owed.of(draft.spans, frees))
         prompt_tokens = len(draft.tokens) - decodes
-        self._spread.formed(decodes, prompt_tokens)
+        self._tuner.formed(decodes, prompt_tokens)
         self._chunks.formed(draft.pieces if prompt_tokens else (), prompt_tokens)
         return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens))
 
@@ -357,7 +357,7 @@ class Scheduler:
         if not self._ready:
             return 0
         decoding = [s for s in self._running.values() if s.decoding and s.number not in self._late]
-        parts = self._spread.micro_batches([(s.scheduled, 1) for s in decoding])
+        parts = self._tuner.micro_batches([(s.scheduled, 1) for s in decoding])
         if self._flight.decode_steps >= parts:
             return 0
         size = -(-len(decoding) // parts)
@@ -415,7 +415,7 @@ class Scheduler:
         check_owed(step, owed, result, self._known, {number: late.position for number, late in self._late.items()})
         self._note_late(owed, result)
         self._chunks.returned(sum(timing.compute_s for timing in result.timings))
-        self._spread.returned(result.timings, now_s)
+        self._tuner.returned(result.timings, now_s)
         taken: list[TakenItem] = [*self._take_scores(result), *self._take_failures(result)]
         for sampled in result.tokens:
             sequence = self._known.get(sampled.request)

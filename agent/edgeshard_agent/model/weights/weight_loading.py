@@ -97,11 +97,11 @@ def fill(
         return Filled()
     # A unit counts once it is packed: that its tensors are in memory says little of when it will be.
     loader = ParameterLoader(modules, source, lambda size: meter.say())
-    filling = _WeightLoading(modules, config, loader, wanted, packing, meter)
+    loading = _WeightLoading(modules, config, loader, wanted, packing, meter)
     try:
-        return filling.run()
+        return loading.run()
     finally:
-        filling.close()
+        loading.close()
 
 
 def reads_packed(device: str) -> bool:

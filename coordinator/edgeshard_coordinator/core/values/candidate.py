@@ -18,7 +18,8 @@ class Candidate:
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
     of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
-    model and the form in question, where somebody looked (`core.locality`). `disk` is None where nobody measured it.
+    model and the form in question, where somebody looked (`core.placement.nearest_placement`). `disk` is None where
+    nobody measured it.
     """
 
     node_id: NodeId
