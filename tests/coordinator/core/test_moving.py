@@ -305,3 +305,26 @@ def test_one_that_moves_can_be_deleted(ready: State) -> None:
     state = issued(apply(issued(asked(ready)), DeleteRequested(NAME, OPERATION, now=1.0)))
     assert state.deployments[NAME].on_disk.phase is Phase.DELETING
     assert where(saved(state)) == (Phase.DELETING, 3, BEFORE)
+
+
+def test_a_move_does_not_begin_where_a_deletion_is_on_its_way_to_the_disk(ready: State) -> None:
+    """The deletion puts the old epoch on disk again, after which a restarted coordinator hands out the new one."""
+    state = issued(asked(ready))
+    of_move = state.deployments[NAME].revision
+    state = issued(valid(apply(state, DeleteRequested(NAME, OPERATION, now=1.0))))
+    state = valid(apply(state, DeploymentSaved(NAME, "u1", of_move, Epoch(4), now=1.0)))
+    assert where(state) == (Phase.READY, 3, BEFORE), "it goes on until the disk has the deletion"
+    assert where(saved(issued(state))) == (Phase.DELETING, 3, BEFORE)
+
+
+def test_the_epoch_of_a_move_that_is_off_is_not_that_of_the_recovery(ready: State) -> None:
+    """The disk has epoch 4 with other boxes, and will have epoch 3 again before it has this epoch 4."""
+    state = issued(asked(ready))
+    of_move = state.deployments[NAME].revision
+    state = issued(apply(state, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
+    found = placed("a=0:6,c=6:12")
+    state = issued(valid(apply(state, Replanned(NAME, "u1", state.version, found, now=1.0))))
+    state = valid(apply(state, DeploymentSaved(NAME, "u1", of_move, Epoch(4), now=1.0)))
+    assert where(state) == (Phase.LOADING, 4, found)
+    assert not any(isinstance(action, SendCommand) for action in reconcile(state, 1.0))
+    assert any(isinstance(action, SendCommand) for action in reconcile(saved(state), 1.0)), "now the disk has it"

@@ -295,7 +295,10 @@ def _saved(state: State, event: DeploymentSaved) -> State:
     saved = replace(record, saved=event.revision, saving=saving, operations=operations)
     if 0 < record.delete_revision <= event.revision:
         saved = deployments.deleted(saved)
-    elif record.move is not None and record.move.revision <= event.revision:
+    if event.revision < saving:
+        # A newer save is on its way, and may put an earlier epoch there: that of a move which is off meanwhile.
+        return _with_record(state, saved)
+    if saved.move is not None and saved.move.revision <= event.revision:
         saved = deployments.moved(state, saved, event.now)
     # The disk is ahead where it has the epoch of a move that is off meanwhile.
     return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
