@@ -386,6 +386,20 @@ def test_what_ended_at_a_head_that_was_lost_before_the_coordinator_goes_on(for_s
     assert site.refused("other", client="client/thief").reason == "NOT_RESUMABLE", "what the head has is its client's"
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_head_of_an_earlier_epoch_tells_of_less_than_its_client_has(over: bool) -> None:
+    """It lost the request to another head, which went on with it and was lost together with the coordinator."""
+    site = Site(restarted=True)
+    head = site.attach([held("mine", tokens=1, over=over)], epoch=4)
+    assert site.refused("mine", 7, 7, client="client/thief").reason == "NOT_RESUMABLE"
+    assert site.refused("mine", 7, 7, generation=Generation("one")).reason == "NOT_RESUMABLE"
+    site.back("mine", 7, 7)
+    assert starts(head)["mine"].emitted_tokens == (7, 7)
+    site = Site(restarted=True)
+    site.attach([held("mine", tokens=1, over=over)])
+    assert site.refused("mine", 7, 7).reason == "NOT_RESUMABLE", "no other head had it"
+
+
 @pytest.mark.parametrize(("epoch", "for_s"), [(3, COME_BACK_S), (1, 0.0), (3, None)])
 def test_a_head_that_no_other_was_before_in_time_knows_all_requests(epoch: int, for_s: float | None) -> None:
     """It is the first, or no client is still to come that another had; an older version does not say since when."""

@@ -63,20 +63,24 @@ class Claim:
     tokens: int
     scored: int
 
+    def is_of_one(self, other: Claim) -> bool:
+        """Whether the other is of the same request, with more or less of it."""
+        return (other.deployment, other.client, other.digest) == (self.deployment, self.client, self.digest)
+
     def covers(self, other: Claim) -> bool:
         """Whether the other is of the same request, with no more of it."""
-        same = (other.deployment, other.client, other.digest) == (self.deployment, self.client, self.digest)
-        return same and other.tokens <= self.tokens and other.scored <= self.scored
+        return self.is_of_one(other) and other.tokens <= self.tokens and other.scored <= self.scored
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """`is_spent`: its client was believed already. `is_charged`: its prompt was counted."""
+    """`is_spent`: its client was believed already. `is_charged`: its prompt was counted. `is_told`: a head said so."""
 
     claim: Claim
     at: float
     is_charged: bool
     is_spent: bool
+    is_told: bool = False
 
 
 @dataclass(slots=True)
@@ -101,8 +105,10 @@ class ResumptionBook:
 
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
         """Its client may come back for the rest, if it does not know of the end."""
-        now = self.now()
-        self._ended[request_id] = _Ended(claim, now, is_charged, is_spent)
+        self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
+
+    def _remember(self, request_id: RequestId, ended: _Ended) -> None:
+        now, self._ended[request_id] = ended.at, ended
         self._ended.move_to_end(request_id)
         while len(self._ended) > MOST_ENDED or next(iter(self._ended.values())).at + COME_BACK_S < now:
             self._ended.popitem(last=False)
@@ -129,7 +135,7 @@ class ResumptionBook:
             if not item.over:
                 self._held.setdefault(item.request_id, (claim, self.now()))
             elif item.digest:
-                self.ended(item.request_id, claim, is_charged=True, is_spent=False)
+                self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True))
 
     def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
         """How one comes in that says it is back, and whether its prompt was counted.
@@ -138,6 +144,8 @@ class ResumptionBook:
         """
         if (ended := self._ended.get(request_id)) is not None and self.now() <= ended.at + COME_BACK_S:
             if not ended.claim.covers(claim):
+                if ended.is_told and self._went_on_elsewhere(ended.claim, claim):
+                    return Standing.REPLAYED, False
                 raise _refused(request_id)
             return (Standing.NEW, False) if ended.is_spent else (Standing.BELIEVED, ended.is_charged)
         # No client waits so long.
@@ -147,14 +155,20 @@ class ResumptionBook:
             told, _ = held
             if not told.digest and told.deployment == claim.deployment:
                 return Standing.REPLAYED, False
-            if not told.covers(claim):
-                raise _refused(request_id)
-            return Standing.BELIEVED, True
+            if told.covers(claim):
+                return Standing.BELIEVED, True
+            if self._went_on_elsewhere(told, claim):
+                return Standing.REPLAYED, False
+            raise _refused(request_id)
         if claim.deployment not in self._lost_heads:
             return Standing.AWAITING, False
         if not self._lost_heads[claim.deployment]:
             raise _refused(request_id)
         return Standing.REPLAYED, False
+
+    def _went_on_elsewhere(self, told: Claim, claim: Claim) -> bool:
+        """Whether the head that told of a request may have been its head before the one that was lost."""
+        return told.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
 
     def take(self, request_id: RequestId) -> None:
         """It runs here now: its client is believed once."""
