@@ -88,9 +88,9 @@ def report(case: str, beside: str, found: dict[str, list[list[float]]]) -> dict[
 
 
 async def measure(
-    case: str, boxes: int, cores: Sequence[int] | None, rounds: int, tokens: int, scratch: Path, model: Path
+    case: str, count: int, cores: Sequence[int] | None, rounds: int, tokens: int, scratch: Path, model: Path
 ) -> list[dict[str, Any]]:
-    nodes, rows = [f"n{i}" for i in range(boxes)], list[dict[str, Any]]()
+    nodes, rows = [f"n{i}" for i in range(count)], list[dict[str, Any]]()
     async with AsyncExitStack() as stack:
         clients = {}
         for key, arguments in ((DEFAULT, ()), (OFF, ("--idle-spin-s", "0"))):
@@ -117,8 +117,8 @@ async def run(rounds: int, tokens: int) -> list[dict[str, Any]]:
         scratch = Path(directory)
         write_model(scratch / "model", RandomWeights())
         rows = []
-        for case, boxes, cores in CASES:
-            rows += await measure(case, boxes, cores, rounds, tokens, scratch, scratch / "model")
+        for case, count, cores in CASES:
+            rows += await measure(case, count, cores, rounds, tokens, scratch, scratch / "model")
         return rows
 
 

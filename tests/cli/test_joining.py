@@ -87,13 +87,13 @@ async def ended(process: Any) -> int:
 async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
     mill: Mill, admin: Run, home: dict[str, str]
 ) -> None:
-    async def box() -> Any:
+    async def told() -> Any:
         (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
         return node
 
     _, line, _ = await admin("token", "create", "--node", "killed")
     process, _ = await serving(home, line, "--listen", "127.0.0.1:0")
-    before = await box()
+    before = await told()
     (agent,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(agent), signal.SIGKILL)
     said = b""
@@ -101,7 +101,7 @@ async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
         while b"killed runs again" not in said:
             said += await process.stderr.readline()
     assert b"killed ended by signal 9: it starts again\n" in said
-    after = await box()
+    after = await told()
     assert after["connected"] and (after["node_id"], after["address"]) == (before["node_id"], before["address"])
     assert await ended(process) == 0
     assert (await admin("delete", "node", "killed"))[0] == 0

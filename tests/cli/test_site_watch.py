@@ -44,7 +44,7 @@ def found(reason: ReplanReason) -> Any:
 class Site:
     """The calls of a client that SiteWatch makes; `tell` wakes its stream, `break_off` ends it."""
 
-    boxes: list[Any]
+    known: list[Any]
     reason: ReplanReason = ReplanReason.SAME_LAYERS
     failure: Exception | None = None
     said: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Site:
 
     async def nodes(self) -> list[Any]:
         self.looks += 1
-        return list(self.boxes)
+        return list(self.known)
 
     async def events(self, limit: int, follow: bool) -> AsyncGenerator[str, None]:
         assert (limit, follow) == (1, True)
@@ -136,15 +136,15 @@ async def test_boxes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypa
     async with watched(site):
         await until(lambda: site.looks >= 2)
         assert lines(site) == []
-        site.boxes = [box("a"), box("old"), box("box-2")]
+        site.known = [box("a"), box("old"), box("box-2")]
         site.tell()
         await until(lambda: len(lines(site)) == 2)
         assert lines(site) == ["box box-2 has joined", "box old is back"]
-        site.boxes = [box("a"), box("old"), box("box-2", connected=False)]
+        site.known = [box("a"), box("old"), box("box-2", connected=False)]
         site.tell()
         await until(lambda: len(lines(site)) == 3)
         assert lines(site)[2] == "box box-2 is away"
-        site.boxes = [box("a"), box("old"), box("box-2")]
+        site.known = [box("a"), box("old"), box("box-2")]
         site.tell()
         await until(lambda: len(lines(site)) == 4)
         assert lines(site)[3] == "box box-2 is back"
@@ -158,7 +158,7 @@ async def test_what_happened_while_the_stream_was_broken_is_seen_at_its_return()
     async with watched(site):
         await until(lambda: site.looks >= 2)
         for number in range(2, 5):
-            site.boxes.append(box(f"box-{number}"))
+            site.known.append(box(f"box-{number}"))
             site.break_off()
             await said(site, f"box box-{number} has joined")
     assert site.streams == 4

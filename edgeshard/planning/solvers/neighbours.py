@@ -64,10 +64,10 @@ def _swapped(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
     """The boxes alone, and their layers alone."""
     for one, other in combinations(range(1, len(nodes)), 2):
         if len(nodes) <= _ALL_PAIRS or other == one + 1:
-            boxes, counts = list(nodes), list(shares)
-            boxes[one], boxes[other] = nodes[other], nodes[one]
+            swapped, counts = list(nodes), list(shares)
+            swapped[one], swapped[other] = nodes[other], nodes[one]
             counts[one], counts[other] = shares[other], shares[one]
-            yield boxes, shares
+            yield swapped, shares
             yield nodes, counts
 
 

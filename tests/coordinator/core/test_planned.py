@@ -319,8 +319,8 @@ def test_a_note_says_when_the_boxes_compute_different_bits(
     place: Callable[..., Placement], measured: Callable[..., Measured], bits: tuple[str, str], told: str
 ) -> None:
     boxes = [
-        replace(box, facts=replace(box.facts, bits_fingerprint=mine))
-        for box, mine in zip((node("a"), node("b")), bits, strict=True)
+        replace(one, facts=replace(one.facts, bits_fingerprint=mine))
+        for one, mine in zip((node("a"), node("b")), bits, strict=True)
     ]
     note = place(boxes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
     assert told in note and ("Bits fingerprints differ" in note) == bool(told)

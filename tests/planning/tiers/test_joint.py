@@ -73,10 +73,10 @@ def _device(random: np.random.Generator, memory: float) -> DeviceSpec:
 def _problem(random: np.random.Generator) -> PlanProblem:
     model = _model(random)
     every = sum(block.weight_bytes(DType.FLOAT32) for block in model.blocks)
-    boxes = int(random.integers(1, 4))
+    count = int(random.integers(1, 4))
     nodes = tuple(
-        ClusterNode(name, _device(random, 96 * MIB + random.uniform(0.3, 0.95) * every / boxes), name)
-        for name in "abc"[:boxes]
+        ClusterNode(name, _device(random, 96 * MIB + random.uniform(0.3, 0.95) * every / count), name)
+        for name in "abc"[:count]
     )
     link = Link(10 ** random.uniform(7, 10), random.uniform(0, 0.01))
     objective = (Objective.LATENCY, Objective.REQUEST, Objective.TTFT, Objective.THROUGHPUT)[int(random.integers(4))]

@@ -72,11 +72,11 @@ def replay(
 
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})
-    boxes = _replayed("edgeshard_agent.replay", nodes)
-    for name, result in (*results.items(), *((f"box {name}", result) for name, result in boxes.items())):
+    agents = _replayed("edgeshard_agent.replay", nodes)
+    for name, result in (*results.items(), *((f"box {name}", result) for name, result in agents.items())):
         what = "; ".join(result["differs"][:5])
         typer.echo(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
-    if any(result["differs"] for result in (*results.values(), *boxes.values())):
+    if any(result["differs"] for result in (*results.values(), *agents.values())):
         raise FailedPreconditionError("the replay does not lead to the state of the dump", reason="REPLAY_DIFFERS")
 
 
