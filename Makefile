@@ -99,7 +99,7 @@ bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner
 	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py bench/test_planner_plans.py
 	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
 
-bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real boxes (20 minutes)
+bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real nodes (20 minutes)
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises
@@ -111,10 +111,10 @@ soak: $(STAMP) ## a site under load for half an hour: whether its memory stays f
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.soak -o .benchmarks/soak.json $(ARGS)
 
-chaos: $(STAMP) ## a box is killed in every step of an answer, and more: no token may change (20 minutes)
+chaos: $(STAMP) ## a node is killed in every step of an answer, and more: no token may change (20 minutes)
 	@$(BIN)/python -m tests.chaos.run --cases full $(ARGS)
 
-chaos-long: $(STAMP) ## the coordinator is killed around each write, boxes restart and stand still, clients leave (15 minutes)
+chaos-long: $(STAMP) ## the coordinator is killed around each write, nodes restart and stand still, clients leave (15 minutes)
 	@$(BIN)/python -m tests.chaos.writes
 	@$(BIN)/python -m tests.chaos.standstill
 	@EDGESHARD_CHAOS_RESTARTS=100 EDGESHARD_CHAOS_DISCONNECTS=1000 \

@@ -33,7 +33,7 @@ BIG_CONFIG: dict[str, Any] = {
 }
 """1.15 G parameters: 90 MB a layer in bfloat16."""
 DEEP_CONFIG: dict[str, Any] = {**CONFIG, "num_hidden_layers": 96}
-"""1.16 G parameters in layers of 24 MB, for boxes that can hold few of them."""
+"""1.16 G parameters in layers of 24 MB, for nodes that can hold few of them."""
 MODEL = Digest("b16" + "0" * 61)
 """Stands for the digest of its manifest."""
 _SPREAD = 0.02

@@ -1,4 +1,4 @@
-"""Every plan there is, scored one by one from the definitions: only for up to about 5 boxes x 10 layers."""
+"""Every plan there is, scored one by one from the definitions: only for up to about 5 nodes x 10 layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _cuts(layers: int, stages: int, relays: bool) -> Ints:
 def every_plan(
     instance: Instance, threshold_s: float = float("inf")
 ) -> Iterator[tuple[tuple[int, ...], Ints, Floats, Floats]]:
-    """(boxes, cuts [K, S+1], R [K], B [K]) of all plans that keep memory and have every station <= threshold."""
+    """(nodes, cuts [K, S+1], R [K], B [K]) of all plans that keep memory and have every station <= threshold."""
     others = [node for node in range(instance.nodes) if node != instance.source]
     done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
     held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
@@ -45,7 +45,7 @@ def every_plan(
 def _score(
     instance: Instance, nodes: Ints, cuts: Ints, done: Floats, held: Floats, threshold_s: float
 ) -> tuple[Ints, Floats, Floats]:
-    """Of the cuts that are allowed on these boxes: themselves, R and B. `done` and `held` are sums over layers."""
+    """Of the cuts that are allowed on these nodes: themselves, R and B. `done` and `held` are sums over layers."""
     count = len(nodes)
     head = 0 if instance.head_on_source else count - 1
     stage = instance.overhead_s[nodes] + done[nodes, cuts[:, 1:]] - done[nodes, cuts[:, :-1]]

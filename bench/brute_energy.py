@@ -25,7 +25,7 @@ SAME = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Joules per token of a placement (box and layers of each stage) with m micro-batches of b requests."""
+    """Joules per token of a placement (node and layers of each stage) with m micro-batches of b requests."""
 
     joules_per_token: float
     placement: tuple[tuple[str, int], ...] = ()
@@ -34,7 +34,7 @@ class Energy:
 
 
 def random_problem(seed: int) -> PlanProblem:
-    """Sites of `instances` whose boxes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
+    """Sites of `instances` whose nodes take 0 to 150 W idle and up to 500 W busy; one request, or 2 to 6 at most."""
     rng = np.random.default_rng([seed, 1])
     problem = random_site(seed, Objective.ENERGY)
     nodes = []
@@ -50,10 +50,10 @@ def least_energy(problem: PlanProblem) -> Energy:
     """The fewest joules per token of all; infinite when nothing fits or keeps the time per token."""
     counted = _Energies(problem)
     best = Energy(inf)
-    for boxes, counts in Counted(problem).placements():
-        names = [problem.cluster.nodes[box].name for box in boxes]
+    for nodes, counts in Counted(problem).placements():
+        names = [problem.cluster.nodes[node].name for node in nodes]
         for batch in range(1, problem.batch_limit + 1):
-            for index, joules in enumerate(counted.of_loads(boxes, counts, batch, best.joules_per_token)):
+            for index, joules in enumerate(counted.of_loads(nodes, counts, batch, best.joules_per_token)):
                 if joules < best.joules_per_token:
                     best = Energy(joules, tuple(zip(names, counts, strict=True)), batch, index + 1)
     return best
@@ -65,39 +65,39 @@ class _Energies:
     def __init__(self, problem: PlanProblem) -> None:
         self._problem, self._counted = problem, Counted(problem)
 
-    def of_loads(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
+    def of_loads(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, below: float) -> list[float]:
         """By micro-batches from 1 on; infinite where a limit is broken. One alone may be left if not `below` that."""
         counted, new = self._counted, self._problem.new_tokens
-        prompt, token = (counted.computing(boxes, counts, batch, phase) for phase in (True, False))
+        prompt, token = (counted.computing(nodes, counts, batch, phase) for phase in (True, False))
         found = []
-        for index, rate in enumerate(counted.rates(boxes, counts, batch)):
+        for index, rate in enumerate(counted.rates(nodes, counts, batch)):
             m = index + 1
             if rate <= 0:
                 found.append(inf)
             elif batch == m == 1:
-                found.append(self._alone(boxes, counts, below))
+                found.append(self._alone(nodes, counts, below))
             else:
                 busy = [m * (p + (new - 1) * t) for p, t in zip(prompt, token, strict=True)]
-                found.append(self._joules(boxes, busy, m * batch * new / rate) / (m * batch * new))
+                found.append(self._joules(nodes, busy, m * batch * new / rate) / (m * batch * new))
         return found
 
-    def _joules(self, boxes: tuple[int, ...], busy: list[float], span: float) -> float:
-        devices = [self._counted.nodes[box].device for box in boxes]
+    def _joules(self, nodes: tuple[int, ...], busy: list[float], span: float) -> float:
+        devices = [self._counted.nodes[node].device for node in nodes]
         return sum(
             (device.idle_w or 0) * (span - seconds) + (device.busy_w or 0) * seconds
             for device, seconds in zip(devices, busy, strict=True)
         )
 
-    def _alone(self, boxes: tuple[int, ...], counts: tuple[int, ...], below: float) -> float:
+    def _alone(self, nodes: tuple[int, ...], counts: tuple[int, ...], below: float) -> float:
         """One request, its prompt in slices."""
         counted, new = self._counted, self._problem.new_tokens
-        more_s = (new - 1) * counted.token_s(boxes, counts)
-        busy = [(new - 1) * seconds for seconds in counted.computing(boxes, counts, 1, False)]
-        if self._joules(boxes, busy, more_s) / new >= below:
+        more_s = (new - 1) * counted.token_s(nodes, counts)
+        busy = [(new - 1) * seconds for seconds in counted.computing(nodes, counts, 1, False)]
+        if self._joules(nodes, busy, more_s) / new >= below:
             return inf  # its tokens alone take that much
-        prompt, first_s = counted.prompt(boxes, counts)
+        prompt, first_s = counted.prompt(nodes, counts)
         busy = [one + other for one, other in zip(busy, prompt, strict=True)]
-        return self._joules(boxes, busy, first_s + more_s) / new
+        return self._joules(nodes, busy, first_s + more_s) / new
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The best plan of a small site by counting out every cut, at every load: for every objective.
 
-It takes the model's sizes, the boxes' data sheets and the links, and computes everything else anew from what
-docs/planning.md says, without the planner's costs, scores, bounds or solvers: only for up to 5 boxes x 10 layers. The
+It takes the model's sizes, the nodes' data sheets and the links, and computes everything else anew from what
+docs/planning.md says, without the planner's costs, scores, bounds or solvers: only for up to 5 nodes x 10 layers. The
 one thing taken from the planner are the slices in which a head would send a prompt over a cut, which are an agreement
 and not a result.
 """
@@ -28,12 +28,12 @@ PART, PER_PART, TOKEN = 1 << 20, 128, 16
 FRAME_SLACK = 64 << 20
 KV_BLOCK = 16
 Placement = tuple[tuple[int, ...], tuple[int, ...]]
-"""Boxes in order, and the layers of each."""
+"""Nodes in order, and the layers of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens a second of a placement (box and layers of each stage) with m micro-batches of b requests."""
+    """Tokens a second of a placement (node and layers of each stage) with m micro-batches of b requests."""
 
     tokens_per_s: float
     placement: tuple[tuple[str, int], ...] = ()
@@ -45,11 +45,11 @@ def best_rate(problem: PlanProblem) -> Rate:
     """The highest rate of all; 0 when nothing fits."""
     counted = Counted(problem)
     best = Rate(0.0)
-    for boxes, counts in counted.placements():
+    for nodes, counts in counted.placements():
         for batch in range(1, problem.batch_limit + 1):
-            rates = counted.rates(boxes, counts, batch)
+            rates = counted.rates(nodes, counts, batch)
             if len(rates) and rates.max() > best.tokens_per_s:
-                names = [problem.cluster.nodes[box].name for box in boxes]
+                names = [problem.cluster.nodes[node].name for node in nodes]
                 m = int(np.argmax(rates)) + 1
                 best = Rate(float(rates.max()), tuple(zip(names, counts, strict=True)), batch, m)
     return best
@@ -85,7 +85,7 @@ def least_seconds(problem: PlanProblem, objectives: tuple[Objective, ...]) -> di
 
 
 class Counted:
-    """One problem, counted from the definitions. Boxes are numbered as the cluster has them."""
+    """One problem, counted from the definitions. Nodes are numbered as the cluster has them."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem = problem
@@ -95,10 +95,10 @@ class Counted:
         self._first: dict[Placement, tuple[list[float], float]] = {}
 
     def placements(self) -> Iterator[Placement]:
-        """Boxes in order and the layers of each, whatever they need."""
+        """Nodes in order and the layers of each, whatever they need."""
         problem = self.problem
         source = problem.cluster.names.index(problem.cluster.source)
-        others = [box for box in range(len(self.nodes)) if box != source]
+        others = [node for node in range(len(self.nodes)) if node != source]
         most = min(len(self.nodes), problem.max_nodes or len(self.nodes))
         for stages in range(problem.min_nodes, most + 1):
             least = 0 if problem.relays else 1
@@ -107,18 +107,18 @@ class Counted:
                     for rest in itertools.permutations(others, stages - 1):
                         yield (source, *rest), counts
 
-    def rates(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
+    def rates(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
         """Tokens a second by micro-batches from 1 on; 0 where a limit is broken."""
         problem = self.problem
         limit = problem.request_limit
         m = np.arange(1, (IN_FLIGHT if limit is None else min(IN_FLIGHT, limit // batch)) + 1)
-        if not self._may_share(boxes, counts):
+        if not self._may_share(nodes, counts):
             return np.zeros(0)
-        fits = np.all(self._free(boxes, counts, batch, m) >= 0, axis=0)
+        fits = np.all(self._free(nodes, counts, batch, m) >= 0, axis=0)
         if not fits.any():
             return np.zeros(0)
-        prompt_round, prompt_busiest = self._times(boxes, counts, batch, True)
-        round_s, busiest = self._times(boxes, counts, batch, False)
+        prompt_round, prompt_busiest = self._times(nodes, counts, batch, True)
+        round_s, busiest = self._times(nodes, counts, batch, False)
         if prompt_round == inf:
             return np.zeros(0)
         per_token = np.maximum(round_s, m * busiest)
@@ -127,46 +127,46 @@ class Counted:
             fits &= per_token <= problem.max_time_per_token_s
         return np.where(fits, m * batch * problem.new_tokens / total, 0.0)
 
-    def may_hold(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
+    def may_hold(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
         """Whether one request alone keeps the limits of memory and layers."""
-        return self._may_share(boxes, counts) and bool(np.all(self._free(boxes, counts, 1, np.array([1])) >= 0))
+        return self._may_share(nodes, counts) and bool(np.all(self._free(nodes, counts, 1, np.array([1])) >= 0))
 
-    def token_s(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> float:
+    def token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
         """Seconds of one token in the middle of an answer, once around; infinite without a link."""
-        return self._times(boxes, counts, 1, False)[0]
+        return self._times(nodes, counts, 1, False)[0]
 
-    def no_sooner_s(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> float:
-        """Seconds that no first token comes before: one token's way around, or a box's or a link's share of it all."""
+    def no_sooner_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
+        """Seconds that no first token comes before: one token's way around, or a node's or a link's share of it all."""
         problem, model = self.problem, self.problem.model
         prompt, width = problem.prompt_tokens, model.shape.frame_width * self.item
         way, busy = 0.0, 0.0
-        for index, (box, count) in enumerate(zip(boxes, counts, strict=True)):
-            way += self._stage_s(boxes, counts, index, 1, 1.0, 1.0, sampled=1)
-            work = count * 2 * model.blocks[0].parameters * prompt / self.nodes[box].device.flops[problem.dtype]
+        for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+            way += self._stage_s(nodes, counts, index, 1, 1.0, 1.0, sampled=1)
+            work = count * 2 * model.blocks[0].parameters * prompt / self.nodes[node].device.flops[problem.dtype]
             busy = max(busy, work)
-            if index < len(boxes) - 1:
-                rate, delay = self._link(box, boxes[index + 1])
+            if index < len(nodes) - 1:
+                rate, delay = self._link(node, nodes[index + 1])
                 way += 8 * width / rate + delay
                 busy = max(busy, 8 * prompt * width / rate)
         return max(way, busy)
 
-    def first_token_s(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> float:
-        """Slices one behind the other, each box and each link serving one at a time; as many at once as stages."""
-        return self.prompt(boxes, counts)[1]
+    def first_token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
+        """Slices one behind the other, each node and each link serving one at a time; as many at once as stages."""
+        return self.prompt(nodes, counts)[1]
 
-    def prompt(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
+    def prompt(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> tuple[list[float], float]:
         """Seconds that each stage computes for one request's prompt, and until its first token."""
-        if (boxes, counts) not in self._first:
-            cut = Cut(boxes, tuple(itertools.accumulate(counts)))
+        if (nodes, counts) not in self._first:
+            cut = Cut(nodes, tuple(itertools.accumulate(counts)))
             slices = self._slices.first_token(cut).slices
             assert sum(slices) == self.problem.prompt_tokens
-            self._first[boxes, counts] = self._follow(boxes, counts, slices)
-        return self._first[boxes, counts]
+            self._first[nodes, counts] = self._follow(nodes, counts, slices)
+        return self._first[nodes, counts]
 
     def _follow(
-        self, boxes: tuple[int, ...], counts: tuple[int, ...], slices: tuple[int, ...]
+        self, nodes: tuple[int, ...], counts: tuple[int, ...], slices: tuple[int, ...]
     ) -> tuple[list[float], float]:
-        problem, count, before = self.problem, len(boxes), 0
+        problem, count, before = self.problem, len(nodes), 0
         computing = [0.0] * count
         at_once = count if problem.sliced else 1
         width = problem.model.shape.frame_width * self.item
@@ -174,10 +174,10 @@ class Counted:
         for number, tokens in enumerate(slices):
             last = number == len(slices) - 1
             at = back[number - at_once] if number >= at_once else 0.0
-            for stage, box in enumerate(boxes):
+            for stage, node in enumerate(nodes):
                 seen = before + (tokens + 1) / 2
-                sampled = int(last and not self._head_apart(boxes))
-                seconds = self._stage_s(boxes, counts, stage, tokens, seen, before + tokens, sampled)
+                sampled = int(last and not self._head_apart(nodes))
+                seconds = self._stage_s(nodes, counts, stage, tokens, seen, before + tokens, sampled)
                 computing[stage] += seconds
                 at = free[stage] = max(at, free[stage]) + seconds
                 if count == 1:
@@ -185,32 +185,32 @@ class Counted:
                 size = _frame(tokens * width)
                 if stage == count - 1:
                     size = _frame(last * width) if problem.head_on_source else PER_PART + TOKEN * last
-                rate, delay = self._link(box, boxes[(stage + 1) % count])
+                rate, delay = self._link(node, nodes[(stage + 1) % count])
                 sent[stage] = max(at, sent[stage]) + 8 * size / rate
                 if not problem.asynchronous:
                     free[stage] = sent[stage]
                 at = sent[stage] + delay
             before += tokens
             back.append(at)
-        if self._head_apart(boxes):
-            head_s = self._head_s(boxes[0], 1)
+        if self._head_apart(nodes):
+            head_s = self._head_s(nodes[0], 1)
             return [computing[0] + head_s, *computing[1:]], max(back[-1], free[0]) + head_s
         return computing, back[-1]
 
-    def _head_apart(self, boxes: tuple[int, ...]) -> bool:
+    def _head_apart(self, nodes: tuple[int, ...]) -> bool:
         """Whether the source computes the head once hidden states are back."""
-        return self.problem.head_on_source and len(boxes) > 1
+        return self.problem.head_on_source and len(nodes) > 1
 
-    def _may_share(self, boxes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
-        """Whether no box has more layers than its share."""
-        for box, count in zip(boxes, counts, strict=True):
-            share = self.problem.max_share.get(self.nodes[box].name, 1.0)
-            if count > max(box == boxes[0], int(share * self.problem.model.layer_count + 1e-9)):
+    def _may_share(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
+        """Whether no node has more layers than its share."""
+        for node, count in zip(nodes, counts, strict=True):
+            share = self.problem.max_share.get(self.nodes[node].name, 1.0)
+            if count > max(node == nodes[0], int(share * self.problem.model.layer_count + 1e-9)):
                 return False
         return True
 
-    def _free(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: Any) -> Any:
-        """[S, m] bytes left on every box."""
+    def _free(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: Any) -> Any:
+        """[S, m] bytes left on every node."""
         problem, model, item = self.problem, self.problem.model, self.item
         kept = problem.context_tokens or problem.prompt_tokens + problem.new_tokens
         held = ceil(kept / KV_BLOCK) * KV_BLOCK
@@ -218,9 +218,9 @@ class Counted:
         width, inner = model.shape.frame_width, model.inner_size
         work = FRAME_SLACK + step * (4 * model.shape.hidden_size + 3 * inner) * item + 2 * m * step * width * item
         logits = batch * model.shape.vocab_size * (item + 4)
-        head_at = 0 if problem.head_on_source else len(boxes) - 1
+        head_at = 0 if problem.head_on_source else len(nodes) - 1
         free = []
-        for index, (box, count) in enumerate(zip(boxes, counts, strict=True)):
+        for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
             need = work + count * (self._block_bytes + batch * m * held * self._kv)
             if index == 0:
                 need = need + model.embedding_parameters * item
@@ -228,17 +228,17 @@ class Counted:
                 need = need + self._head_bytes + logits
             if index == 0 and head_at == 0:
                 need = need - model.shared_bytes(problem.dtype, problem.quantisation)
-            device = self.nodes[box].device
-            room = device.usable_bytes - problem.reserve.get(self.nodes[box].name, 0.0)
-            free.append(room - self._loading(box, index in (0, head_at)) - need)
+            device = self.nodes[node].device
+            room = device.usable_bytes - problem.reserve.get(self.nodes[node].name, 0.0)
+            free.append(room - self._loading(node, index in (0, head_at)) - need)
         return np.array(free)
 
-    def _loading(self, box: int, outer: bool) -> int:
+    def _loading(self, node: int, outer: bool) -> int:
         """The largest tensor once more: of those that this stage loads, or with one memory of all."""
         model, item = self.problem.model, self.problem.loading_itemsize
         if item is not None:
             return item * max(model.largest_block_tensor, model.largest_outer_tensor * outer)
-        if not self.nodes[box].device.unified:
+        if not self.nodes[node].device.unified:
             return 0
         return max(model.largest_block_tensor, model.largest_outer_tensor) * self.item
 
@@ -255,14 +255,14 @@ class Counted:
     def _head_bytes(self) -> int:
         return self.problem.model.head_bytes(self.problem.dtype, self.problem.quantisation)
 
-    def _head_s(self, box: int, sampled: int) -> float:
-        device = self.nodes[box].device
+    def _head_s(self, node: int, sampled: int) -> float:
+        device = self.nodes[node].device
         work = 2 * self.problem.model.head_parameters * sampled / device.flops[self.problem.dtype]
         return max(self._head_bytes / device.bandwidth_bytes_per_s, work)
 
     def _stage_s(
         self,
-        boxes: tuple[int, ...],
+        nodes: tuple[int, ...],
         counts: tuple[int, ...],
         index: int,
         tokens: int,
@@ -272,41 +272,41 @@ class Counted:
         batch: int = 1,
     ) -> float:
         """A step of `tokens` tokens, which see `seen` others on average; `read_back` is KV of each of the `batch`."""
-        model, box, shape = self.problem.model, boxes[index], self.problem.model.shape
-        device, parameters = self.nodes[box].device, model.blocks[0].parameters
+        model, node, shape = self.problem.model, nodes[index], self.problem.model.shape
+        device, parameters = self.nodes[node].device, model.blocks[0].parameters
         read = self._block_bytes + batch * read_back * self._kv
         work = 2 * parameters * tokens + 4 * tokens * seen * shape.attention_heads * shape.head_dim
         block_s = max(read / device.bandwidth_bytes_per_s, work / device.flops[self.problem.dtype])
         seconds = device.step_overhead_s + counts[index] * block_s
         if index == 0:
             seconds += 2 * tokens * shape.hidden_size * self.item / device.bandwidth_bytes_per_s
-        if sampled and index == (0 if self.problem.head_on_source else len(boxes) - 1):
-            seconds += self._head_s(box, sampled)
+        if sampled and index == (0 if self.problem.head_on_source else len(nodes) - 1):
+            seconds += self._head_s(node, sampled)
         return seconds
 
-    def computing(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> list[float]:
+    def computing(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> list[float]:
         """Seconds of each stage for the prompts of b requests, or for a token of each."""
         length = self.problem.prompt_tokens
         tokens = batch * (length if prompt else 1)
         seen = (length + 1) / 2 if prompt else length + self.problem.new_tokens / 2
         read_back = length if prompt else seen
         return [
-            self._stage_s(boxes, counts, index, tokens, seen, read_back, batch, batch) for index in range(len(boxes))
+            self._stage_s(nodes, counts, index, tokens, seen, read_back, batch, batch) for index in range(len(nodes))
         ]
 
-    def _times(self, boxes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
+    def _times(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
         """Seconds around the ring, and of its busiest station."""
         problem, tokens = self.problem, batch * (self.problem.prompt_tokens if prompt else 1)
-        stages = self.computing(boxes, counts, batch, prompt)
-        if len(boxes) == 1:
+        stages = self.computing(nodes, counts, batch, prompt)
+        if len(nodes) == 1:
             return stages[0], stages[0]
         width = problem.model.shape.frame_width * self.item
         frame = _frame(tokens * width)
         back = _frame(batch * width) if problem.head_on_source else PER_PART + TOKEN * batch
         hops, delays = [], []
-        for index, box in enumerate(boxes):
-            rate, delay = self._link(box, boxes[(index + 1) % len(boxes)])
-            size = back if index == len(boxes) - 1 else frame
+        for index, node in enumerate(nodes):
+            rate, delay = self._link(node, nodes[(index + 1) % len(nodes)])
+            size = back if index == len(nodes) - 1 else frame
             hops.append(8 * size / rate if rate else inf)
             delays.append(delay)
         stations = [*stages, *hops] if problem.asynchronous else [s + h for s, h in zip(stages, hops, strict=True)]

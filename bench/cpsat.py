@@ -1,9 +1,9 @@
 """The placement problem as an integer program for CP-SAT: the cross-check of the solvers, which it shares nothing with.
 
-A path through (layer, box): one variable for "box j holds blocks [a, b)" where that keeps j's memory, one for "j hands
-over to k after block b". What ends on a box goes out from it, what comes in begins there, and a box holds one range at
-most. (Relays in a circle of their own would only cost, so an optimum has none.) All times are whole microseconds, so
-that "optimal" means equal. An answer is proven: a time limit that is hit is an error.
+A path through (layer, node): one variable for "node j holds blocks [a, b)" where that keeps j's memory, one for "j
+hands over to k after block b". What ends on a node goes out from it, what comes in begins there, and a node holds one
+range at most. (Relays in a circle of their own would only cost, so an optimum has none.) All times are whole
+microseconds, so that "optimal" means equal. An answer is proven: a time limit that is hit is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeshard.planning.solvers.instance import Floats, Instance
 
 
 class _Held(NamedTuple):
-    """Blocks [first, end) of a box; relays hold none."""
+    """Blocks [first, end) of a node; relays hold none."""
 
     node: int
     first: int
@@ -124,7 +124,7 @@ class _Program:
         self.model.minimize(value)
 
     def _ranges(self) -> list[_Held]:
-        """The source begins at block 0 and no other box does; a relay is neither the first stage nor the last."""
+        """The source begins at block 0 and no other node does; a relay is neither the first stage nor the last."""
         source, layers = self.instance.source, self.instance.layers
         found = [_Held(source, 0, end) for end in range(1, layers + 1)]
         for node in range(self.instance.nodes):

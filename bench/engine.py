@@ -1,6 +1,6 @@
 """The engine under load, on two real agents of one thread and one core each, beside what people use today.
 
-The random Llama of `bench/random_llama.py` is deployed whole on one box and in halves on both, in every mode, with
+The random Llama of `bench/random_llama.py` is deployed whole on one node and in halves on both, in every mode, with
 bf16, int8 and int4 weights, and client streams run through each deployment in turns: round by round, so that whatever
 else the machine does weighs on all alike. `transformers.generate` (one thread, one core) and, where a build is given,
 llama.cpp's RPC backend (two servers of one thread and one core) take their turns in the same rounds. A row has the
@@ -46,7 +46,7 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
     weights = RandomWeights()
     async with site_with(weights, scratch) as site:
         if plan.limit:
-            await site.profile()  # while they are empty: a box that holds a stage is not measured
+            await site.profile()  # while they are empty: a node that holds a stage is not measured
         await hold(site, setups(plan.cases), ())
         with (
             others(scratch, weights, llama_cpp) as beside,
@@ -78,7 +78,7 @@ async def run_limit(scratch: Path) -> dict[str, Any]:
 
 @asynccontextmanager
 async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site]:
-    """Both boxes pinned, and the model in the store."""
+    """Both nodes pinned, and the model in the store."""
     write_model(scratch / "model", weights)
     cluster = LocalCluster(scratch, NODES, threads=1)
     async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
@@ -89,7 +89,7 @@ async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site
 
 
 async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:
-    """Have these deployments, and no others, in the boxes' memory."""
+    """Have these deployments, and no others, in the nodes' memory."""
     for setup in held:
         if setup not in wanted:
             await site.delete(setup)

@@ -26,7 +26,7 @@ COMMAND = "python -m bench.engine"
 
 INTRODUCTION = """# Benchmarks
 
-What the engine does with two boxes of one core each, beside what people use today, on one machine with two cores. The
+What the engine does with two nodes of one core each, beside what people use today, on one machine with two cores. The
 model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
 16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
 the first agent. Client and coordinator have no core of their own and take their time from the agents'. This page and
@@ -44,13 +44,13 @@ per second are counted while all streams generate, without prompts and first tok
 minute) was {load:.1f} in the median, of which the benchmark itself makes about 2.
 """
 
-SLOWER = """## When two boxes are slower than one
+SLOWER = """## When two nodes are slower than one
 
-Where one box holds the whole model, a second one makes few streams slower: each token goes through both in turn, one
-box waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two
-boxes are faster. Split a model because it does not fit into one box, or the KV of the streams that you want does not,
-or because there are streams enough. A deployment that is planned (without `--layers`) for boxes that were profiled
-takes one box where that is better.
+Where one node holds the whole model, a second one makes few streams slower: each token goes through both in turn, one
+node waits while the other computes, and two hops are added. With enough streams both compute at the same time, and two
+nodes are faster. Split a model because it does not fit into one node, or the KV of the streams that you want does not,
+or because there are streams enough. A deployment that is planned (without `--layers`) for nodes that were profiled
+takes one node where that is better.
 """
 
 THEORY = """## Two stages against the theory
@@ -64,7 +64,7 @@ stage does not compute.
 """
 
 
-SINGLE_BOX = """## Whole on one box, beside engines for one box
+SINGLE_BOX = """## Whole on one node, beside engines for one node
 
 bf16, tokens per second of decoding, each engine in a process of its own pinned to its cores, without daemons or a
 client; in turns, medians of the rounds. Prompts have as many tokens as the column says. Here llama.cpp is the source
@@ -74,7 +74,7 @@ that llama-cpp-python 0.3.36 brings, built with `-DGGML_NATIVE=ON`, and ik_llama
 <!-- not run: wants two idle cores and builds of the others -->
 ```console
 $ python -m bench.single_box --cores 1 --llama-cpp ~/llama.cpp/build/bin --ik-llama ~/ik/bin/python \\
-    -o .benchmarks/box.json
+    -o .benchmarks/node.json
 ```
 """
 
@@ -86,7 +86,7 @@ core does not spin ([operating.md](operating.md)), so that only pinned agents ca
 <!-- not run: wants two idle cores -->
 ```console
 $ python -m bench.idle_spin --rounds 6 --tokens 48 -o .benchmarks/spin.json
-$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --single-box .benchmarks/box.json \\
+$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --single-box .benchmarks/node.json \\
     --idle-spin .benchmarks/spin.json
 ```
 """
@@ -180,14 +180,14 @@ def _by_hand(rows: Sequence[Row]) -> set[str]:
 
 
 def _slower(rows: Sequence[Row]) -> str:
-    """What the default of two boxes has of the rate of one."""
+    """What the default of two nodes has of the rate of one."""
     rates = {(_label(row), row["streams"]): row["tokens_per_s"] for row in rows if _is_short(row)}
     shares = [
         f"{rates[DEFAULT, count] / whole:.2f} at {count}"
         for (label, count), whole in rates.items()
         if label == WHOLE and (DEFAULT, count) in rates
     ]
-    return f"\nHere the default has, of the rate of one box, {', '.join(shares)} streams.\n" if shares else ""
+    return f"\nHere the default has, of the rate of one node, {', '.join(shares)} streams.\n" if shares else ""
 
 
 def _theory(rows: Sequence[Row]) -> str:

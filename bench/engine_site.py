@@ -33,7 +33,7 @@ _DEPLOY_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One deployment: how it is cut (`cut` layers on the first of two boxes), run and kept.
+    """One deployment: how it is cut (`cut` layers on the first of two nodes), run and kept.
 
     With `micro_batches` 0 the head chooses how many are in flight.
     """
@@ -107,7 +107,7 @@ class Site:
                 os.sched_setaffinity(int(thread.name), {core})
 
     async def profile(self) -> None:
-        """Have both boxes measure themselves with the model. Raises the error of a box that could not."""
+        """Have both nodes measure themselves with the model. Raises the error of a node that could not."""
         async with aclosing(self._client.profile(MODEL, quick=True)) as telling:
             async for progress in telling:
                 if progress.failure is not None:

@@ -7,7 +7,7 @@
 MODEL is a directory that has its expert table (`python -m bench.training.measure_experts`). Routing is what the model's
 routers chose on the text. `time` lets recorded routing choose among experts of 7.9 million random weights each (4.4 MB
 as int4) between attention's matrices of the same width; packed files are read past the page cache, no faster than 0.5
-GB/s, by the store that boxes run. The baselines are EdgeMoE's: IO-FREE has all experts in memory, IO-EXP reads what a
+GB/s, by the store that nodes run. The baselines are EdgeMoE's: IO-FREE has all experts in memory, IO-EXP reads what a
 router chose as bf16, IO-QEXP as int4; LRU keeps what was used last.
 """
 

@@ -1,6 +1,6 @@
 """What noise in profiles does to fitted costs and to plans: random sites with planted times, and samples that deviate.
 
-Every box has true times of its own: a block takes as long as its weights take to read or its rows to compute, with a
+Every node has true times of its own: a block takes as long as its weights take to read or its rows to compute, with a
 soft or a sharp bend between them, plus attention. A profile has these times at the profiler's points, each times a
 random factor within 1 - noise and 1 + noise. `plan` is given the fits of such profiles, and the true times; what it
 answers is scored with the true times: cut and load, and for one request the slices that the head would cut by the fits.
@@ -48,7 +48,7 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlantedTimes:
-    """ComputeTimes of a made-up box. Seconds: `read_s` of a block's weights, the others of a row, a pair or a byte.
+    """ComputeTimes of a made-up node. Seconds: `read_s` of a block's weights, the others of a row, a pair or a byte.
 
     `bend` is 1 where reading and computing add up, and large where the longer hides the shorter.
     """
@@ -89,7 +89,7 @@ class PlantedTimes:
 
 
 def made_times(typical_s: float, chance: Random) -> PlantedTimes:
-    """A box within a factor of 2 of the site's typical time to read a block, of any ratio of arithmetic to reading."""
+    """A node within a factor of 2 of the site's typical time to read a block, of any ratio of arithmetic to reading."""
     read_s = typical_s * 2 ** chance.uniform(-1, 1)
     row_s = read_s / 2 ** chance.uniform(1, 7)
     return PlantedTimes(
@@ -123,7 +123,7 @@ def profile_of(true: PlantedTimes, model: ModelSpec, grid: Grid, noise: float, c
     )
     overhead = replace(true.overhead, seconds=true.overhead.seconds * chance.uniform(1 - noise, 1 + noise))
     memory = MemoryProfile(8 << 30, 8 << 30, 0, unified=True)
-    return ComputeProfile("box", "shape", DType.FLOAT16, "cpu", 1, layers, overhead, memory)
+    return ComputeProfile("node", "shape", DType.FLOAT16, "cpu", 1, layers, overhead, memory)
 
 
 def made_model(chance: Random) -> ModelSpec:
@@ -142,8 +142,8 @@ def made_model(chance: Random) -> ModelSpec:
 
 
 def made_cluster(model: ModelSpec, chance: Random) -> Cluster:
-    """Two to five boxes, of which none or one holds the whole model."""
-    names = [f"box{number}" for number in range(chance.randint(2, 5))]
+    """Two to five nodes, of which none or one holds the whole model."""
+    names = [f"node{number}" for number in range(chance.randint(2, 5))]
     weights = 2.0 * (sum(block.parameters for block in model.blocks) + 2 * model.head_parameters)
     sizes = {name: weights * chance.uniform(0.4, 1.0) + ROOM_BYTES for name in names}
     rates = {name: 10 ** chance.uniform(7.5, 9) for name in names}

@@ -25,7 +25,7 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All of a site at one time, in seconds from the start. KV bytes in use are by box."""
+    """All of a site at one time, in seconds from the start. KV bytes in use are by node."""
 
     at_s: float
     processes: Mapping[str, ProcessSample]

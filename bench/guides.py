@@ -1,8 +1,8 @@
 """Guided answers, proved and timed: `python -m bench.guides`.
 
-The demo model runs over three boxes of this machine. 200 random schemas, each with two seeds: every answer that ends
+The demo model runs over three nodes of this machine. 200 random schemas, each with two seeds: every answer that ends
 must parse, and be what its schema says by a check that is written by hand. Then the time per token with and without a
-guide, in turns, for one stream and for four. Then each box is killed in the middle of an answer: the same text.
+guide, in turns, for one stream and for four. Then each node is killed in the middle of an answer: the same text.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ async def cost(client: Client, rounds: int, streams: int) -> dict[str, Any]:
 
 
 async def kill(client: Client, cluster: LocalCluster) -> dict[str, Any]:
-    """The answers of a run in which a box was killed beside those of one in which none was."""
+    """The answers of a run in which a node was killed beside those of one in which none was."""
     asked: Any = {"guide": LONG, "max_new_tokens": 120, "temperature": 0.8, "seed": 3, "timeout_s": 60}
     undisturbed = await client.complete(NAME, PROMPT, **asked)
     same = {}

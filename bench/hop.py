@@ -1,6 +1,6 @@
 """What a hop costs: two stages in two processes on loopback against the same layers in one process.
 
-One site of real processes: a coordinator and the boxes a and b, one compute thread each. The demo model is deployed
+One site of real processes: a coordinator and the nodes a and b, one compute thread each. The demo model is deployed
 twice, whole on a, and in halves on a and b. Both answer the same greedy request in turns, which of them goes first
 alternating, so that whatever else the machine does weighs on both alike. What is compared is the median time between
 two tokens, as the client sees it.

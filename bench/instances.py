@@ -30,7 +30,7 @@ def random_micro_batches(seed: int) -> int:
 
 
 def random_instance(seed: int, nodes: int | None = None, layers: int | None = None, **changes: object) -> Instance:
-    """Boxes 2-8, layers 4-24, memory 1.1x / 1.5x / 3x of need by seed, links asymmetric; `changes` replace fields.
+    """Nodes 2-8, layers 4-24, memory 1.1x / 1.5x / 3x of need by seed, links asymmetric; `changes` replace fields.
 
     All times are whole microseconds and all sizes whole bytes, so that different solvers can agree.
     """
@@ -72,7 +72,7 @@ def _microseconds(values: Floats) -> Floats:
 
 
 def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: Floats, latency_s: Floats) -> Instance:
-    """Equal blocks of one memory unit each; boxes differ in seconds per block, in room and in all their links."""
+    """Equal blocks of one memory unit each; nodes differ in seconds per block, in room and in all their links."""
     nodes = len(speed_s)
     return Instance(
         compute_s=np.repeat(speed_s[:, None], LAYERS, axis=1),
@@ -93,12 +93,12 @@ def _instance(rng: np.random.Generator, speed_s: Floats, rooms: Floats, hop_s: F
 
 
 def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
-    """Asymmetric links between any two boxes; in all, memory for `memory` times the layers; speeds over a decade."""
+    """Asymmetric links between any two nodes; in all, memory for `memory` times the layers; speeds over a decade."""
     rng = np.random.default_rng(seed)
     speed_s = 10 ** rng.uniform(-3, -2, nodes)
     rooms = rng.dirichlet(np.full(nodes, 3.0)) * LAYERS * memory
     rooms[0] = max(rooms[0], 1.5)
-    # Whole layers count: scale until the boxes hold `memory` times the layers, not `memory` times the bytes.
+    # Whole layers count: scale until the nodes hold `memory` times the layers, not `memory` times the bytes.
     rooms *= LAYERS * memory / np.floor(rooms).sum()
     hop_s = 10 ** rng.uniform(-3.3, -1.3, (nodes, nodes))
     latency_s = rng.uniform(1e-4, 2e-3, (nodes, nodes))
@@ -106,7 +106,8 @@ def arbitrary(seed: int, nodes: int = 100, memory: float = 1.5) -> Instance:
 
 
 def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
-    """Classes of `sizes` boxes, the quicker the fewer, with room for about `room` layers a box; box 0 is the source."""
+    """Classes of `sizes` nodes, the quicker the fewer, with room for about `room` layers a node; node 0 is the
+    source."""
     rng = np.random.default_rng(seed)
     classes = np.repeat(np.arange(len(sizes)), sizes)
     by_size = np.argsort(np.argsort(-np.array(sizes), kind="stable"), kind="stable")
@@ -119,11 +120,11 @@ def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
 
 
 def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False) -> PlanProblem:
-    """A site and a workload: 2 to 5 boxes and 2 to 10 layers, memory from short to ample; or, `large`, 6 to 15 boxes
+    """A site and a workload: 2 to 5 nodes and 2 to 10 layers, memory from short to ample; or, `large`, 6 to 15 nodes
     and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of 1 to 3,000 tokens, answers of 1 to 512, any
     links (some missing) and any of the planner's limits."""
     rng = np.random.default_rng([seed, large])
-    boxes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
+    nodes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
         "num_hidden_layers": int(layers),
         "hidden_size": int(rng.choice([512, 2048, 4096])),
@@ -136,7 +137,7 @@ def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large
     prompt_tokens = round(10 ** rng.uniform(0, np.log10(3000)))
     problem = PlanProblem(
         model=model,
-        cluster=_random_cluster(rng, model, dtype, prompt_tokens, int(boxes), large),
+        cluster=_random_cluster(rng, model, dtype, prompt_tokens, int(nodes), large),
         objective=objective,
         prompt_tokens=prompt_tokens,
         new_tokens=round(10 ** rng.uniform(0, np.log10(512))),
@@ -150,14 +151,14 @@ def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large
 
 
 def _random_cluster(
-    rng: np.random.Generator, model: ModelSpec, dtype: DType, prompt_tokens: int, boxes: int, large: bool
+    rng: np.random.Generator, model: ModelSpec, dtype: DType, prompt_tokens: int, nodes: int, large: bool
 ) -> Cluster:
     whole, step = float(model.parameter_count * dtype.itemsize), workspace_bytes(model, dtype, prompt_tokens, 1)
-    shares = rng.dirichlet(np.full(boxes, 4.0)) * rng.uniform(1.3, 2.5)
+    shares = rng.dirichlet(np.full(nodes, 4.0)) * rng.uniform(1.3, 2.5)
     if not large:
-        shares = rng.choice([0.4, 0.8, 1.5, 4.0], boxes) * rng.uniform(0.7, 1.3, boxes)
+        shares = rng.choice([0.4, 0.8, 1.5, 4.0], nodes) * rng.uniform(0.7, 1.3, nodes)
     devices: list[dict[str, Any]] = []
-    for index in range(boxes):
+    for index in range(nodes):
         device: dict[str, Any] = {
             "memory_bytes": whole * shares[index] + step * float(rng.choice([1.1, 2.0] if large else [1.1, 2.0, 8.0])),
             "system_bytes": 0.0,
@@ -173,9 +174,9 @@ def _random_cluster(
         if index and rng.random() < 0.25:
             device = devices[-1]  # one more of its kind
         devices.append(device)
-    named = [{**device, "name": f"box-{index}"} for index, device in enumerate(devices)]
+    named = [{**device, "name": f"node-{index}"} for index, device in enumerate(devices)]
     default = {"bandwidth_bps": 10 ** rng.uniform(6.5, 9.5), "latency_s": 10 ** rng.uniform(-4, -2)}
-    cluster = parse_cluster({"source": "box-0", "device": named, "link": default})
+    cluster = parse_cluster({"source": "node-0", "device": named, "link": default})
     links = {}
     if rng.random() < 0.7:
         for ends in permutations(cluster.names, 2):
@@ -223,7 +224,7 @@ def grown(problem: PlanProblem) -> dict[str, PlanProblem]:
     default = replace(cluster.default_link, bandwidth_bps=1.5 * cluster.default_link.bandwidth_bps)
     found = {
         "memory": replace(problem, cluster=replace(cluster, nodes=roomier)),
-        "box": replace(problem, cluster=with_nodes(cluster, cluster.nodes[1].group, 1, "grown")),
+        "node": replace(problem, cluster=with_nodes(cluster, cluster.nodes[1].group, 1, "grown")),
         "links": replace(problem, cluster=replace(cluster, links=MappingProxyType(quicker), default_link=default)),
     }
     if problem.goal is Objective.THROUGHPUT:

@@ -82,7 +82,7 @@ def placements(lab: Lab, seed: int) -> list[tuple[str, tuple[ExplicitStage, ...]
     planned = plan(lab.problem(), alternatives=0).stages
     found = [("planned", tuple(ExplicitStage(NodeName(s.node), s.layers) for s in planned))]
     found.append(("even", stages_of(names, [layers * (i + 1) // 4 for i in range(4)])))
-    found.append(("two boxes", stages_of(names[:2], [12, layers])))
+    found.append(("two nodes", stages_of(names[:2], [12, layers])))
     for number in (1, 2):
         count = rng.choice([3, 4])
         others = rng.sample(names[1:], count - 1)

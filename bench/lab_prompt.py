@@ -1,7 +1,7 @@
-"""A long prompt over three equal boxes of the lab: in slices that follow each other, beside chunk after chunk.
+"""A long prompt over three equal nodes of the lab: in slices that follow each other, beside chunk after chunk.
 
 Three processes pretend to be AGX Orins with a third of Llama-2 7B each, over links of 1 Gb/s. They are profiled first,
-as a site would be: slices are chosen by what the boxes say they take. The prompt fills the model's context but for one
+as a site would be: slices are chosen by what the nodes say they take. The prompt fills the model's context but for one
 token. Unsliced is the mode `sequential`: each chunk goes through all stages before the next begins.
 
     python -m bench.lab_prompt [--rounds 3]     JSON on stdout

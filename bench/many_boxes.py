@@ -1,16 +1,16 @@
-"""What many boxes cost their coordinator: its processor time, how long a heartbeat takes, how soon a death is noticed.
+"""What many nodes cost their coordinator: its processor time, how long a heartbeat takes, how soon a death is noticed.
 
-The coordinator is a real process on loopback. The boxes are the agents' own control clients, without an engine, all in
+The coordinator is a real process on loopback. The nodes are the agents' own control clients, without an engine, all in
 one other process: each has its connection, its control stream and its heartbeats, and answers commands at once. A few
-deployments of three boxes each are ready, so that their boxes say twice a second what their stages do.
+deployments of three nodes each are ready, so that their nodes say twice a second what their stages do.
 
 A heartbeat is timed from its making to the moment when it is part of the coordinator's state: it carries the time of
 the machine's clock in `others_share`, and the coordinator's process notes the clock whenever it has applied some
-(`Watch`, all that is not the product's). A death is noticed when the box counts as away in the state. Deaths are of two
-sorts: the box's connection closes, and the box says nothing more while its connection stays open; the latter takes
-`Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and started again.
+(`Watch`, all that is not the product's). A death is noticed when the node counts as away in the state. Deaths are of
+two sorts: the node's connection closes, and the node says nothing more while its connection stays open; the latter
+takes `Timings.heartbeat_timeout_s` and up to a tick by design. At last the coordinator is stopped and started again.
 
-    python -m bench.many_boxes [--boxes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
+    python -m bench.many_boxes [--nodes 3 100 1000] [--seconds 20] [-o FILE]    JSON to FILE or stdout
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ from edgeshard.wire.head import head_message_to_wire
 GIB = 1 << 30
 ROOMS = ("agent/edgeshard_agent/net", "coordinator", "edgeshard")
 ROOT = Path(__file__).resolve().parent.parent
-FACTS = DeviceFacts("cpu", "no box", 4, 64 * GIB, 64 * GIB, False, "none")
+FACTS = DeviceFacts("cpu", "no node", 4, 64 * GIB, 64 * GIB, False, "none")
 DEPLOYMENTS = 10
 STAGES = 3
 CALM_S = sized(12.0, 0.5)
-"""From the last box's joining on: by then nothing of it is under way."""
+"""From the last node's joining on: by then nothing of it is under way."""
 DEATHS = 5
 NOTICED_S = sized(15.0, 11.0)
-"""In which a silent box is lost, and all are back after a restart."""
+"""In which a silent node is lost, and all are back after a restart."""
 PROBING_S = sized(10.0, 0.1)
-"""What a box takes for the links that its coordinator has it measure, one box after the other."""
+"""What a node takes for the links that its coordinator has it measure, one node after the other."""
 
 
 class Watch:
@@ -112,7 +112,7 @@ def serve(path: Path, arguments: Sequence[str]) -> None:
         watch.write(path)
 
 
-class Box:
+class Node:
     """A control client that holds what it is told to, and heartbeats that carry the time."""
 
     def __init__(self, number: int, address: str) -> None:
@@ -152,7 +152,7 @@ class Box:
         return tuple(_working(status, self._steps) for status in self._held.values())
 
     async def _huge_pages(self, stages: object) -> None:
-        """Asked for before each heartbeat: a box that is silent has none any more."""
+        """Asked for before each heartbeat: a node that is silent has none any more."""
         if self.silent.is_set():
             await asyncio.Event().wait()
 
@@ -173,7 +173,7 @@ class Box:
                 await call.initial_metadata()
             case _:
                 await asyncio.sleep(PROBING_S)
-                result = CommandResult(operation_id, UnavailableError("this box measures nothing"))
+                result = CommandResult(operation_id, UnavailableError("this node measures nothing"))
         self.client.send_results((result,))
         self.client.changed()
 
@@ -230,13 +230,13 @@ class Served:
 
 
 async def measure(count: int, seconds: float) -> dict[str, Any]:
-    """`count` boxes at one coordinator."""
+    """`count` nodes at one coordinator."""
     deployments = min(DEPLOYMENTS, count // STAGES)
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory, model_directory(None) as model:
         served = Served(Path(directory))
         await served.start()
-        boxes = [Box(number, served.address) for number in range(count)]
-        joining_s = await join(boxes)
+        nodes = [Node(number, served.address) for number in range(count)]
+        joining_s = await join(nodes)
         async with Client(served.address, plaintext=True) as client:
             await deploy(client, model, deployments)
         await asyncio.sleep(CALM_S)
@@ -245,20 +245,20 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
         ended = time.monotonic()
         coordinator = (served.cpu_s() - cpu_s) / (ended - began)
         own = (time.process_time() - own_s) / (ended - began)
-        closed, silent = await die(boxes)
+        closed, silent = await die(nodes)
         notes = await served.stop()
         delays = sorted(delay for at, delay in notes["delays"] if began <= at < ended)
-        back_s = await come_back(served, boxes, count - len(closed) - len(silent))
-        for box in boxes:
-            await box.close()
+        back_s = await come_back(served, nodes, count - len(closed) - len(silent))
+        for node in nodes:
+            await node.close()
     gone = notes["gone"]
     return {
         "benchmark": "many_boxes",
-        "boxes": count,
-        "boxes_with_stages": STAGES * deployments,
+        "nodes": count,
+        "nodes_with_stages": STAGES * deployments,
         "heartbeats_per_second": len(delays) / (ended - began),
         "coordinator_processor_share": coordinator,
-        "boxes_processor_share": own,
+        "nodes_processor_share": own,
         "heartbeat_milliseconds": {name: 1000 * value for name, value in quantiles(delays).items()},
         "death_noticed_seconds": {
             "connection_closed": [gone[name] - at for name, at in closed.items() if name in gone],
@@ -270,14 +270,14 @@ async def measure(count: int, seconds: float) -> dict[str, Any]:
     }
 
 
-async def join(boxes: Sequence[Box]) -> float:
+async def join(nodes: Sequence[Node]) -> float:
     """All at once; seconds until the last is placeable."""
     began = time.monotonic()
-    for box in boxes:
-        box.start()
+    for node in nodes:
+        node.start()
     async with asyncio.timeout(300):
-        for box in boxes:
-            await box.client.placeable.wait()
+        for node in nodes:
+            await node.client.placeable.wait()
     return time.monotonic() - began
 
 
@@ -290,22 +290,22 @@ async def deploy(client: Client, model: Path, count: int) -> None:
         await client.deploy(parse_spec({**spec, "layers": even_layers(layer_count, nodes)}), timeout_s=60)
 
 
-async def die(boxes: Sequence[Box]) -> tuple[dict[str, float], dict[str, float]]:
-    """When which boxes closed their connection, one after the other, and when one fell silent."""
+async def die(nodes: Sequence[Node]) -> tuple[dict[str, float], dict[str, float]]:
+    """When which nodes closed their connection, one after the other, and when one fell silent."""
     closed: dict[str, float] = {}
-    last = boxes[-1]
+    last = nodes[-1]
     last.silent.set()
     silent = {str(last.name): time.monotonic()}
     await asyncio.sleep(NOTICED_S)
-    for box in list(reversed(boxes))[1 : 1 + min(DEATHS, len(boxes) - 2)]:
-        closed[box.name] = time.monotonic()
-        await box.close()
+    for node in list(reversed(nodes))[1 : 1 + min(DEATHS, len(nodes) - 2)]:
+        closed[node.name] = time.monotonic()
+        await node.close()
         await asyncio.sleep(0.5)
     return closed, silent
 
 
-async def come_back(served: Served, boxes: Sequence[Box], count: int) -> float | None:
-    """Seconds from the new coordinator's listening until so many boxes are connected to it."""
+async def come_back(served: Served, nodes: Sequence[Node], count: int) -> float | None:
+    """Seconds from the new coordinator's listening until so many nodes are connected to it."""
     await served.start(served.address)
     began = time.monotonic()
     await asyncio.sleep(NOTICED_S)
@@ -323,7 +323,7 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--boxes", type=int, nargs="+", default=[3, 100, 1000])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[3, 100, 1000])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of processor time and delays")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -334,7 +334,7 @@ def main() -> None:
     settle_grpc()  # for the coordinator's process, which inherits it
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     rows = []
-    for count in options.boxes:
+    for count in options.nodes:
         rows.append(asyncio.run(measure(count, options.seconds)))
         print(json.dumps(rows[-1]), file=sys.stderr)
     text = json.dumps(with_trees(rows, ROOMS), indent=2)

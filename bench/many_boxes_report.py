@@ -14,17 +14,17 @@ from typing import Any
 
 from bench.pages import figures_comment
 
-MANY_BOXES = """## Many boxes at one coordinator
+MANY_BOXES = """## Many nodes at one coordinator
 
 A real coordinator, and the control clients of so many agents in one other process, each with a connection of its own.
-Up to 30 boxes hold a stage at work and say so every 0.9 s, the others say every 1.8 s that they live. A heartbeat
-is timed from its making to its being part of the coordinator's state; 0.07 s of that it may wait for others. A box that
-falls silent with its connection open is lost after 10 s.
+Up to 30 nodes hold a stage at work and say so every 0.9 s, the others say every 1.8 s that they live. A heartbeat
+is timed from its making to its being part of the coordinator's state; 0.07 s of that it may wait for others. A node
+that falls silent with its connection open is lost after 10 s.
 
 <!-- not run: it takes minutes, and wants idle cores -->
 ```console
-$ python -m bench.many_boxes -o .benchmarks/boxes.json
-$ python -m bench.many_boxes_report .benchmarks/boxes.json docs/benchmarks.md
+$ python -m bench.many_boxes -o .benchmarks/nodes.json
+$ python -m bench.many_boxes_report .benchmarks/nodes.json docs/benchmarks.md
 ```
 """
 
@@ -33,14 +33,14 @@ def many_boxes_section(rows: Sequence[dict[str, Any]]) -> str:
     """The section, '' without rows."""
     if not rows:
         return ""
-    head = ["boxes", "heartbeats/s", "share of a core", "a heartbeat: median, p99, ms", "noticed after: closed, ms"]
+    head = ["nodes", "heartbeats/s", "share of a core", "a heartbeat: median, p99, ms", "noticed after: closed, ms"]
     table = [[*head, "silent, s", "all back after a restart, s"]]
     for row in rows:
         times, noticed = row["heartbeat_milliseconds"], row["death_noticed_seconds"]
         back_s = row["seconds_until_all_are_back_after_a_restart"]
         table.append(
             [
-                f"{row['boxes']:,}",
+                f"{row['nodes']:,}",
                 f"{row['heartbeats_per_second']:.0f}",
                 f"{100 * row['coordinator_processor_share']:.1f} %",
                 f"{times['p50']:.0f}, {times['p99']:.0f}",

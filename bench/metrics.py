@@ -19,7 +19,7 @@ from edgeshard.metrics.families import gauge, histogram
 from edgeshard.metrics.histogram import LATENCY_S, Histogram
 
 COUNT = sized(200_000, 1000)
-BOXES = 100
+NODES = 100
 HISTOGRAMS = 100
 """Those of a dozen deployments."""
 
@@ -41,7 +41,7 @@ def main() -> None:
     counted = [((f"d{number}",), Histogram(LATENCY_S)) for number in range(HISTOGRAMS)]
     metrics = Metrics(
         lambda: [
-            *(gauge(f"edgeshard_g{k}", "A figure of each box.", ("node",), _of_boxes()) for k in range(20)),
+            *(gauge(f"edgeshard_g{k}", "A figure of each node.", ("node",), _of_nodes()) for k in range(20)),
             histogram("edgeshard_seconds", "Times.", ("deployment",), counted),
         ]
     )
@@ -61,8 +61,8 @@ def main() -> None:
     print(json.dumps(figures, indent=1))
 
 
-def _of_boxes() -> list[tuple[tuple[str], float]]:
-    return [((f"box-{number}",), 1.0) for number in range(BOXES)]
+def _of_nodes() -> list[tuple[tuple[str], float]]:
+    return [((f"node-{number}",), 1.0) for number in range(NODES)]
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ number of streams the four take turns, and who begins changes with every round. 
 streams generate; what the head's trials of other numbers take is in it.
 
 Two real agents of one thread and one core each run the random Llama of `bench/random_llama.py`. With `--lab` they
-pretend to be two boxes of known speed, so that other load on the machine hardly matters: once with equal stages, and
+pretend to be two nodes of known speed, so that other load on the machine hardly matters: once with equal stages, and
 once with one stage that takes three times as long as the other, where few streams are best off as one micro-batch.
 
 `of_theory` is what m = 2 with b = 8 (16 streams) reaches of m b / max(R, m B): B is the longest stage and R the round
-of one micro-batch, of a trace within the same run. Clocks of boxes need not agree: hops are what a round takes beyond
+of one micro-batch, of a trace within the same run. Clocks of nodes need not agree: hops are what a round takes beyond
 computing, waiting and sending.
 
     python -m bench.micro_batches [--rounds 5] [--profile] [--lab] [-o FILE]     JSON: a row for each number of streams
@@ -95,7 +95,7 @@ async def real_site(scratch: Path) -> AsyncIterator[tuple[Client, dict[str, dict
 
 @asynccontextmanager
 async def lab_site(scratch: Path) -> AsyncIterator[tuple[Client, dict[str, dict[str, Any]]]]:
-    """The same of boxes that pretend."""
+    """The same of nodes that pretend."""
     (scratch / "config.json").write_text(json.dumps(LAB_CONFIG), encoding="utf-8")
     (scratch / "lab.toml").write_text(LAB, encoding="utf-8")
     lab = parse_lab(tomllib.loads(LAB), lambda name: LAB_CONFIG)
@@ -218,8 +218,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=96, help="new tokens of each stream")
     parser.add_argument("--streams", type=int, action="append", help="this many only; repeat")
-    parser.add_argument("--profile", action="store_true", help="have the boxes measure themselves first")
-    parser.add_argument("--lab", action="store_true", help="boxes that pretend")
+    parser.add_argument("--profile", action="store_true", help="have the nodes measure themselves first")
+    parser.add_argument("--lab", action="store_true", help="nodes that pretend")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     options = parser.parse_args()
     report = asyncio.run(main_async(options))

@@ -1,7 +1,7 @@
 """What mutual TLS costs: `python -m bench.mtls`.
 
-Two sites of three boxes run on this machine, one over mutual TLS and one in plaintext, with the demo model split over
-the boxes. They generate in turns, `--rounds` times each, first in one order and then in the other: one stream, then
+Two sites of three nodes run on this machine, one over mutual TLS and one in plaintext, with the demo model split over
+the nodes. They generate in turns, `--rounds` times each, first in one order and then in the other: one stream, then
 `--streams` at a time. Prints the tokens a second and the processor time a token of each, client and daemons together,
 and the median ratios of the pairs, with the range that holds the true median in 19 of 20 cases.
 """

@@ -1,6 +1,6 @@
 """Plans against reality: two real agents of one pinned core each, measured and planned by the product itself.
 
-A random Llama of 316 M parameters in bfloat16 is profiled by both boxes (`edgectl profile`), then deployed for one
+A random Llama of 316 M parameters in bfloat16 is profiled by both nodes (`edgectl profile`), then deployed for one
 request at a time: in halves by hand, and planned with the objectives `request` and `ttft` for prompts of 64, 1,024 and
 3,000 tokens. What a client sees is compared with what the deployment promises. Then the requests of one deployment
 change from short prompts to long ones: what its outlook promises of another placement is compared with what the
@@ -65,7 +65,7 @@ dtype = "float16"
 [lab]
 model = "llama2-7b"
 """
-"""Two boxes slow enough that the lab's own work with a frame is little beside a step."""
+"""Two nodes slow enough that the lab's own work with a frame is little beside a step."""
 MAX_CONTEXT = 4096
 LIMIT = 0.15
 _DEPLOY_S = 180.0
@@ -107,7 +107,7 @@ class Promises:
         self._sent = 0
 
     async def profile(self, quick: bool) -> None:
-        """As an operator has boxes measured: those that were disturbed are measured again. Raises a box's error."""
+        """As an operator has nodes measured: those that were disturbed are measured again. Raises a node's error."""
         async with aclosing(self._client.profile(MODEL, quick=quick, dtype=DType.parse(self._dtype))) as telling:
             async for progress in telling:
                 if progress.failure is not None:
@@ -154,7 +154,7 @@ class Promises:
 
 
 def promised(prediction: Prediction | None) -> Served:
-    assert prediction is not None, "both boxes were measured"
+    assert prediction is not None, "both nodes were measured"
     return Served(prediction.time_to_first_token_s, prediction.time_per_token_s, prediction.request_s)
 
 
@@ -210,7 +210,7 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
 
 
 async def run_lab(rounds: int, scratch: Path) -> dict[str, Any]:
-    """The requests that change, on two emulated boxes: unlike two cores of one machine, they do not slow each other."""
+    """The requests that change, on two emulated nodes: unlike two cores of one machine, they do not slow each other."""
     lab_file = scratch / "lab.toml"
     lab_file.write_text(LAB, encoding="utf-8")
     lab = parse_lab(tomllib.loads(LAB), lambda name: {})
@@ -245,7 +245,7 @@ async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def kept(report: dict[str, Any]) -> bool:
-    """Whether every promise of an objective's own figure is within `LIMIT`, and so is the gain on emulated boxes."""
+    """Whether every promise of an objective's own figure is within `LIMIT`, and so is the gain on emulated nodes."""
     own = {"request": "request_s", "ttft": "ttft_s", "halves": "request_s"}
     off = [row["off"][own[row["case"].split()[0]]] for row in report["rows"]]
     change = report["changing_lab"]
@@ -257,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="measure the boxes quickly")
+    parser.add_argument("--quick", action="store_true", help="measure the nodes quickly")
     parser.add_argument("--changing", action="store_true", help="only the requests that change")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-promises-") as scratch:

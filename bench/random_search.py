@@ -1,6 +1,6 @@
 """Good cuts of large sites by chance and patience: a yardstick of what the planner finds, and of what it certifies.
 
-Random orders of boxes with random shares of the layers, and cuts that the solvers give for other mixes of prompt and
+Random orders of nodes with random shares of the layers, and cuts that the solvers give for other mixes of prompt and
 tokens, are improved by their neighbours until none is better. Cuts are scored as the planner scores them; its searches
 and bounds take no part.
 """

@@ -1,4 +1,4 @@
-"""Engines for one box beside ours: the random Llama of `bench/random_llama.py` whole, bf16, on one core and on two.
+"""Engines for one node beside ours: the random Llama of `bench/random_llama.py` whole, bf16, on one core and on two.
 
 Each measurement is a process of its own, pinned to as many cores as it has threads, without daemons or a client: ours
 is a `StageModel` with all layers. All take turns within a round, and a row has the median of the rounds.
@@ -125,7 +125,7 @@ def main() -> int:
         cores, streams, depth = options.stage
         print(json.dumps({"tokens_per_s": stage_rate(cores, Shape(streams, depth))}))
         return 0
-    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-box-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-node-") as scratch:
         model = Path(scratch) / "model.gguf"
         engines: dict[str, Engine] = {"edgeshard": ours}
         if options.llama_cpp or options.ik_llama:

@@ -1,9 +1,9 @@
 """A soak: a real site under modest, random load for long, and whether it holds at the end what it held at the start.
 
-A coordinator and three boxes run the demo model with a small KV pool, overcommitted, with a prefix cache. Requests come
+A coordinator and three nodes run the demo model with a small KV pool, overcommitted, with a prefix cache. Requests come
 in groups at random times: greedy and sampled, short and long prompts, some that begin alike; some clients cancel, leave
 in the middle, read slowly or have too little time. After a few groups everything may end, and the KV in use must be
-zero on every box. Each request was answered alone at the start, and its tokens must be those each time.
+zero on every node. Each request was answered alone at the start, and its tokens must be those each time.
 
 Resident memory, threads and open files of every process are sampled. After warm-up, memory must be flat: it grows by
 less than 1 MiB in ten minutes by least squares (`bench/flatness.py`). Runs too short to say are not judged by that.
@@ -187,7 +187,7 @@ class Gauges:
         return Sample(at_s, processes, _kv_bytes(await self._client.nodes()), requests)
 
     async def kv_gone(self) -> bool:
-        """Whether every box says, after now and within KV_GONE_S, that it holds no KV."""
+        """Whether every node says, after now and within KV_GONE_S, that it holds no KV."""
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < KV_GONE_S:
             nodes = await self._client.nodes()

@@ -1,6 +1,6 @@
-"""How long a box's own tokens wait while it loads a standby: `python -m bench.standby_steps`.
+"""How long a node's own tokens wait while it loads a standby: `python -m bench.standby_steps`.
 
-Box a generates with the demo model, alone. Meanwhile the weights of a random model of 316 M parameters, which box b
+Node a generates with the demo model, alone. Meanwhile the weights of a random model of 316 M parameters, which node b
 runs, come into a's memory and go again, `--times` times. Prints the waits between two tokens without and during that.
 """
 
@@ -43,7 +43,7 @@ async def listen(client: Client, gaps: list[tuple[float, float]], stop: asyncio.
 
 
 async def until(client: Client, condition: Callable[[int], bool], timeout_s: float = 120.0) -> None:
-    """Wait until the bytes that box a has as a standby are as wanted."""
+    """Wait until the bytes that node a has as a standby are as wanted."""
     async with asyncio.timeout(timeout_s):
         while not condition(await _standby_bytes(client)):  # noqa: ASYNC110 - what is watched has no event
             await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ async def measure(times: int) -> None:
 
 def report(gaps: list[tuple[float, float]], loading: list[tuple[float, float]]) -> None:
     during = [gap for at, gap in gaps if any(first <= at <= last for first, last in loading)]
-    # Box b loads too, beside them: those are neither.
+    # Node b loads too, beside them: those are neither.
     calm = [gap for at, gap in gaps if any(first - 8.0 <= at <= first - 4.0 for first, _ in loading)]
     seconds = statistics.median(last - first for first, last in loading)
     print(f"a standby of 316 M parameters took {seconds:.1f} s (median of {len(loading)})")

@@ -1,8 +1,8 @@
-"""How long the planner takes with many boxes, and how much better than its answers an optimum could be.
+"""How long the planner takes with many nodes, and how much better than its answers an optimum could be.
 
-pytest-benchmark measures; a limit that is broken fails. Families of 80 layers: a thousand boxes in four classes, where
+pytest-benchmark measures; a limit that is broken fails. Families of 80 layers: a thousand nodes in four classes, where
 the class DP is exact; the same with Llama2-70B, cuts and load chosen together, by rate and by energy, and for one
-request alone; and a hundred boxes with any link matrix and memory for 1.5x the layers, where the label DP certifies a
+request alone; and a hundred nodes with any link matrix and memory for 1.5x the layers, where the label DP certifies a
 gap (`bench.instances`). Limits are for a machine that does nothing else.
 
     pytest bench/test_planner_speed.py --benchmark-json FILE
@@ -37,9 +37,9 @@ pytestmark = pytest.mark.timeout(600)
 
 TESTBED = Path(__file__).parents[1] / "deploy" / "examples" / "paper-testbed.toml"
 CLASS_SIZES = sized(((250, 250, 250, 250), (10, 40, 150, 800), (15, 25, 30, 930)), ((10, 10, 10, 10),))
-# Room for this many layers in a box, about: at 1 nearly every layer is a hop, which is the hardest.
+# Room for this many layers in a node, about: at 1 nearly every layer is a hop, which is the hardest.
 CLASS_ROOMS = sized((1.0, 2.0, 4.0, 10.0), (4.0,))
-# A kind of box and what it receives in bits a second; it sends a quarter of that.
+# A kind of node and what it receives in bits a second; it sends a quarter of that.
 KINDS = {"orin-nx": 50e6, "agx-orin": 200e6, "rtx-3090": 1e9, "rtx-4090": 10e9}
 MICRO_BATCHES = 8
 ARBITRARY_SEEDS = range(sized(20, 1))
@@ -66,7 +66,7 @@ def slowest_s(benchmark: BenchmarkFixture) -> float:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("room", CLASS_ROOMS)
 @pytest.mark.parametrize("sizes", CLASS_SIZES, ids=str)
-def test_a_thousand_boxes_in_four_classes(
+def test_a_thousand_nodes_in_four_classes(
     benchmark: BenchmarkFixture, sizes: tuple[int, ...], room: float, objective: ObjectiveName
 ) -> None:
     found = benchmark.pedantic(solve, args=(classed(0, sizes, room), objective), rounds=3)
@@ -75,7 +75,7 @@ def test_a_thousand_boxes_in_four_classes(
 
 
 def joint_problem(sizes: tuple[int, ...], **changes: Any) -> PlanProblem:
-    """Llama2-70B over boxes of four kinds, each with access links of its own; the weakest is the source."""
+    """Llama2-70B over nodes of four kinds, each with access links of its own; the weakest is the source."""
     devices = [
         {"name": kind, "kind": kind, "count": size, "down_bps": rate_bps, "up_bps": rate_bps / 4}
         for (kind, rate_bps), size in zip(KINDS.items(), sizes, strict=True)
@@ -129,7 +129,7 @@ def test_one_request(
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_hundred_boxes_with_any_links(benchmark: BenchmarkFixture, objective: ObjectiveName) -> None:
+def test_a_hundred_nodes_with_any_links(benchmark: BenchmarkFixture, objective: ObjectiveName) -> None:
     """A round is a link matrix."""
     seeds, gaps = iter(ARBITRARY_SEEDS), list[float]()
 
@@ -147,7 +147,7 @@ def test_a_hundred_boxes_with_any_links(benchmark: BenchmarkFixture, objective: 
     assert sum(gap > GAP_LIMIT for gap in gaps) <= MOST_MISSES
 
 
-def test_edgectl_plans_fifteen_boxes_offline(benchmark: BenchmarkFixture) -> None:
+def test_edgectl_plans_fifteen_nodes_offline(benchmark: BenchmarkFixture) -> None:
     """The whole command, from starting Python to the printed plan."""
     edgectl = Path(sys.executable).with_name("edgectl")
     command = [edgectl, "plan", "--cluster", TESTBED, "--model", "llama2-7b"]

@@ -1,11 +1,11 @@
-"""What a token costs beside its computing: processor time of the client, the coordinator and the boxes.
+"""What a token costs beside its computing: processor time of the client, the coordinator and the nodes.
 
-Two real agents serve the random Llama of `bench/random_llama.py`, whole on one box or in halves on both, to 1, 8 and 16
-streams of one client. Processor time is the kernel's count, to the nanosecond, of each process. An agent's compute
+Two real agents serve the random Llama of `bench/random_llama.py`, whole on one node or in halves on both, to 1, 8 and
+16 streams of one client. Processor time is the kernel's count, to the nanosecond, of each process. An agent's compute
 thread is counted apart: it is the one that used most. Prompts and first tokens are left out, because counting begins
 when all streams generate. With another checkout the two trees take turns, in their own virtual environments.
 
-`step_gap_ms` is from the end of computing on a stage to the next computing anywhere, by the boxes' own clocks (a
+`step_gap_ms` is from the end of computing on a stage to the next computing anywhere, by the nodes' own clocks (a
 trace): for one stage from a step's end to the next step's start, for two stages of each hop.
 
     python -m bench.token_cost [--rounds 5] [--streams N ...] [-o FILE]          JSON: a row a case
@@ -139,7 +139,7 @@ def gap_s(traces: Sequence[Any]) -> float:
     if len(traces) == 1:
         records = traces[0].records
         return float(statistics.median(later.began_s - earlier.ended_s for earlier, later in pairwise(records)))
-    # Clocks are not compared: a round on the first box, less what the second computes.
+    # Clocks are not compared: a round on the first node, less what the second computes.
     first, second = ({record.step: record for record in trace.records} for trace in traces)
     rounds = [
         first[step + 1].began_s - record.ended_s - (second[step].ended_s - second[step].began_s)

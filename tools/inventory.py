@@ -63,7 +63,7 @@ _INTRODUCTION = f"""\
 
 What each package of the lock (`constraints.lock`) declares in its metadata, written by `make licences`. What a wheel
 bundles beyond that is in the wheel's own licence files. *{RUN_TIME}* is what every installation gets (with the
-coordinator's extra), *{AGENT}* what a box gets besides, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard and is
+coordinator's extra), *{AGENT}* what a node gets besides, *{DEVELOPMENT}* the rest: it builds and tests EdgeShard and is
 not delivered with it.
 
 `make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.

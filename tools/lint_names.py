@@ -30,6 +30,8 @@ SAY_INSTEAD = {
     "callers": "auth",
     "fruitless": "failed heads",
     "draws": "sampling reference",
+    "box": "node",
+    "boxes": "nodes",
 }
 
 

@@ -1,1 +1,1 @@
-"""The daemon of a box: it profiles itself, hosts stages and moves activations."""
+"""The daemon of a node: it profiles itself, hosts stages and moves activations."""

@@ -74,7 +74,7 @@ STOP_LIMIT_S = 1.5
 """Closing streams and channels takes no longer than this."""
 STREAM_GRACE_S = 0.2
 JOIN_FIRST_S = 1.0
-"""How long a box tries to join before it imports what computes, which slows joining down."""
+"""How long a node tries to join before it imports what computes, which slows joining down."""
 
 
 async def run(settings: AgentSettings) -> NoReturn:
@@ -208,7 +208,7 @@ async def serve(settings: AgentSettings) -> None:
                 await hosting.close()
                 if links is not None:
                     await links.close()
-                # Streams of this box's stages have ended with the stages; waiting for others is not worth it.
+                # Streams of this node's stages have ended with the stages; waiting for others is not worth it.
                 await server.stop(STREAM_GRACE_S)
                 for channel in (control, store):
                     await channel.close()
@@ -217,7 +217,7 @@ async def serve(settings: AgentSettings) -> None:
 
 
 def _emulation(settings: AgentSettings) -> Emulation | None:
-    """The box that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
+    """The node that this one pretends to be; what reads it brings all of the planner, so only then is it imported."""
     if settings.emulate is None:
         return None
     from edgeshard_agent.lab.emulation import load_emulation
@@ -244,7 +244,8 @@ def _obey(
 
 
 async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
-    """What makes the box's tools, imported once the box has joined. Raises FailedPreconditionError where that fails."""
+    """What makes the node's tools, imported once the node has joined. Raises FailedPreconditionError where that
+    fails."""
 
     def imported() -> tuple[MakeTools, ReadFacts]:
         # The one place where the daemon imports torch, and all that needs it.
@@ -274,7 +275,7 @@ async def _until_stopped(
     ready_file: Path | None,
     address: str,
 ) -> None:
-    """Join, start, and serve until a signal. Raises why the box cannot join or cannot start."""
+    """Join, start, and serve until a signal. Raises why the node cannot join or cannot start."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -291,7 +292,7 @@ async def _until_stopped(
                 task.result()
             if placeable in done:
                 tell_ready(
-                    f"box {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
+                    f"node {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
                 )
                 if ready_file is not None:
                     write_ready_file(ready_file, address)
@@ -303,7 +304,7 @@ async def _until_stopped(
 
 
 def persistent_node_id(state_dir: Path) -> NodeId:
-    """This box's id, made once and kept in the state directory, so that a restarted box is the same box."""
+    """This node's id, made once and kept in the state directory, so that a restarted node is the same node."""
     path = state_dir / "node-id"
     try:
         private_directory(state_dir, "state-dir")
@@ -323,7 +324,7 @@ def persistent_node_id(state_dir: Path) -> NodeId:
 def lock_state_dir(state_dir: Path) -> TextIO:
     """Hold the state directory for as long as the file returned stays open.
 
-    Two agents on one directory would be one box to the coordinator, and push each other out for ever. Raises
+    Two agents on one directory would be one node to the coordinator, and push each other out for ever. Raises
     FailedPreconditionError when another process holds it.
     """
     file = (state_dir / "lock").open("w", encoding="ascii")

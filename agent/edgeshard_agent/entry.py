@@ -1,4 +1,4 @@
-"""`edgeshard-agent`: the daemon of a box."""
+"""`edgeshard-agent`: the daemon of a node."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ LEAST_MEMORY_BYTES = 16 << 20
 class AgentSettings(DaemonSettings):
     section: ClassVar[str] = "agent"
 
-    listen: str = Field(default="127.0.0.1:0", description="HOST:PORT where neighbours reach this box's stages")
+    listen: str = Field(default="127.0.0.1:0", description="HOST:PORT where neighbours reach this node's stages")
     coordinator: str = Field(default="127.0.0.1:7600", description="HOST:PORT of the coordinator")
-    name: str = Field(description="the box's name in the site")
+    name: str = Field(description="the node's name in the site")
     advertise: str | None = Field(default=None, description="HOST:PORT to give neighbours, when not the listener's own")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="cores that computing may use; every core the process may run on when absent"
@@ -33,7 +33,7 @@ class AgentSettings(DaemonSettings):
         description="seconds after a step for which cores do not halt, so that the next one finds them ready; 0 saves "
         "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
     )
-    emulate: Path | None = Field(default=None, description="lab file: pretend to be the box of this name in it")
+    emulate: Path | None = Field(default=None, description="lab file: pretend to be the node of this name in it")
     shared_store: Path | None = Field(
         default=None, description="directory of the coordinator's models on this machine, read in place"
     )

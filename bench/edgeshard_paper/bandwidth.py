@@ -40,7 +40,7 @@ class Sweep:
 
 
 def endless(cluster: Cluster) -> Cluster:
-    """The cluster with boxes whose memory has no limit."""
+    """The cluster with nodes whose memory has no limit."""
     nodes = (
         replace(node, device=replace(node.device, memory_bytes=node.device.memory_bytes + _ENDLESS_BYTES))
         for node in cluster.nodes

@@ -1,4 +1,4 @@
-"""The paper's 7B row by the lab: the same placements in real processes that emulate the test bed's boxes and links.
+"""The paper's 7B row by the lab: the same placements in real processes that emulate the test bed's nodes and links.
 
 What was measured is kept in a file beside the page (`read`, `write`), so that the page is the same every time.
 """
@@ -70,7 +70,7 @@ def _run(outcome: Outcome, streams: int) -> LabRun:
 
 
 def measure_all(runs: Iterable[LabRun]) -> Measurements:
-    """Run each placement once, in one site of the test bed's fifteen boxes."""
+    """Run each placement once, in one site of the test bed's fifteen nodes."""
     return asyncio.run(_measure_all(list(dict.fromkeys(runs))))
 
 

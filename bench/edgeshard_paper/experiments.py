@@ -81,7 +81,7 @@ class Modes:
 
 
 def paper_cluster(source: str = "agx-1", slow_mbps: float = SLOW_LINK_BPS / 1e6) -> Cluster:
-    """The paper's boxes. The link between source and cloud has `slow_mbps` both ways, every other one 50 Mb/s."""
+    """The paper's nodes. The link between source and cloud has `slow_mbps` both ways, every other one 50 Mb/s."""
     cluster = parse_cluster(tomllib.loads(TESTBED.read_text(encoding="utf-8")))
     cluster = replace(cluster, default_link=Link(LINK_BPS), links=MappingProxyType({}), source=source)
     return with_bandwidth(cluster, slow_mbps * 1e6, (source, cluster.cloud or ""))

@@ -55,7 +55,7 @@ CASES = (ONE, BATCH, LONG, RATE)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Milliseconds of one block on one kind of box: of a case's prompts, and of one token of each request."""
+    """Milliseconds of one block on one kind of node: of a case's prompts, and of one token of each request."""
 
     device: str
     case: Case
@@ -82,7 +82,7 @@ class Profiling:
 
 
 def blocks(model: str) -> list[Block]:
-    """How unlike prefill and decode are, by kind of box."""
+    """How unlike prefill and decode are, by kind of node."""
     found = []
     for case in (ONE, BATCH, LONG):
         costs = Costs(_problem(model, case))

@@ -6,12 +6,12 @@ INTRODUCTION = """\
 # The paper's experiments
 
 What Zhang et al. report ("EdgeShard", IEEE IoT-J 12(10), 2025) beside what EdgeShard's planner and simulator say of
-the same boxes (`deploy/examples/paper-testbed.toml`): 12 Jetson AGX Orin, 2 Orin NX, one RTX 3090 as the cloud,
+the same nodes (`deploy/examples/paper-testbed.toml`): 12 Jetson AGX Orin, 2 Orin NX, one RTX 3090 as the cloud,
 Llama2 in full precision, 32 tokens in, 96 out, 1 Mb/s between source and cloud and 50 Mb/s elsewhere, at most 8
 requests at once. `python -m bench.edgeshard_paper` writes this page and its pictures, and with `--check` says whether
 they would change. HPipe's test bed is [a page of its own](hpipe.md).
 
-**Where the numbers come from.** Boxes are rooflines: the longer of reading the bytes (memory bandwidth) and of
+**Where the numbers come from.** Nodes are rooflines: the longer of reading the bytes (memory bandwidth) and of
 computing (operations a second), both from data sheets
 (`edgeshard/planning/inputs/catalogue.py`). Nothing is fitted to the
 paper. Placements come from the planner, figures from the discrete-event simulator, with the context growing token
@@ -28,28 +28,28 @@ none.
 
 PERFORMANCE = """\
 - **What agrees.** Cloud-Edge-Opt is Edge-Solo at 1 Mb/s: a token's hidden state alone takes 131 ms over that link.
-  The 7B plan goes around it through another AGX and needs {share:.2f} of Edge-Solo's time. Only many boxes together
+  The 7B plan goes around it through another AGX and needs {share:.2f} of Edge-Solo's time. Only many nodes together
   hold 70B.
 - **7B is faster here**, EdgeShard more so than Edge-Solo. A roofline has no kernels that fall short of the memory's
-  bandwidth, no launches, and no software between boxes; the last costs a split plan once for each hop. Measured
+  bandwidth, no launches, and no software between nodes; the last costs a split plan once for each hop. Measured
   profiles carry such costs, data sheets do not.
-- **70B.** Its 69 billion parameters are 276 GB in fp32, which the boxes in use read one after the other: 1.3 s at
+- **70B.** Its 69 billion parameters are 276 GB in fp32, which the nodes in use read one after the other: 1.3 s at
   the bandwidths of their data sheets. The paper's 3.1 s is more than twice that. Its links do not explain it: a hop
   of 32 KB takes 5 ms. Why is not known here.
 - **Throughput.** Here the sequences of a batch share one reading of the weights, so that a batch takes little
   longer than one token. The paper's Edge-Solo has 24.36 tokens/s, 3.4 times one request's rate, with up to 8
-  sequences: its boxes do not batch for free, which is probably behind most of the differences in throughput.
-- **13B on two boxes** does not fit: half of it is 26 GB and the RTX 3090 has 24. So the paper's rows have less than
+  sequences: its nodes do not batch for free, which is probably behind most of the differences in throughput.
+- **13B on two nodes** does not fit: half of it is 26 GB and the RTX 3090 has 24. So the paper's rows have less than
   full precision, or count memory in another way. Without the limit of memory Cloud-Edge-Even would take {even:.0f}
   ms and Cloud-Edge-Opt {opt:.0f} ms, beside the paper's 319 and 243.
 """
 
 LAB = """\
 `python -m bench.edgeshard_paper --lab` runs these plans in sixteen real processes ([docs/lab.md](../lab.md)): a
-coordinator and the fifteen boxes, each of which does a small model's mathematics and then waits until the box it
-emulates would have finished. Emulated boxes know devices and links, not the plan. "off" is the prediction less the
-measurement, over the measurement. What plans of many boxes take longer is the software of a hop, which no data sheet
-has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A box's `step_overhead_s` in the
+coordinator and the fifteen nodes, each of which does a small model's mathematics and then waits until the node it
+emulates would have finished. Emulated nodes know devices and links, not the plan. "off" is the prediction less the
+measurement, over the measurement. What plans of many nodes take longer is the software of a hop, which no data sheet
+has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A node's `step_overhead_s` in the
 cluster file tells the planner of it.) The rates are of eight requests, in as many
 micro-batches as the head finds best while it runs; predicted is the best of those that share them evenly.
 """
@@ -93,7 +93,7 @@ With prompts of 320 tokens it does, because an AGX Orin's prefill takes ten time
 7B by prefill then takes {long_prefill:.0f} % longer than by both for one request, and {rate_prefill:.0f} % longer for
 eight. Decode is the better guide ({rate_decode:+.0f} % for eight), because an answer has 96 tokens and one prompt. To
 count a prompt's *hops* for every token is worst: one request takes {long_hops:.1f} times as long. 70B takes nearly all
-boxes, which leaves little to choose.
+nodes, which leaves little to choose.
 """
 
 MODES = """\

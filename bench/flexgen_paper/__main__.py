@@ -26,7 +26,7 @@ ALGORITHM = "../papers" + ".md#tensors-over-three-tiers"
 WORK = TierWorkload(prompt=512, new=32)
 MODELS = (OPT_6_7B, OPT_30B, OPT_175B)
 NVME = replace(T4, disk_to_host=2e9)
-"""The same box with a disk that reads 2 GB a second."""
+"""The same node with a disk that reads 2 GB a second."""
 _ON_GPU = MappingProxyType({"cache_gpu": 1.0, "hidden_gpu": 1.0, "hidden_disk": 0.0})
 COMPRESSED = Runtime(compressed=True)
 DEEPSPEED = Runtime(one_batch=True, fixed=MappingProxyType({**_ON_GPU, "weights_gpu": 0.0}))
@@ -213,7 +213,7 @@ Large Language Models with a Single GPU*, ICML 2023, generate with OPT models on
 memory and 1.5 TB of SSD: 512 tokens in, 32 out, tokens a second of a whole block of sequences, its prompts
 included.
 
-Nothing here ran on such a box. Times are those of the cost model that the authors released, with the constants that
+Nothing here ran on such a node. Times are those of the cost model that the authors released, with the constants that
 they fitted to their runs, and the fractions are chosen by our own linear program ([the
 algorithm]({ALGORITHM})). *Batches* are sequences in a batch x batches that share each
 read of a layer. *Its batches* is the best placement at the published ones; *best* has its batches chosen, too, with

@@ -1,4 +1,4 @@
-"""What FlexGen's cost model is about: a box with three tiers of memory, an OPT model, a workload. Pure."""
+"""What FlexGen's cost model is about: a node with three tiers of memory, an OPT model, a workload. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class TierMachine:
-    """A box with an accelerator, host memory and a disk. Bytes, bytes a second, operations a second.
+    """A node with an accelerator, host memory and a disk. Bytes, bytes a second, operations a second.
 
     Names say from where to where: `host_to_gpu`, `gpu_to_host`, `disk_to_host`, `host_to_disk`. Rates differ by what
     moves, because the KV cache is gathered from pieces. `dense` and `attention` rates are those of matrices and of
@@ -59,8 +59,8 @@ T4 = TierMachine(
     token_attention=0.079 * TERA,
     host_attention=0.0123 * TERA,
 )
-"""The paper's box: a T4 with 16 GB, 208 GB of memory and 1.5 TB of SSD. The constants are those that its authors fitted
-to runs and released with their cost model."""
+"""The paper's node: a T4 with 16 GB, 208 GB of memory and 1.5 TB of SSD. The constants are those that its authors
+fitted to runs and released with their cost model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,9 @@ class Outcome:
     """A schedule's figures; `reason` says why it cannot run.
 
     `ttft_s` is of one prompt alone; `tokens_per_s` are prompt tokens with all prompts there at once, `joules` what one
-    of these prompts then takes on the boxes in use. `in_flight` prompts at once are enough for that rate, and have keys
-    and values in memory; `memory_bytes` is what the stages need then on all boxes together, `fullest` the largest part
-    that is needed of what a box may give. `gap` is what a plan certifies.
+    of these prompts then takes on the nodes in use. `in_flight` prompts at once are enough for that rate, and have keys
+    and values in memory; `memory_bytes` is what the stages need then on all nodes together, `fullest` the largest part
+    that is needed of what a node may give. `gap` is what a plan certifies.
     """
 
     name: str
@@ -69,7 +69,7 @@ def outcome(costs: Costs, schedule: Schedule) -> Outcome:
         gap=schedule.gap,
     )
     over = max(use.needed - use.usable for use in uses)
-    return replace(found, reason=f"a box is {over / 1e9:.1f} GB short") if over > 0 else found
+    return replace(found, reason=f"a node is {over / 1e9:.1f} GB short") if over > 0 else found
 
 
 def _run(costs: Costs, schedule: Schedule, prompts: int) -> Simulation:
@@ -82,7 +82,7 @@ def timeline(costs: Costs, schedule: Schedule, prompts: int) -> list[Visit]:
 
 
 def in_flight(first_s: float, all_s: float) -> int:
-    """How many prompts at once the rate needs: a prompt's way through all boxes over the busiest one's time for it.
+    """How many prompts at once the rate needs: a prompt's way through all nodes over the busiest one's time for it.
 
     (docs/papers.md#rates-of-a-pipeline)
     """
@@ -91,26 +91,26 @@ def in_flight(first_s: float, all_s: float) -> int:
 
 
 def joules(costs: Costs, schedule: Schedule, run: Simulation) -> float:
-    """The energy of a run over the boxes in use, by the planner's formula with the run's own times."""
-    waiting = schedule.sums_share or (0.0,) * len(schedule.boxes)
+    """The energy of a run over the nodes in use, by the planner's formula with the run's own times."""
+    waiting = schedule.sums_share or (0.0,) * len(schedule.nodes)
     busy_s = [share * run.makespan_s * (1 - sums) for share, sums in zip(run.node_utilisation, waiting, strict=True)]
-    boxes = [(box, seconds) for group, seconds in zip(schedule.boxes, busy_s, strict=True) for box in group]
+    nodes = [(node, seconds) for group, seconds in zip(schedule.nodes, busy_s, strict=True) for node in group]
     times = replace(
         batch_times(costs, schedule.cut, Load()),
         request_s=run.makespan_s,
-        computing_s=tuple(seconds for _, seconds in boxes),
+        computing_s=tuple(seconds for _, seconds in nodes),
     )
-    found = energy_j(costs, Cut(tuple(box for box, _ in boxes), ()), Load(1, PROMPTS), times)
+    found = energy_j(costs, Cut(tuple(node for node, _ in nodes), ()), Load(1, PROMPTS), times)
     if found is None:
-        raise EdgeShardError("the watts of a box of HPipe's test bed are unknown")
+        raise EdgeShardError("the watts of a node of HPipe's test bed are unknown")
     return found
 
 
 def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse, ...]:
-    """What each box needs with so many prompts' keys and values and steps of the longest slice."""
+    """What each node needs with so many prompts' keys and values and steps of the longest slice."""
     sized = Costs(replace(costs.problem, step_tokens=max(schedule.slices)))
     found = []
-    for use, group in zip(sized.memory(Load(1, in_flight), schedule.cut), schedule.boxes, strict=True):
+    for use, group in zip(sized.memory(Load(1, in_flight), schedule.cut), schedule.nodes, strict=True):
         size = len(group)
         found += [replace(use, weights=-(-use.weights // size), kv=-(-use.kv // size))] * size
     return tuple(found)
@@ -118,19 +118,19 @@ def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse,
 
 def _placement(costs: Costs, schedule: Schedule) -> str:
     parts = []
-    for (_, first, end), group in zip(stages(schedule.cut), schedule.boxes, strict=True):
-        parts.append(f"{'+'.join(costs.names[box] for box in group)}={first}:{end}")
+    for (_, first, end), group in zip(stages(schedule.cut), schedule.nodes, strict=True):
+        parts.append(f"{'+'.join(costs.names[node] for node in group)}={first}:{end}")
     return ",".join(parts)
 
 
-def table(name: str, boxes: Cluster | None = None, ways: Sequence[Callable[[Costs], Schedule]] = ALL) -> list[Outcome]:
-    """All schedules of a model on the test bed, or on another cluster of the same boxes."""
-    costs = costs_of(name, boxes)
+def table(name: str, nodes: Cluster | None = None, ways: Sequence[Callable[[Costs], Schedule]] = ALL) -> list[Outcome]:
+    """All schedules of a model on the test bed, or on another cluster of the same nodes."""
+    costs = costs_of(name, nodes)
     return [outcome(costs, way(costs)) for way in ways]
 
 
-def costs_of(name: str, boxes: Cluster | None = None) -> Costs:
-    return Costs(problem(name, boxes or cluster(), Objective.THROUGHPUT))
+def costs_of(name: str, nodes: Cluster | None = None) -> Costs:
+    return Costs(problem(name, nodes or cluster(), Objective.THROUGHPUT))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,18 @@ INTRODUCTION = """\
 # HPipe's test bed
 
 Ma et al. ("HPipe: Large Language Model Pipeline Parallelism for Long Context on Heterogeneous Cost-effective
-Devices", NAACL 2024) cut a long prompt into slices that follow each other through boxes of unequal speed. Here are its
+Devices", NAACL 2024) cut a long prompt into slices that follow each other through nodes of unequal speed. Here are its
 test bed, four P100 and two RTX 3090, and its models, LLaMA-7B and GPT3-2B, by EdgeShard's planner and simulator
 (`deploy/examples/hpipe-testbed.toml`). `python -m bench.hpipe_paper` writes this page and its pictures, `--check` says
 whether they would change.
 
-**What is known of the paper.** Our notes have the boxes, the models, and two results: up to {speed_up:g} times the
+**What is known of the paper.** Our notes have the nodes, the models, and two results: up to {speed_up:g} times the
 throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. The paper
 also names its six baselines, of which TP-T is not here, and a network of 1,000 Mb/s; our notes have neither its meter
 nor its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
 is recalled and not checked.
 
-**Where the numbers come from.** Boxes are rooflines of their data sheets, as on [the page of EdgeShard's
+**Where the numbers come from.** Nodes are rooflines of their data sheets, as on [the page of EdgeShard's
 paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
 (`edgeshard/planning/inputs/catalogue.py` has both). Times of blocks, links and slices, memory and energy are the
 planner's;
@@ -34,19 +34,19 @@ what follows what is simulated. Nothing is fitted.
   delay. Prompts come in at an RTX 3090.
 - Layers are divided at whole blocks, as EdgeShard's agents hold them; HPipe may divide a block at its attention.
 - Slices are multiples of 128 tokens, as EdgeShard's head cuts prompts of this length. Any number may be on their way,
-  as HPipe has it; EdgeShard's head sends no more at once than there are boxes.
+  as HPipe has it; EdgeShard's head sends no more at once than there are nodes.
 """
 
 SCHEDULES = """\
-"Equal shares" are over all six boxes, the RTX 3090 first. "By speed" is HPipe's [balanced
+"Equal shares" are over all six nodes, the RTX 3090 first. "By speed" is HPipe's [balanced
 partition](../../docs/papers.md#slices-of-long-prompts) in that order. "As in" is ours: which baselines the paper has is
 not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R].
 """
 
 FIGURES = """\
 TTFT is of one prompt alone. The rate is in tokens of prompts a second, with {prompts} prompts there at once, and the
-energy is one prompt's part of that run, of the boxes in use, idle or busy. Memory is weights, KV cache and workspace
-on all boxes in use, with as many prompts at once as the rate needs (in brackets); "fullest" is the part of what a box
+energy is one prompt's part of that run, of the nodes in use, idle or busy. Memory is weights, KV cache and workspace
+on all nodes in use, with as many prompts at once as the rate needs (in brackets); "fullest" is the part of what a node
 may give. "HPipe" columns: how many times sooner, how many times as many, and how much less energy than this row.
 """
 
@@ -60,13 +60,13 @@ FOUND = """\
   whole prompts over the same layers, because they fill the pipeline at once. With more prompts than {prompts} this
   second factor goes towards 1.
 - **The first token** comes {even_ttft:.1f} times sooner than with whole prompts over equal layers (LLaMA-7B). While a
-  whole prompt alone is on one box, the five others are idle.
-- **Energy.** HPipe takes {turn_j:.0f} % less than layers in turn, where five boxes always wait, and {even_j:.0f} % less
+  whole prompt alone is on one node, the five others are idle.
+- **Energy.** HPipe takes {turn_j:.0f} % less than layers in turn, where five nodes always wait, and {even_j:.0f} % less
   than even batches. The paper's {energy:.1f} % is more; its baseline and meter we do not know. One RTX 3090 takes less
-  than any six boxes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100 {per_p100:.1f}.
+  than any six nodes: by the data sheets it needs {per_3090:.1f} W for a TFLOPS, a P100 {per_p100:.1f}.
 - **Memory.** Two prompts at once fill the pipeline with slices; whole prompts take {even_held}, whose KV cache is in
   memory at once. HPipe needs {memory:.0f} % less than even batches (LLaMA-7B).
-- **EdgeShard's own plans** may leave boxes out: for GPT3-2B over 1 Gb/s two RTX 3090 alone are best. There are too many
+- **EdgeShard's own plans** may leave nodes out: for GPT3-2B over 1 Gb/s two RTX 3090 alone are best. There are too many
   cuts to look at all, so the plan for the first token has a certified gap: no cut is more than {gap:.0f} % sooner with
   LLaMA-7B. Within it, other rows may be slightly ahead. The plan for throughput sends whole prompts, so that rates by
   slices can be above it.
@@ -74,7 +74,7 @@ FOUND = """\
 
 SWEEP = """\
 A prompt's hidden states are {size:.1f} MB with LLaMA-7B and take {hop:.2f} s over 1 Gb/s, about as long as the busiest
-box computes. Over slower links the link is the bottleneck of all that use both computers, sliced or not, and the two
+node computes. Over slower links the link is the bottleneck of all that use both computers, sliced or not, and the two
 RTX 3090 do better alone, as EdgeShard plans. "Layers in turn" is left out of pictures and tables here.
 """
 
@@ -85,6 +85,6 @@ TIMELINES = """\
 
 ![Slices](hpipe-timeline-slices.svg)
 
-The same layers on the same boxes. With whole prompts the last box waits until five boxes have computed the first
+The same layers on the same nodes. With whole prompts the last node waits until five nodes have computed the first
 prompt; with slices it begins when they have computed the first slice.
 """

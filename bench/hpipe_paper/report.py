@@ -14,7 +14,7 @@ from edgeshard.planning.report.svg import bar_chart, line_chart, timeline
 
 HPIPE = "HPipe"
 DRAWN = (
-    "one box",
+    "one node",
     "batches, even layers",
     "batches, balanced layers",
     "tensor parallel",
@@ -25,13 +25,13 @@ DRAWN = (
 FIRST, RATE = "EdgeShard, ttft", "EdgeShard, throughput"
 _WHOLE = "whole prompts follow each other"
 _COMPARED = (
-    ("one box", "all on one RTX 3090", "prompts one after another", ""),
+    ("one node", "all on one RTX 3090", "prompts one after another", ""),
     ("layers in turn", "equal shares", "a prompt begins when the one before is done", "plain model parallelism"),
     ("batches, even layers", "equal shares", _WHOLE, "GPipe"),
     ("batches, balanced layers", "by speed", _WHOLE, "GPipe, balanced (GP-B)"),
     (
         "tensor parallel",
-        "half for each computer, each block divided among its boxes",
+        "half for each computer, each block divided among its nodes",
         _WHOLE,
         "Megatron-LM",
     ),
@@ -142,8 +142,8 @@ def _found(results: Results) -> dict[str, float]:
         "tensor_gpt": ours_gpt.tokens_per_s / _named(gpt, "tensor parallel").tokens_per_s,
         "slices": ours.tokens_per_s / _named(llama, "equal slices, even layers").tokens_per_s,
         "balanced": ours.tokens_per_s / _named(llama, "batches, balanced layers").tokens_per_s,
-        "solo": ours.tokens_per_s / _named(llama, "one box").tokens_per_s,
-        "solo_gpt": ours_gpt.tokens_per_s / _named(gpt, "one box").tokens_per_s,
+        "solo": ours.tokens_per_s / _named(llama, "one node").tokens_per_s,
+        "solo_gpt": ours_gpt.tokens_per_s / _named(gpt, "one node").tokens_per_s,
         "prompts": PROMPTS,
         "even_held": even.in_flight,
         "even_ttft": even.ttft_s / ours.ttft_s,
@@ -180,7 +180,7 @@ _QUANTITIES: tuple[tuple[tuple[str, ...], str, _Value], ...] = (
     ((*DRAWN, FIRST), "TTFT, ms", lambda row: 1e3 * row.ttft_s),
     ((*DRAWN, RATE), "prompt tokens/s", lambda row: row.tokens_per_s),
     ((*DRAWN, RATE), "joules a prompt", lambda row: row.joules),
-    ((*DRAWN, RATE), "GB on all boxes", lambda row: row.memory_bytes / GB),
+    ((*DRAWN, RATE), "GB on all nodes", lambda row: row.memory_bytes / GB),
 )
 _FILES = ("ttft", "throughput", "energy", "memory")
 _TITLES = ("Time to first token of a prompt alone", "Rate", "Energy of a prompt", "Memory")

@@ -1,4 +1,4 @@
-"""HPipe, six other ways of using its boxes, and EdgeShard's own plans: which layers where, and what follows what.
+"""HPipe, six other ways of using its nodes, and EdgeShard's own plans: which layers where, and what follows what.
 
 Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode. Times of blocks, links
 and slices are the planner's. The only time made here is that of tensor parallelism, which the planner does not have.
@@ -29,15 +29,15 @@ MOST_SLICES = 16
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`cut` names the first box of each stage, `boxes` all that share it; `slices` are a prompt's.
+    """`cut` names the first node of each stage, `nodes` all that share it; `slices` are a prompt's.
 
-    `sums_share` is the part of a stage's time in which its boxes compute nothing but wait for each other's sums.
+    `sums_share` is the part of a stage's time in which its nodes compute nothing but wait for each other's sums.
     `gap` is what a plan certifies: how much better its objective could at most be.
     """
 
     name: str
     cut: Cut
-    boxes: tuple[tuple[int, ...], ...]
+    nodes: tuple[tuple[int, ...], ...]
     pipeline: Pipeline
     slices: tuple[int, ...]
     mode: Mode = Mode.NO_BUBBLES
@@ -45,9 +45,9 @@ class Schedule:
     gap: float | None = None
 
 
-def one_box(costs: Costs) -> Schedule:
+def one_node(costs: Costs) -> Schedule:
     """The whole model on the source."""
-    return _schedule("one box", costs, Cut((costs.source,), (costs.problem.model.layer_count,)))
+    return _schedule("one node", costs, Cut((costs.source,), (costs.problem.model.layer_count,)))
 
 
 def in_turn(costs: Costs) -> Schedule:
@@ -61,7 +61,7 @@ def even_batches(costs: Costs) -> Schedule:
 
 
 def balanced_batches(costs: Costs) -> Schedule:
-    """Layers by the boxes' speed; whole prompts follow each other."""
+    """Layers by the nodes' speed; whole prompts follow each other."""
     return _schedule("batches, balanced layers", costs, balanced_cut(costs))
 
 
@@ -77,7 +77,7 @@ def even_slices(costs: Costs) -> Schedule:
 
 
 def hpipe(costs: Costs) -> Schedule:
-    """Layers by the boxes' speed, and the slices of the search over slice ends."""
+    """Layers by the nodes' speed, and the slices of the search over slice ends."""
     cut = balanced_cut(costs)
     return _schedule("HPipe", costs, cut, PromptTimes(costs).first_token(cut).slices)
 
@@ -100,9 +100,9 @@ def _planned(name: str, costs: Costs, objective: Objective) -> Schedule:
 
 
 def tensor_parallel(costs: Costs) -> Schedule:
-    """Each block divided among the boxes of one computer; the two computers have half the layers each, in a pipeline.
+    """Each block divided among the nodes of one computer; the two computers have half the layers each, in a pipeline.
 
-    A box computes 1/D of each block: a roofline's time of 1/D of the bytes and operations. Then D boxes add up what
+    A node computes 1/D of each block: a roofline's time of 1/D of the bytes and operations. Then D nodes add up what
     each has of the hidden states, once behind attention and once behind the MLP: a ring all-reduce, 2 (D - 1) hops of
     1/D of the bytes.
     """
@@ -122,7 +122,7 @@ def tensor_parallel(costs: Costs) -> Schedule:
 
 
 def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], float]:
-    """(tokens) -> seconds of so many all-reduces of their hidden states among the boxes of a group."""
+    """(tokens) -> seconds of so many all-reduces of their hidden states among the nodes of a group."""
     width, size = hidden_width(costs.problem), len(group)
 
     def seconds(tokens: int) -> float:
@@ -134,7 +134,7 @@ def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], f
 
 
 def _divided(stage: StageTimes, size: int, sums_s: Callable[[int], float]) -> StageTimes:
-    """The stage with its work divided among so many boxes, and the time that they take to add up."""
+    """The stage with its work divided among so many nodes, and the time that they take to add up."""
     return StageTimes(
         prefill_s=lambda tokens, context: stage.prefill_s(tokens, context) / size + sums_s(tokens),
         decode_s=lambda sequences, context: stage.decode_s(sequences, context) / size + sums_s(sequences),
@@ -142,7 +142,7 @@ def _divided(stage: StageTimes, size: int, sums_s: Callable[[int], float]) -> St
 
 
 BASELINES: tuple[Callable[[Costs], Schedule], ...] = (
-    one_box,
+    one_node,
     in_turn,
     even_batches,
     balanced_batches,
@@ -153,12 +153,12 @@ ALL = (*BASELINES, hpipe, planned_first_token, planned_rate)
 
 
 def even_cut(costs: Costs) -> Cut:
-    """Equal shares over the boxes in the order of the file, the source first."""
+    """Equal shares over the nodes in the order of the file, the source first."""
     return cut_of(even(_in_order(costs), costs.problem.model.layer_count))
 
 
 def balanced_cut(costs: Costs) -> Cut:
-    """HPipe's partition of the prompt's work over the boxes in the order of the file, within their memory."""
+    """HPipe's partition of the prompt's work over the nodes in the order of the file, within their memory."""
     whole, order = costs.prefill(Load()), _in_order(costs)
     seconds = whole.compute_s.copy()
     seconds[:, 0] += whole.embed_s
@@ -186,5 +186,5 @@ def _in_order(costs: Costs) -> list[int]:
 def _schedule(
     name: str, costs: Costs, cut: Cut, slices: tuple[int, ...] = (), mode: Mode = Mode.NO_BUBBLES
 ) -> Schedule:
-    boxes = tuple((node,) for node in cut.nodes)
-    return Schedule(name, cut, boxes, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode)
+    nodes = tuple((node,) for node in cut.nodes)
+    return Schedule(name, cut, nodes, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode)

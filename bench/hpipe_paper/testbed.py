@@ -65,15 +65,15 @@ def cluster(between_bps: float | None = None) -> Cluster:
     return found if between_bps is None else with_bandwidth(found, between_bps, MACHINES)
 
 
-def problem(name: str, boxes: Cluster, objective: Objective) -> PlanProblem:
+def problem(name: str, nodes: Cluster, objective: Objective) -> PlanProblem:
     """One prompt in a micro-batch: prompts of this length fill a step by themselves."""
     return PlanProblem(
         model=model(name),
-        cluster=boxes,
+        cluster=nodes,
         objective=objective,
-        prompt_tokens=boxes.workload.prompt_tokens,
-        new_tokens=boxes.workload.new_tokens,
+        prompt_tokens=nodes.workload.prompt_tokens,
+        new_tokens=nodes.workload.new_tokens,
         batch=1,
         concurrency=PROMPTS,
-        dtype=boxes.dtype or DType.FLOAT16,
+        dtype=nodes.dtype or DType.FLOAT16,
     )

@@ -1,1 +1,1 @@
-"""The coordinator: which boxes there are, which of them holds what, and the way in for requests."""
+"""The coordinator: which nodes there are, which of them holds what, and the way in for requests."""

@@ -68,7 +68,7 @@ LIBRARIES = ("grpcio", "protobuf", "pydantic")
 WINDOW_BYTES = 4 << 20
 """A model's upload over a path of 100 ms may come with 40 MB/s."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
-"""Connections at the port of boxes, clients and operators, and at the one where processes join. With every one of
+"""Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
 them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
 """An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
@@ -125,12 +125,12 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
 
 
 def _next_step(site: _Site, address: str) -> str:
-    """What this daemon is, and how a box comes to it."""
+    """What this daemon is, and how a node comes to it."""
     if site.tls is None:
         joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
     else:
-        joins = "run what `edgectl token create --node NAME` prints, on the box"
-    return f"the coordinator serves on {address}. To add a box: {joins}"
+        joins = "run what `edgectl token create --node NAME` prints, on the node"
+    return f"the coordinator serves on {address}. To add a node: {joins}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ async def _open_gateway(
     """Raises UnavailableError where the port is taken."""
 
     def made() -> GatewayServer:
-        # Half a second that a coordinator without a gateway need not wait, and no box waits for with one.
+        # Half a second that a coordinator without a gateway need not wait, and no node waits for with one.
         from edgeshard.gateway.app import make_app
         from edgeshard.gateway.connections.server import GatewayServer
         from edgeshard_coordinator.control.services.gateway import SiteBackend

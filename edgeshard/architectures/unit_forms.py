@@ -1,4 +1,4 @@
-"""How a unit of a model is packed, and by what name and id its file goes: what boxes and the coordinator agree on."""
+"""How a unit of a model is packed, and by what name and id its file goes: what nodes and the coordinator agree on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class UnitForm:
 
 
 def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
-    """What of a model lies packed on a box that has the files of these ids: of a mixture, layers with all experts.
+    """What of a model lies packed on a node that has the files of these ids: of a mixture, layers with all experts.
 
     `config` is the decoded config.json of the model of `form`. Raises as `tensors_of_units` does.
     """

@@ -1,4 +1,4 @@
-"""The units in which a box keeps a model packed: a layer, an expert of one, the embedding, the head with its norm."""
+"""The units in which a node keeps a model packed: a layer, an expert of one, the embedding, the head with its norm."""
 
 from __future__ import annotations
 

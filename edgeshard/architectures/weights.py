@@ -1,4 +1,4 @@
-"""What a model's tensors weigh once a box has loaded them, whole or as small integers."""
+"""What a model's tensors weigh once a node has loaded them, whole or as small integers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from edgeshard.domain.requests.generation import check_prompt_size
 LONG_BYTES = 64 << 10
 """A question that is longer waits for its turn with such: one of these takes up to some hundredths of a second."""
 LONG_NICENESS = 5
-"""The steps of boxes on this machine go before long texts."""
+"""The steps of nodes on this machine go before long texts."""
 _WORKER = "edgeshard.chat.worker"
 
 

@@ -46,7 +46,7 @@ class DeploymentCalls(Calls):
 
         `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
         goes on loading after it. Raises PlacementError or ResourceExhaustedError when the placement cannot be
-        (nothing is changed then), the deployment's own typed failure when a box could not load its share, and
+        (nothing is changed then), the deployment's own typed failure when a node could not load its share, and
         DeadlineError.
         """
         request = admin_pb2.DeployRequest(operation_id=operation_id(), spec=spec_to_wire(spec))
@@ -77,7 +77,7 @@ class DeploymentCalls(Calls):
         return deployment_from_wire(response.deployment)
 
     async def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
-        """Stop a deployment and free its memory on every box; with `wait`, until it is gone.
+        """Stop a deployment and free its memory on every node; with `wait`, until it is gone.
 
         Raises NotFoundError, and DeadlineError after `timeout_s` (None, no bound) of waiting.
         """
@@ -102,14 +102,14 @@ class DeploymentCalls(Calls):
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
     ) -> Replan:
-        """Plan a deployment that is ready for the boxes that are there now, and move it where that gains 5 % or more.
+        """Plan a deployment that is ready for the nodes that are there now, and move it where that gains 5 % or more.
 
         Its requests pause and go on with the next token. `force` moves it whatever the gain; `dry_run` only asks, which
-        costs next to nothing while boxes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
+        costs next to nothing while nodes, links and profiles stay as they were (`ReplanReason.NOTHING_NEW`). With
         `wait` it is ready when this returns; `on_change` gets every new state on the way.
 
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
-        UnavailableError while it is not ready, AbortedError where other boxes could not take it over and it goes on
+        UnavailableError while it is not ready, AbortedError where other nodes could not take it over and it goes on
         elsewhere, and DeadlineError after `timeout_s` (None, no bound) of waiting.
         """
         call = ReplanCall(name, dry_run, force, NO_OPERATION if dry_run else operation_id())
@@ -130,16 +130,16 @@ class DeploymentCalls(Calls):
         )
         if got != wanted:
             where = ",".join(f"{node}={layers}" for node, layers in got)
-            why = failed[0].message if failed else "a box failed"
+            why = failed[0].message if failed else "a node failed"
             raise AbortedError(
                 f"deployment {name} did not move ({why}); it goes on with {where}", field="name", reason="NOT_MOVED"
             )
         return replan
 
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
-        """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the boxes' own clocks.
+        """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the nodes' own clocks.
 
-        `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the boxes next to nothing. Raises
+        `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the nodes next to nothing. Raises
         InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
         AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
         """

@@ -33,15 +33,15 @@ class InferenceCalls(Calls):
         """Stream one request: a `Started`, the `Token`s one by one, and a `Finished`.
 
         `model` is a deployment's name, or a model's when one deployment serves it; `prompt` is text or token ids.
-        Leaving the loop, or `aclose()`, cancels the request on every box at once. A request that has started outlives
-        the loss of any box and of the coordinator: it pauses, and goes on with the next token.
+        Leaving the loop, or `aclose()`, cancels the request on every node at once. A request that has started outlives
+        the loss of any node and of the coordinator: it pauses, and goes on with the next token.
 
         Options: those of `GenerateOptions`, such as `max_new_tokens` (128), `temperature` (0, greedy), `stop`, a string
         or strings that end the text, and `timeout_s` for the whole request (None, no bound). `edgectl generate --help`
         describes them with their defaults.
 
         Raises InvalidArgumentError naming the option at fault, NotFoundError for an unknown model, UnavailableError
-        when a box or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
+        when a node or the coordinator is away, ResourceExhaustedError (with `retry_after_s`) when there is no room,
         DeadlineError after `timeout_s`.
         """
         request = GenerateRequest(

@@ -1,4 +1,4 @@
-"""The site: who belongs to it, its boxes, its models, and what happens there."""
+"""The site: who belongs to it, its nodes, its models, and what happens there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SiteCalls(Calls):
     """What an operator sees and changes but for deployments."""
 
     async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
-        """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its box's.
+        """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its node's.
 
         `host` is what the process dials; "" for what the coordinator takes for its own address. Raises
         FailedPreconditionError where the site makes no certificates.
@@ -59,7 +59,7 @@ class SiteCalls(Calls):
         await self._connection.identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name), self._timeout_s)
 
     async def remove_node(self, node: str) -> None:
-        """Take a box (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
+        """Take a node (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
         await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
 
     async def create_key(
@@ -95,23 +95,23 @@ class SiteCalls(Calls):
         return tuple(node_from_wire(node) for node in response.nodes)
 
     async def node(self, name: str) -> Node:
-        """One box by name or id; raises NotFoundError."""
+        """One node by name or id; raises NotFoundError."""
         return (await self.node_details(name)).node
 
     async def node_details(self, name: str) -> NodeDetails:
-        """One box by name or id, with what was measured of it and of its links; raises NotFoundError."""
+        """One node by name or id, with what was measured of it and of its links; raises NotFoundError."""
         return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
 
     async def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
-        """The packed units that a box (its name or id) keeps.
+        """The packed units that a node (its name or id) keeps.
 
-        Raises NotFoundError, UnavailableError for a box that is not connected, DeadlineError for one that is silent.
+        Raises NotFoundError, UnavailableError for a node that is not connected, DeadlineError for one that is silent.
         """
         response = await self._admin("ListPacked", admin_pb2.ListPackedRequest(node=node))
         return tuple(packed_unit_from_wire(unit) for unit in response.units)
 
     async def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
-        """Remove packed units of a box (its name or id) by their ids, or all that are not in use.
+        """Remove packed units of a node (its name or id) by their ids, or all that are not in use.
 
         Returns those that were asked for: one that is in use is still there, the others are gone. Where an id is not
         there, raises NotFoundError and removes none; raises otherwise as `packed_units`.
@@ -123,7 +123,7 @@ class SiteCalls(Calls):
         return tuple(packed_unit_from_wire(unit) for unit in response.units)
 
     async def site(self, model: str = "") -> Site:
-        """Boxes, links, and the boxes' profiles for a model of the store; raises NotFoundError for an unknown one."""
+        """Nodes, links, and the nodes' profiles for a model of the store; raises NotFoundError for an unknown one."""
         return site_from_wire(await self._admin("GetSite", admin_pb2.GetSiteRequest(model=model)))
 
     async def profile(
@@ -136,14 +136,14 @@ class SiteCalls(Calls):
         again: bool = False,
         quantisation: Quantisation | None = None,
     ) -> AsyncGenerator[NodeProgress, None]:
-        """Have boxes (names or ids; all that are connected when none is named) measure themselves and their links.
+        """Have nodes (names or ids; all that are connected when none is named) measure themselves and their links.
 
         Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the
-        same box and shape is remembered; `quantisation` measures weights kept as small integers. A box that cannot be
+        same node and shape is remembered; `quantisation` measures weights kept as small integers. A node that cannot be
         measured says so in its last `NodeProgress`, and the others go on. Leaving the loop ends the progress, not the
         measurement.
 
-        Raises NotFoundError for an unknown model or box, UnavailableError when the coordinator goes away.
+        Raises NotFoundError for an unknown model or node, UnavailableError when the coordinator goes away.
         """
         request = MeasureRequest(operation_id(), model, dtype, tuple(nodes), quick, again, quantisation)
         async with aclosing(self._connection.profile(measure_request_to_wire(request))) as messages:
@@ -190,10 +190,10 @@ class SiteCalls(Calls):
         await self._admin("DeleteModel", admin_pb2.DeleteModelRequest(operation_id=operation_id(), name=name))
 
     async def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
-        """What the coordinator, first, and every box know and did lately, without anything of users; for debugging.
+        """What the coordinator, first, and every node know and did lately, without anything of users; for debugging.
 
-        A box that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one document
-        of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
+        A node that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one
+        document of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
         """
         async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
             return tuple([dump async for dump in read_dumps(messages)])

@@ -104,7 +104,7 @@ def site_document(dumps: Sequence[ProcessDump], taken_at: str) -> dict[str, Any]
 
 
 def site_parts(document: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The coordinator's part of a site's document, and those of the boxes that gave one, by name.
+    """The coordinator's part of a site's document, and those of the nodes that gave one, by name.
 
     Raises InvalidArgumentError for a document that is no dump, or of another version.
     """
@@ -124,7 +124,7 @@ def _part(dump: ProcessDump) -> dict[str, Any]:
         part = json.loads(dump.text)
     except (ValueError, RecursionError):
         part = None
-    # One box that answers nonsense does not cost the dumps of the others.
+    # One node that answers nonsense does not cost the dumps of the others.
     return (
         part if isinstance(part, dict) else {"failure": {"reason": "NOT_JSON", "message": "its dump is no JSON object"}}
     )

@@ -85,7 +85,7 @@ class UnsupportedModelError(InvalidArgumentError):
 
 
 class PlacementError(InvalidArgumentError):
-    """An explicit placement that cannot be: a gap, an overlap, an unknown box, the source not first."""
+    """An explicit placement that cannot be: a gap, an overlap, an unknown node, the source not first."""
 
     default_reason = "INVALID_PLACEMENT"
 

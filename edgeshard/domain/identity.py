@@ -23,7 +23,7 @@ class Role(StrEnum):
 
     COORDINATOR = "coordinator"
     AGENT = "agent"
-    """Its id is the name of its box."""
+    """Its id is the name of its node."""
     CLIENT = "client"
     """An application that generates."""
     OPERATOR = "operator"

@@ -32,7 +32,7 @@ class Backend(Protocol):
         ...
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
-        """The events of one request; closing the generator cancels it on every box."""
+        """The events of one request; closing the generator cancels it on every node."""
         ...
 
     def check_place(self, identity: str, reading: int) -> None:

@@ -14,7 +14,7 @@ from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentErro
 from edgeshard.domain.identity import Principal, principal_from_uri
 
 BACKDATED = timedelta(hours=1)
-"""A certificate is valid since before it was made, for the clocks of boxes differ."""
+"""A certificate is valid since before it was made, for the clocks of nodes differ."""
 
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """What the library raises for bytes that are none of what it is asked for."""

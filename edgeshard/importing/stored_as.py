@@ -1,4 +1,4 @@
-"""How a box keeps weights that are stored as small integers, read off the tensors."""
+"""How a node keeps weights that are stored as small integers, read off the tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def may_be_integers(config: Mapping[str, Any], tensor: str, dimensions: int) -> 
 
 
 def stored_quantisation(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> Quantisation | None:
-    """How a box keeps these weights without rounding them again; None where no matrix of a block is integers.
+    """How a node keeps these weights without rounding them again; None where no matrix of a block is integers.
 
     Where blocks have both formats it is int8, which holds the values of int4.
     """

@@ -1,4 +1,4 @@
-"""A lab: real daemons on this machine whose boxes and links pretend to be those of a lab file."""
+"""A lab: real daemons on this machine whose nodes and links pretend to be those of a lab file."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def lab_cluster(lab: Lab, lab_file: Path, directory: Path, *, stays: bool = False) -> LocalCluster:
-    """The lab's processes, not started: one agent for each emulated box, one core each. They end with this process
+    """The lab's processes, not started: one agent for each emulated node, one core each. They end with this process
     unless the lab `stays`."""
     names = [node.name for node in lab.cluster.nodes]
     emulate = ["--emulate", str(lab_file.resolve())]

@@ -34,9 +34,9 @@ _LEFTOVERS_S = 60.0
 
 
 class OwnSite:
-    """A coordinator with its HTTP endpoint, and `boxes` boxes beside it, which read its store in place.
+    """A coordinator with its HTTP endpoint, and `nodes` nodes beside it, which read its store in place.
 
-    As an async context manager: the coordinator listens when it is entered, boxes may still be starting (`joined`).
+    As an async context manager: the coordinator listens when it is entered, nodes may still be starting (`joined`).
     Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count. `held`
     are descriptors of locked files, which its processes keep, too.
     """
@@ -44,7 +44,7 @@ class OwnSite:
     def __init__(
         self,
         directory: Path,
-        boxes: int,
+        nodes: int,
         listen: str,
         port: int,
         *,
@@ -60,8 +60,8 @@ class OwnSite:
         self._held = held
         self.proven = False
         """Whether all that it is for has worked once: it is not then that a process ends again and again."""
-        own = _box_name()
-        self.nodes = (own,) if boxes == 1 else tuple(f"{own}-{number}" for number in range(1, boxes + 1))
+        own = _node_name()
+        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
         host, first = split_address(listen, "listen")
         self.wanted = listen
         """Where the coordinator is to listen."""
@@ -73,11 +73,11 @@ class OwnSite:
             listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
             elsewhere=True,
             configured=lasts,
-            threads=max(1, usable_cores() // boxes),
+            threads=max(1, usable_cores() // nodes),
             authority=_authority(directory / "site"),
             share_store=True,
             holding=held[-1:],
-            agent_arguments=_memory(boxes, directory),
+            agent_arguments=_memory(nodes, directory),
             coordinator_arguments=[
                 *("--ca-key", str(directory / "site" / "ca.key")),
                 *("--http-listen", join_address("127.0.0.1", port), *http),
@@ -89,7 +89,7 @@ class OwnSite:
     def at(
         cls,
         directory: Path | None,
-        boxes: int,
+        nodes: int,
         listen: str,
         port: int | None,
         *,
@@ -103,12 +103,12 @@ class OwnSite:
         folder = (directory or state_home() / "serve").absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The boxes look into the store before the coordinator may have made it.
+            # The nodes look into the store before the coordinator may have made it.
             for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
                 (folder / inner).mkdir(exist_ok=True, mode=0o700)
             held = _hold(folder)
             port = _free_port() if port is None else port
-            return cls(folder, boxes, listen, port, lasts=lasts, http=http, held=held)
+            return cls(folder, nodes, listen, port, lasts=lasts, http=http, held=held)
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
@@ -119,7 +119,7 @@ class OwnSite:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the port that it was to have was taken: boxes that joined before look for it there."""
+        """Whether the port that it was to have was taken: nodes that joined before look for it there."""
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
@@ -138,7 +138,7 @@ class OwnSite:
         from edgeshard.rpc.tls import split_address
 
         try:
-            # Where the port is known beforehand, boxes start at the same time as the coordinator.
+            # Where the port is known beforehand, nodes start at the same time as the coordinator.
             if split_address(self.wanted)[1]:
                 self._joining = asyncio.ensure_future(self._cluster.start_agents())
             await self._cluster.start_coordinator()
@@ -161,7 +161,7 @@ class OwnSite:
             os.close(descriptor)
 
     async def _join_again(self) -> None:
-        """The boxes look for the coordinator where it is."""
+        """The nodes look for the coordinator where it is."""
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.wait({self._joining})
@@ -169,7 +169,7 @@ class OwnSite:
         self._joining = asyncio.ensure_future(self._cluster.start_agents())
 
     async def joined(self) -> None:
-        """Wait until layers can be placed on every box of this machine. Raises the error of the first that fails."""
+        """Wait until layers can be placed on every node of this machine. Raises the error of the first that fails."""
         assert self._joining is not None
         await asyncio.shield(self._joining)
 
@@ -185,7 +185,7 @@ class OwnSite:
             await asyncio.wait(keepers)  # so that none of them starts anything any more
 
     async def _kept(self, node: str, say: Callable[[str], None]) -> EdgeShardError:
-        """A box, or the coordinator with an empty name."""
+        """A node, or the coordinator with an empty name."""
         if node:
             await self.joined()
         daemon = self._cluster.agents[node] if node else self._cluster.coordinator
@@ -226,8 +226,8 @@ class OwnSite:
         return text
 
     def next_name(self, taken: set[str]) -> str:
-        """A name for one more box."""
-        return next(name for name in (f"box-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
+        """A name for one more node."""
+        return next(name for name in (f"node-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
 
     def _tell_edgectl(self) -> None:
         """This user's edgectl and SDK find the site, unless they belong to another."""
@@ -327,23 +327,24 @@ def _authority(directory: Path) -> Authority:
     return authority
 
 
-def _box_name() -> str:
+def _node_name() -> str:
     """This machine's name in the characters a name may have."""
-    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "box-1"
+    return re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().partition(".")[0].lower())[:48].strip("-") or "node-1"
 
 
-def _memory(boxes: int, directory: Path) -> list[str]:
-    """What each box may use, where several share the memory that one alone would take and the operator does not say."""
-    if boxes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
+def _memory(nodes: int, directory: Path) -> list[str]:
+    """What each node may use, where several share the memory that one alone would take and the operator does not
+    say."""
+    if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
     from edgeshard.process.machine import read_condition
 
     available = read_condition("", directory, None).memory_available_bytes
-    return ["--memory", str(available // boxes * 9 // 10)]
+    return ["--memory", str(available // nodes * 9 // 10)]
 
 
 def _reachable(nodes: Sequence[str]) -> dict[str, str]:
-    """Where boxes of other machines dial a box of this one."""
+    """Where nodes of other machines dial a node of this one."""
     from edgeshard.rpc.addresses import outgoing_address
     from edgeshard.rpc.tls import join_address
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 AGENT_PORT = 7610
-"""Where a box listens for its neighbours."""
+"""Where a node listens for its neighbours."""
 
 
 def state_home() -> Path:

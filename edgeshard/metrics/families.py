@@ -14,7 +14,7 @@ Sample = tuple[Sequence[str], float]
 
 
 def _plain(values: Sequence[str]) -> list[str]:
-    """Labels come from boxes and clients, and whoever reads them may show them on a terminal."""
+    """Labels come from nodes and clients, and whoever reads them may show them on a terminal."""
     return [escaped(value) for value in values]
 
 

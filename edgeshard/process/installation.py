@@ -19,7 +19,7 @@ from edgeshard.process.systemd_units import Daemon, unit_text
 
 CONFIGURATION = "/etc/edgeshard"
 JOINED = f"{CONFIGURATION}/agent-pki"
-"""Where `edgectl join` keeps a box's certificate for its service."""
+"""Where `edgectl join` keeps a node's certificate for its service."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """What ProtectHome= and PrivateTmp= keep from a unit."""
 

@@ -1,4 +1,4 @@
-"""What speaks against a profile: the box was busy while it was measured, or no cost goes through its points. Pure."""
+"""What speaks against a profile: the node was busy while it was measured, or no cost goes through its points. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ UNDISTURBED = 0.95
 OTHERS = 0.05
 """Share of the cores that others may take: daemons of the system take 1 or 2 %."""
 STEADY = 0.1
-"""Typical spread of repeats on a box of its own: a few per cent, rarely twice that."""
+"""Typical spread of repeats on a node of its own: a few per cent, rarely twice that."""
 MISSED = 0.1
 """Root mean square by which a fit may miss its points whatever they state. No layer is exactly lines and shares: where
 attention hides behind the reading of weights at some points and not at others, it is 5 to 8 % off."""
 
 
 def busy(profile: ComputeProfile) -> tuple[str, ...]:
-    """What shows that the box did other work while it was measured, in words; empty for a quiet box."""
+    """What shows that the node did other work while it was measured, in words; empty for a quiet node."""
     return tuple(_busy(profile))
 
 

@@ -14,7 +14,7 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     """What an operator wants to see of a profile. Raises InvalidArgumentError for one without samples."""
     fitted = fit_profile(profile)
     weights = weights_text(profile.dtype, profile.quantisation)
-    yield f"box {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
+    yield f"node {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
     yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
     for doubt in quality_warnings(fitted):
         yield f"doubtful: {doubt}"

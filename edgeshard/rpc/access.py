@@ -126,7 +126,7 @@ def check_access(context: Any, method: str, site: str | None, denials: Denials) 
 
 
 def check_acts_for_itself(context: Any, node_name: str, field: str) -> None:
-    """Raise DeniedError naming `field` if a box that is not `node_name` calls, where callers can be told apart."""
+    """Raise DeniedError naming `field` if a node that is not `node_name` calls, where callers can be told apart."""
     principal = caller(context)
     if principal is not None and (principal.role, principal.id) != (Role.AGENT, node_name):
-        raise DeniedError(f"{field}: {principal} may not act for box {node_name}", field=field, reason="IMPERSONATION")
+        raise DeniedError(f"{field}: {principal} may not act for node {node_name}", field=field, reason="IMPERSONATION")

@@ -19,9 +19,9 @@ MESSAGE_LIMIT_BYTES = 8 << 20
 _PASSED_ON_BYTES = 64 << 10
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
-"""Between boxes and their coordinator, where heartbeats come more often and so spare the ping."""
+"""Between nodes and their coordinator, where heartbeats come more often and so spare the ping."""
 CONTROL_PING_TIMEOUT_S = 15.0
-"""Longer than a box may be silent: one that stands still for a moment keeps its control stream."""
+"""Longer than a node may be silent: one that stands still for a moment keeps its control stream."""
 
 COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", int(KEEPALIVE_S * 1000)),
@@ -68,10 +68,10 @@ def open_channel(
     ping_timeout_s: float | None = None,
     reconnect_s: float = 2.0,
     keepalive_s: float = KEEPALIVE_S,
-    box: NodeName | None = None,
+    node: NodeName | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`, to the box of that name, or to the coordinator. Over TLS whoever answers must have that
-    one's certificate, whatever the address, and calls begin with the newest certificate of the files. Plaintext is
+    """A channel to `host:port`, to the node of that name, or to the coordinator. Over TLS whoever answers must have
+    that one's certificate, whatever the address, and calls begin with the newest certificate of the files. Plaintext is
     refused beyond loopback (DeniedError naming `field`).
 
     `keepalive_s` without data a ping is sent. Where even TCP does not acknowledge it, as when a cable was pulled, the
@@ -90,7 +90,7 @@ def open_channel(
         # Also the time one attempt to connect may take, TLS handshake included: seconds on a slow link.
         ("grpc.min_reconnect_backoff_ms", 10_000),
         ("grpc.max_reconnect_backoff_ms", int(reconnect_s * 1000)),
-        # Several channels to one box must not share a connection: control must not queue behind activations.
+        # Several channels to one node must not share a connection: control must not queue behind activations.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
     ]
@@ -99,7 +99,7 @@ def open_channel(
     if tls is None:
         return grpc.aio.insecure_channel(target, options)
     site = tls.principal().site
-    peer = coordinator_of(site) if box is None else Principal(site, Role.AGENT, box)
+    peer = coordinator_of(site) if node is None else Principal(site, Role.AGENT, node)
     options.append(("grpc.ssl_target_name_override", peer.dns_name))
     files = tls
     return RenewingChannel(files, lambda: grpc.aio.secure_channel(target, files.channel_credentials(), options))

@@ -2,8 +2,8 @@
 
 The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when none comes for `SUSPECT_S`, when what was
 sent makes no progress for as long, or when a link that has worked is not open again by then; and one that has not, when
-nobody answers for `FIRST_S`: a box that is not ready yet answers, with a refusal. What the sender's own loop was late
-with does not count: a box that stood still itself suspects nobody.
+nobody answers for `FIRST_S`: a node that is not ready yet answers, with a refusal. What the sender's own loop was late
+with does not count: a node that stood still itself suspects nobody.
 
 A head and its coordinator watch each other by it too, over the head's stream, where nothing but beacons is owed.
 """

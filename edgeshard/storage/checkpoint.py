@@ -169,7 +169,7 @@ def _small_file(model: ModelDirectory, name: str) -> StoredFile:
 
 
 def check_file_size(name: str, size: int) -> None:
-    """Raise InvalidArgumentError naming a file that is larger than a box would read: it parses the files it knows."""
+    """Raise InvalidArgumentError naming a file that is larger than a node would read: it parses the files it knows."""
     limit = _FILE_LIMITS.get(name, FILE_LIMIT_BYTES)
     if size > limit:
         raise InvalidArgumentError(

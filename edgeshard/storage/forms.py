@@ -239,7 +239,7 @@ def _check_generation(values: dict[str, Any]) -> None:
 
 
 def expert_table_of(values: dict[str, Any]) -> dict[str, list[Any]]:
-    """The three arrays of a table that forecasts experts; what is in them is for the box to check, by its model."""
+    """The three arrays of a table that forecasts experts; what is in them is for the node to check, by its model."""
     for part in EXPERT_TABLE_PARTS:
         if not isinstance(values.get(part), list):
             raise malformed(EXPERT_TABLE, f"has no list {part!r}")

@@ -12,7 +12,7 @@ from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 
 INPUT_LIMIT_BYTES = 16 << 20
 TOML_LIMIT_BYTES = 2 << 20
-"""Ten thousand boxes have a tenth of it; Python reads a megabyte of TOML a second."""
+"""Ten thousand nodes have a tenth of it; Python reads a megabyte of TOML a second."""
 
 
 def read_input(path: Path, what: str, field: str, reason: str = "", limit_bytes: int = INPUT_LIMIT_BYTES) -> str:

@@ -41,7 +41,7 @@ def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
         raise _misplaced(f"has {len(model.places)} entries for {len(items)} tensors and files")
     found = []
     for (index, offset), item in zip(model.places, items, strict=True):
-        # A small file is one by itself: a box opens it.
+        # A small file is one by itself: a node opens it.
         left = model.files[index].size - offset - blob_size(item) if index < len(model.files) else -1
         if left < 0 or (isinstance(item, FileInfo) and (left or offset)):
             raise _misplaced(f"puts {item.name[:80]} where no file has its bytes")

@@ -1,6 +1,6 @@
 """Which files of a model directory are the model's own, and what the small ones must look like.
 
-A model directory may come from anyone, and what is added from it can be read back by every box. So a file counts only
+A model directory may come from anyone, and what is added from it can be read back by every node. So a file counts only
 if it lies in the directory itself. A link may lead to another place in there; in a snapshot of the Hugging Face cache
 (`models--X/snapshots/REVISION`) also to a file of the same model's `blobs`. Devices and pipes are no files.
 """

@@ -1,4 +1,4 @@
-"""Data types, layers, boxes and stage statuses: message <-> value."""
+"""Data types, layers, nodes and stage statuses: message <-> value."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
 
 
 def _told_facts(message: common_pb2.DeviceFacts) -> DeviceFacts:
-    """Of a box, which may say anything. Raises InvalidArgumentError naming the field of a text that is not plain."""
+    """Of a node, which may say anything. Raises InvalidArgumentError naming the field of a text that is not plain."""
     facts = facts_from_wire(message)
     for name in ("kind", "model", "software", "bits_fingerprint"):
         check_plain(getattr(facts, name), f"facts.{name}")
@@ -127,7 +127,7 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
 
 
 def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
-    """Raises InvalidArgumentError naming `stages` for more than a box can hold, before any is looked at."""
+    """Raises InvalidArgumentError naming `stages` for more than a node can hold, before any is looked at."""
     check_stage_count(len(message.stages))
     return Heartbeat(
         node_id=NodeId(message.node_id),
@@ -161,7 +161,7 @@ def term_from_wire(message: pb.RegisterResponse) -> Term:
 
 
 def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:
-    """Raises InvalidArgumentError naming `stages` for more than a box can hold, before any is looked at."""
+    """Raises InvalidArgumentError naming `stages` for more than a node can hold, before any is looked at."""
     check_stage_count(max(len(message.stages), len(message.removed)))
     return HeartbeatChange(
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
@@ -319,12 +319,12 @@ def report_to_wire(report: ProfileReport) -> pb.ReportProfileRequest:
 
 
 def report_from_wire(message: pb.ReportProfileRequest) -> ProfileReport:
-    """Raises InvalidArgumentError for figures that cannot be, or a link that does not begin at the reporting box."""
+    """Raises InvalidArgumentError for figures that cannot be, or a link that does not begin at the reporting node."""
     node_id = NodeId(check_id(message.node_id, "node_id"))
     links = tuple(link_from_wire(link) for link in message.links)
     if any(link.sender != node_id or link.receiver == node_id for link in links):
         raise InvalidArgumentError(
-            "links: a box reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"
+            "links: a node reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"
         )
     return ProfileReport(
         node_id=node_id,

@@ -42,7 +42,7 @@ def dump_messages(dump: ProcessDump) -> Iterator[admin_pb2.DumpResponse]:
 
 
 async def read_dumps(messages: AsyncIterable[admin_pb2.DumpResponse]) -> AsyncIterator[ProcessDump]:
-    """The dumps of one call: the coordinator's first, then the boxes'."""
+    """The dumps of one call: the coordinator's first, then the nodes'."""
     node, parts = "", list[bytes]()
     async for message in messages:
         if message.node != node:

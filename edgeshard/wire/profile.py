@@ -1,4 +1,4 @@
-"""Profiles of boxes and links: message <-> value.
+"""Profiles of nodes and links: message <-> value.
 
 What comes in is checked here: a profile that no measurement can have given would make every later plan untrue.
 """
@@ -139,7 +139,7 @@ def _layer_to_wire(layer: LayerProfile) -> pb.LayerProfile:
 def _layer_from_wire(message: pb.LayerProfile) -> LayerProfile:
     if message.kind not in _KINDS:
         raise InvalidArgumentError(
-            f"layers.kind {message.kind!r} of the profile is unknown; run one version on all boxes", field="layers.kind"
+            f"layers.kind {message.kind!r} of the profile is unknown; run one version on all nodes", field="layers.kind"
         )
     return LayerProfile(
         kind=LayerKind(message.kind),

@@ -1,4 +1,4 @@
-"""What the coordinator tells of boxes and models, and an operator's call to measure: message <-> value."""
+"""What the coordinator tells of nodes and models, and an operator's call to measure: message <-> value."""
 
 from __future__ import annotations
 

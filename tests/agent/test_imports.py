@@ -35,7 +35,7 @@ def test_all_that_computes_comes_with_its_tools_but_neither_transformers_nor_a_c
     assert not modules & ({"transformers"} | COMPILER)
 
 
-def test_the_planner_comes_only_to_a_box_that_pretends_to_be_another() -> None:
+def test_the_planner_comes_only_to_a_node_that_pretends_to_be_another() -> None:
     modules = modules_after("import edgeshard_agent.daemon, edgeshard_agent.hosting.tools")
     planner = ("solvers.solve", "solvers.subset", "solvers.general", "search.plan", "simulation.lab")
     assert "edgeshard.planning.inputs.shapes" in modules

@@ -19,16 +19,16 @@ OPEN = "OPEN"
 
 
 async def linger(
-    address: str, files: TlsFiles, revoke: Callable[[], Awaitable[None]], *, box: str = "", seconds: float = 20.0
+    address: str, files: TlsFiles, revoke: Callable[[], Awaitable[None]], *, node: str = "", seconds: float = 20.0
 ) -> dict[str, str]:
-    """Open what stays open, at a box with `box` and else at the coordinator, have the certificate revoked, and go on.
+    """Open what stays open, at a node with `node` and else at the coordinator, have the certificate revoked, and go on.
 
     How each ended within `seconds`: the name of its status, or OPEN.
     """
-    async with open_channel(address, files, box=NodeName(box) if box else None) as channel:
+    async with open_channel(address, files, node=NodeName(node) if node else None) as channel:
         calls = {"Watch": await _watch(channel)}
-        calls |= {"Probe": await _probe(channel), "idle": await _probe(channel)} if box else await _listen(channel)
-        probing = asyncio.create_task(_probe_on(calls["Probe"])) if box else None
+        calls |= {"Probe": await _probe(channel), "idle": await _probe(channel)} if node else await _listen(channel)
+        probing = asyncio.create_task(_probe_on(calls["Probe"])) if node else None
         try:
             await revoke()
             return {name: await _end(call, seconds) for name, call in calls.items()}

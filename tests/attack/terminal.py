@@ -14,7 +14,7 @@ STEERING = ("\x1b[2J", "a\nb", "\r", "\x9b31m", "\x7f", "\u202e", "\u2066", "\u2
 FACTS = ("kind", "model", "software", "bits_fingerprint")
 
 
-async def say_as_a_box(channel: grpc.aio.Channel, name: str, text: str) -> dict[str, str]:
+async def say_as_a_node(channel: grpc.aio.Channel, name: str, text: str) -> dict[str, str]:
     """Register with `text` in every field that has one; the field that each refusal named, '' for none."""
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     met: dict[str, str] = {}

@@ -23,7 +23,7 @@ async def test_refusals_hide_no_enrolment_and_an_edited_log_is_told_of(tmp_path:
         refused = 0
         for number in range(5):
             refused += await audit.drown(mill.coordinator.address, eve, count=100)
-            await joined(mill, Role.AGENT, f"box-{number}")
+            await joined(mill, Role.AGENT, f"node-{number}")
         refused += await audit.drown(mill.coordinator.address, eve, count=100)
         entries = await admin.audit(50)
         assert Counter(entry.what for entry in entries if entry.result == "ok")["Enrol"] == 5

@@ -1,4 +1,4 @@
-"""Whoever is revoked has nothing open a second later, at the coordinator and at boxes."""
+"""Whoever is revoked has nothing open a second later, at the coordinator and at nodes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def test_an_operator_that_revokes_itself_is_told_that_it_is_done(tmp_path:
             await kim.nodes()
 
 
-async def test_a_box_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
-    """An idle probe and one that goes on. A box that did nothing keeps its own."""
+async def test_a_node_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
+    """An idle probe and one that goes on. A node that did nothing keeps its own."""
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.of(Role.AGENT, "a"))
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
@@ -57,10 +57,10 @@ async def test_a_box_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
         server.denials.replace([Denial(Principal("site", Role.AGENT, "eve"))])
 
     try:
-        async with open_channel(address, identities.of(Role.AGENT, "b"), box=NodeName("a")) as channel:
+        async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
             honest = await revocation._probe(channel)
             files = identities.of(Role.AGENT, "eve")
-            ends = await revocation.linger(address, files, revoke, box="a", seconds=SECONDS)
+            ends = await revocation.linger(address, files, revoke, node="a", seconds=SECONDS)
             assert ends == dict.fromkeys(("Watch", "Probe", "idle"), "PERMISSION_DENIED")
             await revocation._probe_once(honest)
             assert not honest.done()
@@ -68,7 +68,7 @@ async def test_a_box_that_is_revoked_probes_no_other(tmp_path: Path) -> None:
         await server.stop(0)
 
 
-async def test_a_boxs_probes_have_one_budget_however_often_it_dials(
+async def test_a_nodes_probes_have_one_budget_however_often_it_dials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes, "HELD_BYTES", 5000)
@@ -79,11 +79,11 @@ async def test_a_boxs_probes_have_one_budget_however_often_it_dials(
     address = await server.start()
     try:
         for _ in range(4):  # 4 x 1024 bytes are within it
-            async with open_channel(address, identities.of(Role.AGENT, "eve"), box=NodeName("a")) as channel:
+            async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
                 await revocation._probe(channel)
-        async with open_channel(address, identities.of(Role.AGENT, "eve"), box=NodeName("a")) as channel:
+        async with open_channel(address, identities.of(Role.AGENT, "eve"), node=NodeName("a")) as channel:
             await refused(channel)
-        async with open_channel(address, identities.of(Role.AGENT, "b"), box=NodeName("a")) as channel:
+        async with open_channel(address, identities.of(Role.AGENT, "b"), node=NodeName("a")) as channel:
             held = [await revocation._probe(channel) for _ in range(probes.MOST_STREAMS)]
             await refused(channel)
             assert not any(call.done() for call in held)

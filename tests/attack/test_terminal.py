@@ -1,4 +1,4 @@
-"""No box and no client steers a terminal: not by what they say now, and not by what an old state holds."""
+"""No node and no client steers a terminal: not by what they say now, and not by what an old state holds."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def is_plain(line: str) -> bool:
 
 @pytest.mark.timing
 @pytest.mark.parametrize("text", terminal.STEERING)
-async def test_a_box_and_a_client_are_refused_by_the_field(text: str, open_site: Any, tmp_path: Path) -> None:
+async def test_a_node_and_a_client_are_refused_by_the_field(text: str, open_site: Any, tmp_path: Path) -> None:
     site = await open_site(identities=Identities(tmp_path))
-    met = await terminal.say_as_a_box(site.channel_of(Role.AGENT, "b"), "b", text)
+    met = await terminal.say_as_a_node(site.channel_of(Role.AGENT, "b"), "b", text)
     assert met == {field: field for field in met}
     assert await terminal.say_as_a_client(site.channel_of(Role.CLIENT, "app"), text) == "request_id"
     assert not site.state.nodes
@@ -74,7 +74,7 @@ def test_what_an_old_state_holds_is_shown_with_escapes(text: str, edgectl: Any, 
 
 @pytest.mark.parametrize("text", terminal.STEERING)
 def test_labels_of_metrics_are_plain(text: str) -> None:
-    metrics = Metrics(lambda: [gauge("boxes", "Boxes.", ["box"], [((f"b{text}",), 1.0)])])
+    metrics = Metrics(lambda: [gauge("nodes", "Nodes.", ["node"], [((f"b{text}",), 1.0)])])
     shown = metrics.exposition()[0].decode()
-    (line,) = [line for line in shown.split("\n") if line.startswith("boxes{")]
+    (line,) = [line for line in shown.split("\n") if line.startswith("nodes{")]
     assert is_plain(line)

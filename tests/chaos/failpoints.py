@@ -34,7 +34,7 @@ class Place(StrEnum):
     """The head took the result and formed the next step; its tokens are not on their way yet."""
     BEFORE_LOAD = "before_load"
     DURING_LOAD = "during_load"
-    """The weights are on the box's disk, and none is in memory."""
+    """The weights are on the node's disk, and none is in memory."""
     AFTER_LOAD = "after_load"
     BEFORE_ATTACH = "before_attach"
     """The head is about to open its request stream."""

@@ -1,4 +1,4 @@
-"""The cases, as values: who is asked for what, and which box is lost where in which step. Pure."""
+"""The cases, as values: who is asked for what, and which node is lost where in which step. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.failpoints import OF_LOADS, OF_SAVES, Action, Place
 
 STAGES = 3
 SPARE = STAGES
-"""Where a fault hits the box that holds no stage when the case begins."""
+"""Where a fault hits the node that holds no stage when the case begins."""
 COORDINATOR = -1
 PROMPT = 96
 NEW_TOKENS = 32
@@ -57,7 +57,7 @@ class Ask:
     def options(self) -> GenerateOptions:
         options = GenerateOptions(max_new_tokens=self.new_tokens, ignore_eos=True)
         if self.sampled:
-            # A box that is new to a request has to be told what penalties count. Below 0 they matter most often.
+            # A node that is new to a request has to be told what penalties count. Below 0 they matter most often.
             options |= GenerateOptions(temperature=0.9, top_p=0.95, min_p=0.01, seed=self.seed)
             options |= GenerateOptions(presence_penalty=-1.5, frequency_penalty=0.4, logit_bias={300: 2.0, 301: -100.0})
         return options
@@ -85,7 +85,7 @@ class Fault:
 
 class LinkKind(StrEnum):
     DEAF = "deaf"
-    """Nobody reaches the box of this stage any more, though it reaches everybody."""
+    """Nobody reaches the node of this stage any more, though it reaches everybody."""
     STALL = "stall"
     STALL_UP = "stall_up"
     """What the sender writes no longer arrives; the other direction passes."""
@@ -103,7 +103,7 @@ SLOW_TO_NOTICE = frozenset({LinkKind.DEAF, LinkKind.STALL, LinkKind.STALL_UP})
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Of the link from the box of the stage before into that of stage `to`, set when the client has `after_tokens`
+    """Of the link from the node of the stage before into that of stage `to`, set when the client has `after_tokens`
     tokens. `detail` is of a flip: its byte."""
 
     to: int
@@ -169,7 +169,7 @@ def full(seed: int) -> list[Case]:
 def quick(seed: int, share: int = 1) -> list[Case]:
     """Some of each group, chosen by `seed`; one `share`-th of them.
 
-    No box that is halted and no link that stalls, which take their seconds.
+    No node that is halted and no link that stalls, which take their seconds.
     """
     chance = random.Random(seed)
     by_group: dict[str, list[Case]] = {}
@@ -227,7 +227,7 @@ def crowd() -> Iterator[Case]:
 
 def twice() -> Iterator[Case]:
     """A second loss: of the spare that is loading the lost layers, or of the head, as it runs the request once more or
-    later. Lost boxes come back only after the second loss."""
+    later. Lost nodes come back only after the second loss."""
     for stage in range(STAGES):
         first = Fault(stage, Place.BEFORE_COMPUTE, PROMPT + 9)
         for place in sorted(OF_LOADS):
@@ -239,19 +239,19 @@ def twice() -> Iterator[Case]:
 
 
 def halted() -> Iterator[Case]:
-    """A box that stands still with its connections open."""
+    """A node that stands still with its connections open."""
     for stage in range(STAGES):
         for position in (32, PROMPT + 9):
             fault = Fault(stage, Place.BEFORE_COMPUTE, position, action=Action.HALT)
-            yield Case("halted box", Dtype.FP32, (fault,))
+            yield Case("halted node", Dtype.FP32, (fault,))
 
 
 RECOVERY = ("ready->waiting", "waiting->loading", "loading->activating", "activating->ready")
-"""The changes of a deployment that loses a box and goes on."""
+"""The changes of a deployment that loses a node and goes on."""
 
 
 def saves() -> Iterator[Case]:
-    """The coordinator is lost as well, around the writing of each change that the loss of a box brings."""
+    """The coordinator is lost as well, around the writing of each change that the loss of a node brings."""
     loss = Fault(1, Place.BEFORE_COMPUTE, PROMPT + 9)
     for change in RECOVERY:
         for place in sorted(OF_SAVES):

@@ -1,4 +1,4 @@
-"""How long a request stands still when it loses a box, and what it waits for meanwhile.
+"""How long a request stands still when it loses a node, and what it waits for meanwhile.
 
 Each try is one request alone on a whole site, and one fault in its middle. A pause is the longest wait for a token. Its
 parts come from the coordinator's log, whose clock is the one that the marks of failpoints are in:
@@ -39,17 +39,17 @@ IN_THE_MIDDLE = PROMPT + 9
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way to lose a box; `warm` is whether the spare has the lost layers in memory already."""
+    """A way to lose a node; `warm` is whether the spare has the lost layers in memory already."""
 
     name: str
     warm: bool = False
 
     def case(self, number: int) -> Case:
-        """The try of this number: the boxes of all stages take turns."""
+        """The try of this number: the nodes of all stages take turns."""
         stage = number % STAGES
         if self.name == "stalled link":
             return Case("pauses", Dtype.FP32, links=(LinkFault(stage, LinkKind.STALL, 10),), seed=1)
-        action = Action.HALT if self.name == "halted box" else Action.KILL
+        action = Action.HALT if self.name == "halted node" else Action.KILL
         return Case("pauses", Dtype.FP32, (Fault(stage, Place.BEFORE_COMPUTE, IN_THE_MIDDLE, action=action),))
 
 
@@ -57,7 +57,7 @@ KINDS = (
     Kind("death", warm=True),
     Kind("death"),
     Kind("stalled link", warm=True),
-    Kind("halted box", warm=True),
+    Kind("halted node", warm=True),
 )
 
 
@@ -68,7 +68,7 @@ class Pause:
     whole_s: float
     parts: Mapping[str, float]
     predicted_s: float | None = None
-    """What the plan said before, of a box that dies."""
+    """What the plan said before, of a node that dies."""
 
 
 def log_events(lines: Sequence[str]) -> Iterator[tuple[float, Mapping[str, object]]]:
@@ -140,7 +140,7 @@ async def run(tries: int, keep: Path | None, kinds: Sequence[Kind] = KINDS) -> i
 
 
 async def _predicted(site: ChaosSite, case: Case) -> float | None:
-    """What losing the box of the case would cost, as the coordinator says."""
+    """What losing the node of the case would cost, as the coordinator says."""
     outlook = (await site.client.deployment(DEPLOYMENT, outlook=True)).outlook
     assert outlook is not None
     pause = outlook.losses[case.faults[0].at].pause

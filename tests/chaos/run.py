@@ -1,4 +1,4 @@
-"""Kill the boxes of a site, one in every step of an answer, and see that every client gets the very tokens of an
+"""Kill the nodes of a site, one in every step of an answer, and see that every client gets the very tokens of an
 undisturbed run.
 
     python -m tests.chaos.run --cases quick|full [--seed N] [--only TEXT] [--table FILE] [--keep DIR]
@@ -60,7 +60,7 @@ async def run_cases(cases: Sequence[Case], directory: Path) -> tuple[list[Outcom
         sites = 0
         while group:
             sites += 1
-            home = directory / f"{'links' if proxied else 'boxes'}-{sites}"
+            home = directory / f"{'links' if proxied else 'nodes'}-{sites}"
             home.mkdir(parents=True)
             async with ChaosSite(home, proxied=proxied) as site:
                 if not site.native:

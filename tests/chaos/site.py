@@ -1,6 +1,6 @@
 """A whole site whose processes may be killed and come back: a coordinator and agents of one thread each, on loopback.
 
-It is used for many kills. A box that was killed is started again at the address it had, with its state directory, and
+It is used for many kills. A node that was killed is started again at the address it had, with its state directory, and
 is then the spare.
 """
 
@@ -38,11 +38,11 @@ DEPLOYMENT = "tales"
 STEP_TOKENS = 32
 """So that a prompt of a hundred tokens has several chunks."""
 BACK_S = 60.0
-"""To have every box back and the deployment ready. A quiet machine needs less than a second."""
+"""To have every node back and the deployment ready. A quiet machine needs less than a second."""
 
 
 def spec(**changes: object) -> DeploymentSpec:
-    """The demo model over three boxes, in a KV pool of 32 blocks; None takes a field out."""
+    """The demo model over three nodes, in a KV pool of 32 blocks; None takes a field out."""
     values: dict[str, object] = {
         "name": DEPLOYMENT,
         "model": MODEL,
@@ -101,7 +101,7 @@ class ChaosSite:
         await self.stop()
 
     async def start(self) -> None:
-        """Every box is placeable at the end, and the model in the store."""
+        """Every node is placeable at the end, and the model in the store."""
         self._nursery = nursery = await asyncio.to_thread(shared)
         arguments = ["--failpoints", str(self.directory), "--listen", self.address]
         arguments += ["--state-dir", str(self.directory / COORDINATOR), "--plaintext"]
@@ -190,12 +190,12 @@ class ChaosSite:
         return await self.client.deploy(spec(**changes), timeout_s=BACK_S)
 
     async def stages(self) -> list[str]:
-        """The boxes of the stages, in order."""
+        """The nodes of the stages, in order."""
         deployment = await self.client.deployment(DEPLOYMENT)
         return [str(stage.node_name) for stage in deployment.placement.stages]
 
     async def placed(self) -> list[str]:
-        """The boxes of the stages, in order, and behind them the spares."""
+        """The nodes of the stages, in order, and behind them the spares."""
         stages = await self.stages()
         return [*stages, *(name for name in self.nodes if name not in stages)]
 
@@ -238,7 +238,7 @@ class ChaosSite:
         """Its command line; starts its proxy."""
         listen = f"127.0.0.1:{port}"
         arguments = ["--failpoints", str(self.directory), "--step-tokens", str(STEP_TOKENS)]
-        # Cases say which box takes over; one that keeps layers packed from an earlier case would be preferred.
+        # Cases say which node takes over; one that keeps layers packed from an earlier case would be preferred.
         arguments += ["--pack", "never"]
         arguments += ["--coordinator", self.address, "--name", name, "--listen", listen, "--idle-spin-s", "0"]
         arguments += ["--state-dir", str(self.directory / name), "--threads", "1", "--memory", "1GiB", "--plaintext"]

@@ -1,10 +1,10 @@
-"""Boxes that stand still for a moment, and steps that take long: nobody is taken for dead, and no token is lost.
+"""Nodes that stand still for a moment, and steps that take long: nobody is taken for dead, and no token is lost.
 
     python -m tests.chaos.standstill [--tries 20] [--step 30] [--keep DIR]
 
-A box is stopped (SIGSTOP) in the middle of an answer and goes on 1.5 s later: the epoch must stay. After 2 s the answer
-may have moved to other boxes, but its tokens are the same. A coordinator that is stopped gives up nobody, however long.
-A step of so many seconds, of an emulated device and of processor time, is no reason to give up its box.
+A node is stopped (SIGSTOP) in the middle of an answer and goes on 1.5 s later: the epoch must stay. After 2 s the
+answer may have moved to other nodes, but its tokens are the same. A coordinator that is stopped gives up nobody,
+however long. A step of so many seconds, of an emulated device and of processor time, is no reason to give up its node.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from tests.chaos.trial import Stream
 SHORT_S, LONG_S = 1.5, 2.0
 """A pause that costs nothing, and one that may cost a replay."""
 BLIND_S = 30.0
-"""Of a coordinator: longer than the streams of boxes last without it."""
-BOXES = ("a", "b", "c", "d")
+"""Of a coordinator: longer than the streams of nodes last without it."""
+NODES = ("a", "b", "c", "d")
 ASK = Ask(5, prompt_tokens=48, new_tokens=300)
 FEW = Ask(5, prompt_tokens=16, new_tokens=2)
 LIMIT_S = 60.0
@@ -77,8 +77,8 @@ class Try:
 
 
 async def pauses(directory: Path, tries: Sequence[float], blind: Sequence[float] = ()) -> list[Try]:
-    """Stop a box for each of these seconds, the boxes of all stages in turns, and the coordinator for each `blind`."""
-    async with ChaosSite(directory, BOXES) as site:
+    """Stop a node for each of these seconds, the nodes of all stages in turns, and the coordinator for each `blind`."""
+    async with ChaosSite(directory, NODES) as site:
         await site.deploy(max_context=512)
         right = reference_of((await answered(site, ASK)).events)
         done = []
@@ -88,27 +88,28 @@ async def pauses(directory: Path, tries: Sequence[float], blind: Sequence[float]
         return done + [say(await _pause(site, right, COORDINATOR, pause_s)) for pause_s in blind]
 
 
-async def _pause(site: ChaosSite, right: Reference, box: str, pause_s: float) -> Try:
+async def _pause(site: ChaosSite, right: Reference, node: str, pause_s: float) -> Try:
     before = await site.client.deployment(DEPLOYMENT)
     stream = Stream(ASK)
     running = asyncio.create_task(stream.run(site.client))
     await asyncio.wait_for(stream.has(20), LIMIT_S)
-    site.daemons[box].signal(signal.SIGSTOP)
+    site.daemons[node].signal(signal.SIGSTOP)
     await asyncio.sleep(pause_s)
-    site.daemons[box].signal(signal.SIGCONT)
+    site.daemons[node].signal(signal.SIGCONT)
     problems = [] if not stream.over else ["the answer ended before the pause did"]
     await asyncio.wait_for(running, LIMIT_S)
     problems += _wrong(stream, right)
     await site.restore()
     after = await site.client.deployment(DEPLOYMENT)
     moved = after.epoch != before.epoch
-    if moved and (pause_s <= SHORT_S or box == COORDINATOR):
-        problems.append(f"{box} cost epoch {before.epoch}")
-    return Try(f"{pause_s:g} s of {box}", tuple(problems), max(stream.gaps), moved)
+    if moved and (pause_s <= SHORT_S or node == COORDINATOR):
+        problems.append(f"{node} cost epoch {before.epoch}")
+    return Try(f"{pause_s:g} s of {node}", tuple(problems), max(stream.gaps), moved)
 
 
 async def emulated_step(directory: Path, step_s: float) -> Try:
-    """Each step takes so long on the emulated device of the second stage; the right answer is the first box's alone."""
+    """Each step takes so long on the emulated device of the second stage; the right answer is the first node's
+    alone."""
     directory.mkdir(parents=True, exist_ok=True)
     async with ChaosSite(directory, ("a", "b"), options=("--emulate", str(_lab_file(directory, step_s)))) as site:
         return say(await _slow_answer(site, f"an emulated step of {step_s:g} s", step_s))

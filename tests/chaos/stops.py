@@ -1,8 +1,8 @@
-"""Boxes that stand still for good: any box of a deployment is stopped (SIGSTOP) amid answers, which go on elsewhere.
+"""Nodes that stand still for good: any node of a deployment is stopped (SIGSTOP) amid answers, which go on elsewhere.
 
     python -m tests.chaos.stops [--stops 200] [--seed 1] [--keep DIR]
 
-Deployments have 1 to 4 stages. Each stop has three requests, whose answers are compared with the undisturbed ones; box
+Deployments have 1 to 4 stages. Each stop has three requests, whose answers are compared with the undisturbed ones; node
 and moment are drawn. A pause is the longest wait of any of them for a token.
 """
 
@@ -28,7 +28,7 @@ from tests.chaos.site import ChaosSite
 from tests.chaos.standstill import answered
 from tests.chaos.trial import Stream
 
-BOXES = ("a", "b", "c", "d", "e")
+NODES = ("a", "b", "c", "d", "e")
 """One more than stages: who takes over."""
 CUTS = ("a=0:12", "a=0:6,b=6:12", "a=0:4,b=4:9,c=9:12", "a=0:3,b=3:6,c=6:9,d=9:12")
 ASKS = (
@@ -57,7 +57,7 @@ async def stops(directory: Path, stage_counts: Sequence[int], seed: int) -> list
     """One stop for each of these numbers of stages."""
     chance = random.Random(seed)
     done: list[Stop] = []
-    async with ChaosSite(directory, BOXES[: max(stage_counts) + 1]) as site:
+    async with ChaosSite(directory, NODES[: max(stage_counts) + 1]) as site:
         right: list[Reference] = []
         for count in stage_counts:
             if not done or len(await site.stages()) != count:
@@ -69,24 +69,24 @@ async def stops(directory: Path, stage_counts: Sequence[int], seed: int) -> list
 
 
 async def _stop(site: ChaosSite, right: Sequence[Reference], chance: random.Random) -> Stop:
-    boxes = await site.stages()
-    stage, after = chance.randrange(len(boxes)), chance.randrange(LATEST)
+    nodes = await site.stages()
+    stage, after = chance.randrange(len(nodes)), chance.randrange(LATEST)
     streams = [Stream(ask) for ask in ASKS]
     running = [asyncio.create_task(stream.run(site.client)) for stream in streams]
     async with asyncio.timeout(LIMIT_S):
         await streams[0].has(after)
-        site.daemons[boxes[stage]].signal(signal.SIGSTOP)
+        site.daemons[nodes[stage]].signal(signal.SIGSTOP)
         await asyncio.gather(*running)
     verdicts = [
         check(stream.events, known, whole=not stream.error) for stream, known in zip(streams, right, strict=True)
     ]
     problems = [problem for verdict in verdicts for problem in verdict.problems]
     problems += [f"{stream.error.reason}: {stream.error.message}" for stream in streams if stream.error is not None]
-    if boxes[stage] in await site.stages():
-        problems.append(f"box {boxes[stage]} still has a stage")
+    if nodes[stage] in await site.stages():
+        problems.append(f"node {nodes[stage]} still has a stage")
     await site.restore()
     return Stop(
-        len(boxes),
+        len(nodes),
         stage,
         max(max(stream.gaps) for stream in streams),
         sum(verdict.wrong_tokens for verdict in verdicts),

@@ -26,9 +26,9 @@ from tests.chaos.matrix import Ask
 from tests.chaos.sending import sent
 from tests.chaos.site import COORDINATOR, ChaosSite, spec
 
-BOXES = ("a", "b", "c", "d", "e")
+NODES = ("a", "b", "c", "d", "e")
 STEADY, TRIED, OTHER_MODEL = "steady", "tried", "other-tales"
-"""Deployments: one on boxes a and b, which no case touches; and the one that is tried, on c and d. Box e is free."""
+"""Deployments: one on nodes a and b, which no case touches; and the one that is tried, on c and d. Node e is free."""
 LAYERS = {STEADY: "a=0:6,b=6:12", TRIED: "c=0:6,d=6:12"}
 ASK = Ask(11, prompt_tokens=48, new_tokens=300)
 MAX_CONTEXT = 512
@@ -37,16 +37,16 @@ ANSWER_S = 3.0
 LIMIT_S = 30.0
 """For anything of a case to happen. A quiet machine needs a second."""
 LATE_S = 1.5
-"""For a box to be late, so that there is time to delete what it is busy with."""
+"""For a node to be late, so that there is time to delete what it is busy with."""
 POLL_S = 0.01
 
 
-ENDS_READY = frozenset({"deploy", "a box dies", "the head's stream breaks", "the coordinator restarts"})
+ENDS_READY = frozenset({"deploy", "a node dies", "the head's stream breaks", "the coordinator restarts"})
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a coordinator acknowledged: boxes' ids by name, models, and deployments with their phases and epochs."""
+    """What a coordinator acknowledged: nodes' ids by name, models, and deployments with their phases and epochs."""
 
     nodes: dict[str, str]
     models: frozenset[str]
@@ -110,7 +110,7 @@ class Operator:
                     await asyncio.sleep(POLL_S)
 
     async def remove_node(self, name: str) -> None:
-        """Until it is answered, or the box is not there any more, as when an answer was lost."""
+        """Until it is answered, or the node is not there any more, as when an answer was lost."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
@@ -140,9 +140,9 @@ class Story:
     def begins_ready(self) -> bool:
         return self._name in {
             *(ENDS_READY - {"deploy"}),
-            "a box dies, the spare dies loading",
-            "a box dies, the head dies opening",
-            "coordinator and box restart",
+            "a node dies, the spare dies loading",
+            "a node dies, the head dies opening",
+            "coordinator and node restart",
             "delete",
             "delete twice",
             "delete while waiting",
@@ -159,11 +159,11 @@ class Story:
         elif self.begins_ready:
             await self._site.client.deploy(spec_of(TRIED), timeout_s=LIMIT_S)
         match self._name:
-            case "deploy, a box dies loading":
+            case "deploy, a node dies loading":
                 self._arm("d", Place.BEFORE_LOAD)
-            case "deploy, the head dies opening" | "a box dies, the head dies opening":
+            case "deploy, the head dies opening" | "a node dies, the head dies opening":
                 self._arm("c", Place.BEFORE_ATTACH)
-            case "a box dies, the spare dies loading":
+            case "a node dies, the spare dies loading":
                 self._arm("e", Place.BEFORE_LOAD)
             case "delete while loading":
                 self._arm("d", Place.DURING_LOAD, Action.SLEEP)
@@ -185,7 +185,7 @@ class Story:
         site = self._site
         delete = admin_pb2.DeleteDeploymentRequest(name=TRIED)
         match self._name:
-            case "deploy" | "deploy, a box dies loading" | "deploy, the head dies opening":
+            case "deploy" | "deploy, a node dies loading" | "deploy, the head dies opening":
                 await insist("Deploy", admin_pb2.DeployRequest(spec=spec_to_wire(spec_of(TRIED))))
             case "delete" | "delete what failed":
                 await insist("DeleteDeployment", delete)
@@ -203,17 +203,17 @@ class Story:
             case "delete while waiting":
                 await self._restart(without="d")
                 await insist("DeleteDeployment", delete)
-            case "coordinator and box restart":
+            case "coordinator and node restart":
                 await self._restart(without="d")
                 await site.daemons["d"].start()
             case "the coordinator restarts":
                 await self._restart()
             case "the head's stream breaks":
                 self._arm("c", Place.BEFORE_SAY, Action.LOSE_REPLY)
-            case "a box restarts":
+            case "a node restarts":
                 await site.daemons["e"].kill()
                 await site.daemons["e"].start()
-            case "a box is deleted":
+            case "a node is deleted":
                 await self._operator.remove_node("e")
             case "links are measured":
                 with contextlib.suppress(UnavailableError):
@@ -231,8 +231,8 @@ class Story:
 
     def lost(self, before: Known, after: Known, answered: frozenset[str]) -> list[str]:
         """What of that which was acknowledged the restarted coordinator does not know."""
-        nodes = {name: of for name, of in before.nodes.items() if (self._name, name) != ("a box is deleted", "e")}
-        problems = [f"box {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of]
+        nodes = {name: of for name, of in before.nodes.items() if (self._name, name) != ("a node is deleted", "e")}
+        problems = [f"node {name} is not known" for name, of in nodes.items() if after.nodes.get(name) != of]
         kept = before.models - ({OTHER_MODEL} if self._name == "a model is deleted" else set())
         problems += [f"model {name} is not known" for name in sorted(kept - after.models)]
         for name, (_, epoch) in before.deployments.items():
@@ -250,12 +250,12 @@ class Story:
         return problems
 
     async def heal(self) -> None:
-        """Every box is there and no failpoint is armed."""
-        for name in BOXES:
+        """Every node is there and no failpoint is armed."""
+        for name in NODES:
             self._site.daemons[name].signal(signal.SIGCONT)
         dead = set(self._site.dead())
-        await self._site.start_dead(BOXES)
-        for name in sorted(dead & set(BOXES)):
+        await self._site.start_dead(NODES)
+        for name in sorted(dead & set(NODES)):
             await self._site.daemons[name].wait_ready()
 
     async def finish(self, before: Known) -> list[str]:
@@ -263,15 +263,15 @@ class Story:
         if self.deletes:
             problems += await self._expect({None})
         elif self._name.startswith("deploy,"):
-            # Where the failure was not on disk, the deployment is tried again, now with all boxes.
+            # Where the failure was not on disk, the deployment is tried again, now with all nodes.
             problems += await self._expect({Phase.FAILED, Phase.READY})
         elif self._name == "deploy" or self.begins_ready:
             problems += await self._expect({Phase.READY})
         for name in self._site.nodes:
             self._disarm(name)
         self._disarm(COORDINATOR)
-        await self._site.start_dead(BOXES)
-        await asyncio.gather(*(self._site.daemons[name].wait_ready() for name in BOXES))
+        await self._site.start_dead(NODES)
+        await asyncio.gather(*(self._site.daemons[name].wait_ready() for name in NODES))
         after = await self._operator.known()
         if after.deployments.get(STEADY) != (Phase.READY, before.deployments[STEADY][1]):
             problems.append(f"{STEADY} was {before.deployments[STEADY]} and is {after.deployments.get(STEADY)}")
@@ -292,7 +292,7 @@ class Story:
 
     async def _whole(self) -> bool:
         nodes = await self._site.client.nodes()
-        return len(nodes) == len(BOXES) and all(node.placeable for node in nodes)
+        return len(nodes) == len(NODES) and all(node.placeable for node in nodes)
 
     async def _expect(self, phases: set[Phase | None]) -> list[str]:
         try:
@@ -302,13 +302,13 @@ class Story:
         return []
 
     async def _expect_on(self, names: str) -> list[str]:
-        """The tried deployment is on these boxes."""
+        """The tried deployment is on these nodes."""
         stages = (await self._site.client.deployment(TRIED)).placement.stages
         there = "".join(stage.node_name for stage in stages)
-        return [] if there == names else [f"{TRIED} was to be on boxes {names} and is on {there}"]
+        return [] if there == names else [f"{TRIED} was to be on nodes {names} and is on {there}"]
 
     async def _deploy_planned(self) -> None:
-        """For boxes c and d, while e is away, which is there again afterwards."""
+        """For nodes c and d, while e is away, which is there again afterwards."""
         site = self._site
         await site.daemons["e"].kill()
 
@@ -323,7 +323,7 @@ class Story:
         await site.until(self._whole, LIMIT_S)
 
     async def _restart(self, without: str = "") -> None:
-        """The coordinator is killed and started again; at the same time a box is killed."""
+        """The coordinator is killed and started again; at the same time a node is killed."""
         await self._site.daemons[COORDINATOR].kill()
         if without:
             await self._site.daemons[without].kill()

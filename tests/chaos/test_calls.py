@@ -1,4 +1,4 @@
-"""A call that is lost on its way, answered in vain or sent twice takes effect once, on a real coordinator and boxes."""
+"""A call that is lost on its way, answered in vain or sent twice takes effect once, on a real coordinator and nodes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_a_model_is_deleted_once(site: ChaosSite, tmp_path: Path, action: 
 
 
 @pytest.mark.parametrize("action", FAULTS)
-async def test_a_box_registers_once(site: ChaosSite, action: Action) -> None:
+async def test_a_node_registers_once(site: ChaosSite, action: Action) -> None:
     before = {node.name: node.node_id for node in await site.client.nodes()}
     await site.daemons["c"].kill()
     async with Faulty(site, "Register", action):

@@ -1,4 +1,4 @@
-"""Clients that leave at any point leave nothing: no KV on any box, no request at the head or the coordinator."""
+"""Clients that leave at any point leave nothing: no KV on any node, no request at the head or the coordinator."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COUNT = "EDGESHARD_CHAOS_DISCONNECTS"
 GROUP = 8
 """Clients at once: four run, the others wait."""
 KILLS_EVERY = 6
-"""Groups: a box is lost under one of so many."""
+"""Groups: a node is lost under one of so many."""
 NEW_TOKENS = 64
 TEXT = "Once upon a time there was a king who had three sons. " * 3
 GONE_S = 20.0
 """A quiet machine needs a second; what leaks stays for ever."""
 EMPTY = ("requests", "requests alive", "requests of heads", "followed")
-EMPTY_OF_BOX = ("requests of heads", "tasks of heads", "sequences")
+EMPTY_OF_NODE = ("requests of heads", "tasks of heads", "sequences")
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operators do not promise the bits")
 
@@ -60,7 +60,7 @@ class Leaver:
         self.events = 0
 
     async def visit(self, fault: asyncio.Event | None, after_fault_s: float) -> None:
-        """Where a box is to be lost, that happens first: it leaves so long after it."""
+        """Where a node is to be lost, that happens first: it leaves so long after it."""
         async with Client(self._address, plaintext=True) as client:
             reading = asyncio.create_task(self._read(client, None if fault is not None else self._after_tokens))
             if fault is not None:
@@ -92,7 +92,7 @@ class Leaver:
 
 
 async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: int | None) -> None:
-    """A group of clients comes and leaves; a box is lost meanwhile, once the first has a token, and comes back."""
+    """A group of clients comes and leaves; a node is lost meanwhile, once the first has a token, and comes back."""
     leavers = [Leaver(site.address, chance) for _ in range(count)]
     fault = asyncio.Event() if lost_stage is not None else None
     visits = [asyncio.create_task(leaver.visit(fault, chance.uniform(0.0, 0.6))) for leaver in leavers]
@@ -110,7 +110,7 @@ async def leave(site: ChaosSite, chance: random.Random, count: int, lost_stage: 
 
 
 async def nothing_left(site: ChaosSite) -> float:
-    """Seconds until no box holds KV and nobody knows of a request. Raises AssertionError for what stays."""
+    """Seconds until no node holds KV and nobody knows of a request. Raises AssertionError for what stays."""
     began, found = time.monotonic(), ["nobody answered"]
 
     async def gone() -> bool:
@@ -119,7 +119,7 @@ async def nothing_left(site: ChaosSite) -> float:
         stays = [f"the coordinator has {of[what]} {what}" for what in EMPTY if of[what]]
         for name in site.nodes:
             of = await site.census(name)
-            stays += [f"box {name} has {of[what]} {what}" for what in EMPTY_OF_BOX if of[what]]
+            stays += [f"node {name} has {of[what]} {what}" for what in EMPTY_OF_NODE if of[what]]
         found = stays
         return not stays
 
@@ -136,7 +136,7 @@ async def nothing_left(site: ChaosSite) -> float:
 async def test_clients_that_leave_at_any_point_leave_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At their start, while their prompt is tokenised or computed, in mid answer, while a box is replaced."""
+    """At their start, while their prompt is tokenised or computed, in mid answer, while a node is replaced."""
     chance, count = random.Random(11), int(os.environ.get(COUNT, in_form(60, 200)))
     async with ChaosSite(tmp_path) as site:
         await site.deploy()
@@ -159,4 +159,4 @@ async def test_clients_that_leave_at_any_point_leave_nothing(
         await again.run(site.client)
     assert check(again.events, reference_of(right.events)).problems == ()
     with capsys.disabled():
-        say(f"\n{count} clients left, {kills} boxes were lost; all was gone after {longest_s:.1f} s at most")
+        say(f"\n{count} clients left, {kills} nodes were lost; all was gone after {longest_s:.1f} s at most")

@@ -53,7 +53,7 @@ def test_a_seed_chooses_the_same_cases_and_another_seed_others() -> None:
     assert matrix.full(3) == matrix.full(3) and matrix.quick(3) == matrix.quick(3)
     assert matrix.quick(3) != matrix.quick(4)
     assert set(matrix.quick(3)) <= set(matrix.full(3)), "a quick run has no cases of its own"
-    assert {case.group for case in matrix.quick(3)} == {case.group for case in matrix.full(3)} - {"halted box"}
+    assert {case.group for case in matrix.quick(3)} == {case.group for case in matrix.full(3)} - {"halted node"}
 
 
 def test_a_crowd_fills_the_pool_but_for_less_than_one_request() -> None:
@@ -101,8 +101,8 @@ def test_the_parts_of_a_pause_come_from_the_log_and_make_up_the_whole() -> None:
     assert pauses.parts_of(begin + 1.1, begin + 3.0, lines) == {}, "without its first milestone nothing is known"
 
 
-def test_each_way_to_lose_a_box_is_tried_on_every_stage() -> None:
+def test_each_way_to_lose_a_node_is_tried_on_every_stage() -> None:
     for kind in pauses.KINDS:
         cases = [kind.case(number) for number in range(STAGES)]
         assert len({case.name for case in cases}) == STAGES
-    assert pauses.Kind("halted box").case(0).faults[0].action is Action.HALT
+    assert pauses.Kind("halted node").case(0).faults[0].action is Action.HALT

@@ -1,4 +1,4 @@
-"""A box whose cable is pulled in the middle of an answer: no packet says so, and the answer goes on without it."""
+"""A node whose cable is pulled in the middle of an answer: no packet says so, and the answer goes on without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT, PROMPT_TOKENS, NEW_TOKENS = "Once upon a time", 4, 40
 STARTUP_S = 120.0
 ANSWER_S = 120.0
 HELD_S = 5.0
-"""How long the box holds its step, so that the cable is out before it ends: far more than the test needs."""
+"""How long the node holds its step, so that the cable is out before it ends: far more than the test needs."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def start(network: namespaces.Network, launcher: processes.Launcher, directory: Path) -> Site:
-    """Three boxes hold a stage each, one is the spare."""
+    """Three nodes hold a stage each, one is the spare."""
     identities = Identities(directory)
     tls = {host: identities.host(host) for host in HOSTS}
     listen = {host: ("--listen", f"{network.address(host)}:0") for host in HOSTS}

@@ -1,4 +1,4 @@
-"""Boxes that restart again and again leave nothing in their coordinator: no entry, connection, task, file or memory."""
+"""Nodes that restart again and again leave nothing in their coordinator: no entry, connection, task, file or memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.forms import in_form
 
 COUNT = "EDGESHARD_CHAOS_RESTARTS"
 """Names the environment variable with the number of restarts."""
-BOXES = ("a", "b", "c", "d", "e")
+NODES = ("a", "b", "c", "d", "e")
 WARM_UP_SHARE = 0.4
 """Of the restarts; meanwhile allocators, threads and the ring of events fill."""
 MIB = 1 << 20
@@ -26,37 +26,37 @@ SETTLED_S = 20.0
 
 
 async def restart(site: ChaosSite, names: list[str]) -> None:
-    """Kill these boxes at once and have them all back."""
+    """Kill these nodes at once and have them all back."""
     for name in names:
         await site.daemons[name].kill()
     await asyncio.gather(*(site.start_daemon(name) for name in names))
 
 
 async def settled(site: ChaosSite) -> dict[str, int]:
-    """The coordinator's counts, once each box has its one connection; streams that ended are gone by then."""
+    """The coordinator's counts, once each node has its one connection; streams that ended are gone by then."""
     counts: dict[str, int] = {}
 
     async def one_each() -> bool:
         counts.update(await site.census(COORDINATOR))
-        return all(counts[what] == len(BOXES) for what in ("nodes", "connected", "streams", "streams alive"))
+        return all(counts[what] == len(NODES) for what in ("nodes", "connected", "streams", "streams alive"))
 
     try:
         await site.until(one_each, SETTLED_S)
     except TimeoutError:
-        raise AssertionError(f"{len(BOXES)} boxes, and the coordinator holds {counts}") from None
+        raise AssertionError(f"{len(NODES)} nodes, and the coordinator holds {counts}") from None
     return counts
 
 
 @pytest.mark.timeout(900)
-async def test_boxes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_nodes_that_restart_leave_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chance, count = random.Random(5), int(os.environ.get(COUNT, in_form(15, 30)))
-    async with ChaosSite(tmp_path, BOXES) as site:
+    async with ChaosSite(tmp_path, NODES) as site:
         ids = {node.name: node.node_id for node in await site.client.nodes()}
         coordinator, done, samples = psutil.Process(site.daemons[COORDINATOR].pid), 0, []
         for until in (int(count * WARM_UP_SHARE), count):
             while done < until:
                 # One, a minority, or most of them at once.
-                names = chance.sample(BOXES, min(chance.choice((1, 2, 4, 5)), until - done))
+                names = chance.sample(NODES, min(chance.choice((1, 2, 4, 5)), until - done))
                 await restart(site, names)
                 done += len(names)
             counts = await settled(site)

@@ -1,4 +1,4 @@
-"""A box that stands by takes a lost stage's layers from its memory: nothing is fetched, and no token changes."""
+"""A node that stands by takes a lost stage's layers from its memory: nothing is fetched, and no token changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operator
 
 
 async def standbys(site: ChaosSite) -> dict[NodeName, str]:
-    """The layers that boxes keep for others, where all of them are in memory."""
+    """The layers that nodes keep for others, where all of them are in memory."""
     return {
         node.name: str(stage.layers)
         for node in await site.client.nodes()

@@ -1,4 +1,4 @@
-"""A box that stands still for a moment, or computes a long step, is not given up; one that stays so soon is.
+"""A node that stands still for a moment, or computes a long step, is not given up; one that stays so soon is.
 
 More: `python -m tests.chaos.standstill` and `python -m tests.chaos.stops`.
 """
@@ -34,16 +34,17 @@ async def test_a_pause_costs_no_token_and_a_short_one_no_epoch(tmp_path: Path) -
 
 @pytest.mark.long
 async def test_a_coordinator_that_stood_still_for_long_gives_up_nobody(tmp_path: Path) -> None:
-    """First its streams stay, then the head has dialled it again, and then all boxes' control streams have ended."""
+    """First its streams stay, then the head has dialled it again, and then all nodes' control streams have ended."""
     done = await standstill.pauses(tmp_path, [], [3.0, 8.0, BLIND_S])
     assert [one for one in done if one.problems] == []
 
 
 @pytest.mark.parametrize(
-    "stages", [pytest.param([1], id="sole box"), pytest.param([1, 1, 2, 2, 3, 4], marks=pytest.mark.long, id="any box")]
+    "stages",
+    [pytest.param([1], id="sole node"), pytest.param([1, 1, 2, 2, 3, 4], marks=pytest.mark.long, id="any node")],
 )
-async def test_a_box_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Path, stages: list[int]) -> None:
-    """Sooner than a silent box that nobody watches, which takes 10 s."""
+async def test_a_node_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Path, stages: list[int]) -> None:
+    """Sooner than a silent node that nobody watches, which takes 10 s."""
     done = await stops.stops(tmp_path, stages, seed=7)
     assert [stop for stop in done if stop.problems or stop.pause_s > SOON_S] == []
 
@@ -51,7 +52,7 @@ async def test_a_box_that_stays_still_is_replaced_whatever_it_holds(tmp_path: Pa
 @pytest.mark.parametrize("kind", ["emulated", "computed"])
 @pytest.mark.long
 async def test_a_long_step_costs_nothing(tmp_path: Path, kind: str) -> None:
-    """Longer than a link may be silent, and than a box that stands still is waited for."""
+    """Longer than a link may be silent, and than a node that stands still is waited for."""
     step_s = float(os.environ.get(STEP_S, "4"))
     tried = await (standstill.emulated_step if kind == "emulated" else standstill.computed_step)(tmp_path, step_s)
     assert tried.problems == ()

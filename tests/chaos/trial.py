@@ -21,7 +21,7 @@ from tests.chaos.proxy import Link
 from tests.chaos.site import BACK_S, COORDINATOR, DEPLOYMENT, ChaosSite
 
 REQUEST_S = 60.0
-"""For a request to end, however many boxes it loses. A quiet machine needs a second or two."""
+"""For a request to end, however many nodes it loses. A quiet machine needs a second or two."""
 WATCH_S = 0.01
 KV_GONE_S = 20.0
 DELAY_S = 0.02
@@ -113,7 +113,7 @@ class Trials:
         """Links that are to flip a bit, and how many they had flipped before."""
 
     async def prepare(self, case: Case) -> None:
-        """Have everything as the case wants it: it is deployed, and the spare box is warm where there is a standby."""
+        """Have everything as the case wants it: it is deployed, and the spare node is warm where there is a standby."""
         await self._deploy(case.dtype)
         if self._fields.get("standby"):
             await self.site.until(self._warm, BACK_S)
@@ -162,7 +162,7 @@ class Trials:
         return Outcome(case, tuple(problems), wrong, kills, max(0.0, pause_s), wall_s, tuple(streams), fault_at)
 
     async def nothing_left(self) -> list[str]:
-        """What is wrong with the site at rest: KV that a box still holds. A leak would stay for ever."""
+        """What is wrong with the site at rest: KV that a node still holds. A leak would stay for ever."""
         began = time.monotonic()
 
         async def gone() -> bool:
@@ -181,7 +181,7 @@ class Trials:
         self.site, self._dtype = site, None
 
     async def _deploy(self, dtype: Dtype) -> None:
-        """Three stages and a spare, as cases want them: with two boxes lost, those that are left share the layers."""
+        """Three stages and a spare, as cases want them: with two nodes lost, those that are left share the layers."""
         if self._dtype is not dtype or len(await self.site.stages()) != STAGES:
             await self.site.deploy(**dtype.fields, **self._fields)
             self._dtype = dtype
@@ -242,7 +242,7 @@ class Trials:
         return [f"the harness itself failed: {error!r}" for error in broken]
 
     async def _bring_back(self, points: set[str] | None, names: Sequence[str], ended: asyncio.Event) -> None:
-        """A coordinator comes back at once; boxes do when all that were to be lost are, where one spare is too few."""
+        """A coordinator comes back at once; nodes do when all that were to be lost are, where one spare is too few."""
         while not ended.is_set():
             if points is None or (len(points) > 1 and points <= self.site.marks().keys()):
                 await self.site.start_dead(names)

@@ -2,8 +2,8 @@
 
     python -m tests.chaos.writes [--only TEXT] [--keep DIR]
 
-Two boxes serve one deployment all the time, two more have another one, which goes through a life: it is deployed, loses
-boxes, goes on, is deleted. In each case the coordinator is killed right before or right behind one write, and started
+Two nodes serve one deployment all the time, two more have another one, which goes through a life: it is deployed, loses
+nodes, goes on, is deleted. In each case the coordinator is killed right before or right behind one write, and started
 again. Then it must answer soon and know what it had acknowledged; the deployment that has nothing to do with it must
 keep its epoch, and its request the tokens of an undisturbed run; and so must the requests of the one that goes on.
 """
@@ -35,8 +35,8 @@ from tests.chaos.site import COORDINATOR, DEMO_MODEL, ChaosSite
 from tests.chaos.stories import (
     ANSWER_S,
     ASK,
-    BOXES,
     LIMIT_S,
+    NODES,
     POLL_S,
     STEADY,
     TRIED,
@@ -69,19 +69,19 @@ WRITES = (
     Write("new->loading", "deploy"),
     Write("loading->activating", "deploy", (Phase.LOADING, Trigger.ALL_PREPARED)),
     Write("activating->ready", "deploy", (Phase.ACTIVATING, Trigger.HEAD_READY)),
-    Write("loading->failed", "deploy, a box dies loading", (Phase.LOADING, Trigger.BROKE_BEFORE_READY)),
+    Write("loading->failed", "deploy, a node dies loading", (Phase.LOADING, Trigger.BROKE_BEFORE_READY)),
     Write("activating->failed", "deploy, the head dies opening", (Phase.ACTIVATING, Trigger.BROKE_BEFORE_READY)),
-    Write("ready->waiting", "a box dies", (Phase.READY, Trigger.BROKE_AFTER_READY)),
-    Write("waiting->loading", "a box dies", (Phase.WAITING, Trigger.REPLANNED)),
-    Write("loading->activating", "a box dies"),
-    Write("activating->ready", "a box dies"),
-    Write("loading->waiting", "a box dies, the spare dies loading", (Phase.LOADING, Trigger.BROKE_AFTER_READY)),
-    Write("activating->waiting", "a box dies, the head dies opening", (Phase.ACTIVATING, Trigger.BROKE_AFTER_READY)),
+    Write("ready->waiting", "a node dies", (Phase.READY, Trigger.BROKE_AFTER_READY)),
+    Write("waiting->loading", "a node dies", (Phase.WAITING, Trigger.REPLANNED)),
+    Write("loading->activating", "a node dies"),
+    Write("activating->ready", "a node dies"),
+    Write("loading->waiting", "a node dies, the spare dies loading", (Phase.LOADING, Trigger.BROKE_AFTER_READY)),
+    Write("activating->waiting", "a node dies, the head dies opening", (Phase.ACTIVATING, Trigger.BROKE_AFTER_READY)),
     Write("ready->activating", "the head's stream breaks", (Phase.READY, Trigger.HEAD_DETACHED)),
     Write("activating->ready", "the head's stream breaks"),
     Write("waiting->activating", "the coordinator restarts", (Phase.WAITING, Trigger.ADOPTED)),
     Write("activating->ready", "the coordinator restarts"),
-    Write("waiting->loading", "coordinator and box restart", (Phase.WAITING, Trigger.NODES_BACK)),
+    Write("waiting->loading", "coordinator and node restart", (Phase.WAITING, Trigger.NODES_BACK)),
     Write("ready->loading", "replan", (Phase.READY, Trigger.MOVE)),
     Write("ready->deleting", "delete", (Phase.READY, Trigger.DELETE)),
     Write("deleting->gone", "delete"),
@@ -90,8 +90,8 @@ WRITES = (
     Write("activating->deleting", "delete while opening", (Phase.ACTIVATING, Trigger.DELETE)),
     Write("waiting->deleting", "delete while waiting", (Phase.WAITING, Trigger.DELETE)),
     Write("failed->deleting", "delete what failed", (Phase.FAILED, Trigger.DELETE)),
-    Write("node", "a box restarts"),
-    Write("node that is deleted", "a box is deleted"),
+    Write("node", "a node restarts"),
+    Write("node that is deleted", "a node is deleted"),
     Write("measurements", "links are measured"),
     Write("traffic", "the coordinator stops"),
     Write("blob", "a model is added"),
@@ -122,7 +122,7 @@ class Outcome:
 
 
 class Writes:
-    """Runs cases one after the other on a site of its own boxes, which `start` makes ready."""
+    """Runs cases one after the other on a site of its own nodes, which `start` makes ready."""
 
     def __init__(self, site: ChaosSite) -> None:
         self.site = site
@@ -214,13 +214,13 @@ class Writes:
         lines = self.site.daemons[COORDINATOR].log.read_bytes()[seen:].decode().splitlines()
         said = [json.loads(line) for line in lines if line.startswith("{")]
         commands = [line for line in said if line.get("event") == "command_sent" and line.get("deployment") == STEADY]
-        return [f"box was sent {line['kind']} for {STEADY}" for line in commands if line["kind"] != "ActivateHead"]
+        return [f"node was sent {line['kind']} for {STEADY}" for line in commands if line["kind"] != "ActivateHead"]
 
 
 async def run(chosen: Sequence[tuple[Write, Place]], directory: Path) -> list[Outcome]:
     """Run cases on one site, until one breaks it."""
     outcomes: list[Outcome] = []
-    async with ChaosSite(directory, BOXES) as site:
+    async with ChaosSite(directory, NODES) as site:
         if not site.native:
             raise SystemExit("The native kernels are not in use, and no other bits are promised: `make setup`.")
         trial = Writes(site)

@@ -32,9 +32,9 @@ def edgectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_site_is_made_with_an_operator_and_a_coordinator(edgectl: Any, tmp_path: Path) -> None:
     assert edgectl("init", "mill").exit_code == 0
-    assert edgectl("certificate", "agent", "box-a").exit_code == 0
+    assert edgectl("certificate", "agent", "node-a").exit_code == 0
     made = {"coordinator": coordinator_of("mill"), "admin": Principal("mill", Role.OPERATOR, "admin")}
-    made["box-a"] = Principal("mill", Role.AGENT, "box-a")
+    made["node-a"] = Principal("mill", Role.AGENT, "node-a")
     for name, principal in made.items():
         files = tls_files(tmp_path / "pki" / name)
         files.check()

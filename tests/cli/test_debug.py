@@ -13,7 +13,7 @@ from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import NodeName
 
-AWAY = UnavailableError("the box is not connected", reason="NODE_AWAY")
+AWAY = UnavailableError("the node is not connected", reason="NODE_AWAY")
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def test_one_file_holds_all_and_is_its_owners_alone(edgectl: Any, known: Any, tm
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     document = json.loads(path.read_text())
     assert document["dump"] == 1 and document["coordinator"] == {"state": 1} and document["taken_at"]
-    away = {"failure": {"reason": "NODE_AWAY", "message": "the box is not connected"}}
+    away = {"failure": {"reason": "NODE_AWAY", "message": "the node is not connected"}}
     assert document["nodes"] == {"a": {"state": 2}, "b": away}
-    assert result.stdout.startswith(f"{path}: ") and result.stdout.endswith("of the coordinator and 1 box\n")
-    assert result.stderr == "box b is missing: the box is not connected\n"
+    assert result.stdout.startswith(f"{path}: ") and result.stdout.endswith("of the coordinator and 1 node\n")
+    assert result.stderr == "node b is missing: the node is not connected\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -68,7 +68,7 @@ def test_the_default_name_tells_the_time(edgectl: Any, known: Any, tmp_path: Pat
 
 def test_the_dump_alone_goes_to_stdout(edgectl: Any, known: Any) -> None:
     result = edgectl("debug", "dump", "-o", "-")
-    assert json.loads(result.stdout)["coordinator"] == {"state": 1} and "box b is missing" in result.stderr
+    assert json.loads(result.stdout)["coordinator"] == {"state": 1} and "node b is missing" in result.stderr
 
 
 def test_a_directory_that_is_not_is_said_before_anybody_is_asked(edgectl: Any, known: Any, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> N
         ("--quantise int8 --quantise int4", "--quantise 'int4': "),
         ("--quantise a=int8 --quantise a=int4", "--quantise 'a=int4': "),
         ("--quantise int8 --head-quantisation int7", "--head-quantisation: "),
-        ("--head-quantisation int8", "--head-quantisation: no box has quantised weights"),
+        ("--head-quantisation int8", "--head-quantisation: no node has quantised weights"),
         ("--reserve a", "--reserve 'a' is not NODE=VALUE"),
         ("--reserve a=lots", "--reserve.a 'lots' is not a size"),
         ("--layers a=4", "--layers: 'a=4' is not NODE=FIRST:END"),
@@ -216,11 +216,11 @@ def test_no_wait_returns_while_it_is_loading(edgectl: Any, site: Any) -> None:
 
 
 def test_a_deployment_that_fails_to_load_exits_by_its_reason(edgectl: Any, site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b")
+    failure = ResourceExhaustedError("node b lacks 2 GiB", field="b")
     site.states = [site.deployment_in(DeploymentPhase.LOADING), site.deployment_in(DeploymentPhase.FAILED, failure)]
     result = edgectl("deploy", "tales", "--model", "fairy-tales", "--source", "a")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "error: box b lacks 2 GiB" in result.stderr
+    assert "error: node b lacks 2 GiB" in result.stderr
 
 
 def test_a_deployment_that_takes_too_long_exits_6(edgectl: Any, site: Any) -> None:
@@ -231,9 +231,9 @@ def test_a_deployment_that_takes_too_long_exits_6(edgectl: Any, site: Any) -> No
 
 
 def test_a_placement_with_a_gap_exits_2(edgectl: Any, site: Any) -> None:
-    site.failures["Deploy"] = PlacementError("layers: no box holds layers 4:5", field="layers", reason="LAYER_GAP")
+    site.failures["Deploy"] = PlacementError("layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP")
     result = edgectl("deploy", "tales", "--model", "fairy-tales", "--layers", "a=0:4,b=5:9")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "error: layers: no box holds layers 4:5")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, "error: layers: no node holds layers 4:5")
 
 
 def test_delete(edgectl: Any, site: Any) -> None:

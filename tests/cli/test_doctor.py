@@ -52,7 +52,7 @@ async def test_a_name_that_nobody_knows_is_said_in_words(host: str) -> None:
 
 
 def facts(site: Any, condition: Condition = SOUND, link: LinkProfile = QUICK, **changes: Any) -> Facts:
-    """A site of the scripted boxes, all as `condition` says."""
+    """A site of the scripted nodes, all as `condition` says."""
     nodes = tuple(replace(node, connected=True, condition=condition) for node in site.nodes)
     links = (StoredLink(MeasuredLink(nodes[0].node_id, nodes[1].node_id, link), 10.0),)
     known = Site(nodes, links, (), {}, coordinator=SOUND)
@@ -80,7 +80,7 @@ def test_a_sound_site_has_no_faults(site: Any) -> None:
         ({"cpu_quota": 1.5}, Fault.CPU_QUOTA),
     ],
 )
-def test_a_fault_of_the_boxes_is_found_once_for_each(site: Any, changes: dict[str, Any], fault: Fault) -> None:
+def test_a_fault_of_the_nodes_is_found_once_for_each(site: Any, changes: dict[str, Any], fault: Fault) -> None:
     found = diagnose(facts(site, replace(SOUND, **changes)))
     assert [(finding.fault, finding.where) for finding in found] == [(fault, node.name) for node in site.nodes]
 
@@ -98,7 +98,7 @@ def test_a_fault_of_the_boxes_is_found_once_for_each(site: Any, changes: dict[st
         ({"link": replace(QUICK, latency_s=0.08)}, Fault.LINK_SLOW, "a -> b"),
     ],
 )
-def test_a_fault_beside_the_boxes_is_found(site: Any, changes: dict[str, Any], fault: Fault, where: str) -> None:
+def test_a_fault_beside_the_nodes_is_found(site: Any, changes: dict[str, Any], fault: Fault, where: str) -> None:
     (found,) = diagnose(facts(site, **changes))
     assert (found.fault, found.where) == (fault, where)
 
@@ -109,16 +109,16 @@ def test_a_clock_that_is_off_does_not_make_certificates_end(site: Any) -> None:
     assert found.fault is Fault.CLOCK_SKEW and "30 days ahead of" in found.found
 
 
-def test_boxes_away_deployments_and_pages_are_looked_at(site: Any) -> None:
+def test_nodes_away_deployments_and_pages_are_looked_at(site: Any) -> None:
     known = facts(site)
     assert known.site is not None
     first, second = known.site.nodes
     pages = HugePages(1 << 30, 1 << 20)
     nodes = (replace(first, connected=False, heartbeat_age_s=40.0), replace(second, huge_pages=pages))
-    waiting = site.deployment_in(DeploymentPhase.WAITING, UnavailableError("box a is away"))
+    waiting = site.deployment_in(DeploymentPhase.WAITING, UnavailableError("node a is away"))
     found = diagnose(replace(known, site=replace(known.site, nodes=nodes), deployments=(waiting,)))
-    assert [finding.fault for finding in found] == [Fault.BOX_AWAY, Fault.DEPLOYMENT_NOT_READY, Fault.HUGE_PAGES_OFF]
-    assert "box a is away" in found[1].found
+    assert [finding.fault for finding in found] == [Fault.NODE_AWAY, Fault.DEPLOYMENT_NOT_READY, Fault.HUGE_PAGES_OFF]
+    assert "node a is away" in found[1].found
 
 
 @pytest.mark.parametrize(("theirs_s", "ahead_s"), [(11.0, 0.0), (13.0, 0.0), (20.0, 7.0), (5.0, -5.0)])
@@ -132,7 +132,7 @@ def test_each_fault_has_advice() -> None:
 
 @pytest.fixture
 def ailing(site: Any) -> Any:
-    """One box is in swap; the test's own machine may have faults too, which its own port has not."""
+    """One node is in swap; the test's own machine may have faults too, which its own port has not."""
     port = site.address
     nodes = [replace(node, connected=True, address=port, condition=SOUND) for node in site.nodes]
     site.nodes = [replace(nodes[0], condition=replace(SOUND, swap_used_bytes=1 << 30)), *nodes[1:]]
@@ -163,4 +163,4 @@ def test_findings_as_json_say_what_they_mean(edgectl: Any, ailing: Any) -> None:
 
 def test_nothing_wrong_is_exit_code_0(edgectl: Any, ailing: Any) -> None:
     result = edgectl("doctor", *ignored())
-    assert result.exit_code == 0 and result.stdout == "" and "2 boxes" in result.stderr
+    assert result.exit_code == 0 and result.stdout == "" and "2 nodes" in result.stderr

@@ -128,7 +128,7 @@ ALL = sorted(commands(typer.main.get_command(app)))
 
 
 class Site:
-    """A coordinator and two boxes with the demo model deployed, run by an event loop in a thread of its own, so that
+    """A coordinator and two nodes with the demo model deployed, run by an event loop in a thread of its own, so that
     commands can have theirs in the test's."""
 
     def __init__(self, directory: Path) -> None:

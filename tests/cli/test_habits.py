@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timing
 
 EVENTS = [
     SiteEvent(1, "2026-01-02T03:04:05.678+00:00", Subject.NODE, "a", "joined", "127.0.0.1:7001"),
-    SiteEvent(2, "2026-01-02T03:04:06.678+00:00", Subject.DEPLOYMENT, "tales", "waiting", "box a is away", True),
+    SiteEvent(2, "2026-01-02T03:04:06.678+00:00", Subject.DEPLOYMENT, "tales", "waiting", "node a is away", True),
 ]
 
 
@@ -71,7 +71,7 @@ def test_events_are_listed(edgectl: Any, site: Any) -> None:
     header, first, second = edgectl("get", "events", "--limit", "7").stdout.splitlines()
     assert header.split() == ["TIME", "WHAT", "DETAIL"]
     assert first.split() == ["2026-01-02T03:04:05", "node", "a", "joined", "127.0.0.1:7001"]
-    assert second.split() == ["2026-01-02T03:04:06", "!", "deployment", "tales", "waiting", "box", "a", "is", "away"]
+    assert second.split() == ["2026-01-02T03:04:06", "!", "deployment", "tales", "waiting", "node", "a", "is", "away"]
     assert site.sent(admin_pb2.ListEventsRequest)[-1].limit == 7
     assert [event["what"] for event in json.loads(edgectl("get", "events", "-o", "json").stdout)] == [
         "joined",
@@ -95,7 +95,7 @@ def test_events_are_followed(site: Any) -> None:
     with watching(site, "get", "events", "-w") as process:
         assert process.stdout.readline().split() == ["TIME", "WHAT", "DETAIL"]
         assert "node a joined" in process.stdout.readline()
-        assert "box a is away" in process.stdout.readline()
+        assert "node a is away" in process.stdout.readline()
         assert site.held.wait(60), "the stream stays open"
     assert site.cancelled.wait(60)
 
@@ -152,10 +152,10 @@ def test_run_deploys_what_is_in_the_store(edgectl: Any, site: Any) -> None:
 def test_run_does_not_say_of_a_deployment_that_failed_that_it_goes_on(edgectl: Any, site: Any) -> None:
     site.models = [*site.models, site.stored_model("fables")]
     site.states = []
-    failed = replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("box a has no memory"))
+    failed = replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory"))
     site.on_deploy = [site.deployment_in(DeploymentPhase.LOADING), failed]
     result = edgectl("run", "fables", "Once")
-    assert result.exit_code == 3 and "box a has no memory" in result.stderr
+    assert result.exit_code == 3 and "node a has no memory" in result.stderr
     assert "goes on loading" not in result.stderr
 
 
@@ -320,9 +320,9 @@ def test_a_dry_run_of_apply_shows_the_plan(edgectl: Any, site: Any, tmp_path: Pa
 
 
 def test_apply_does_not_take_a_dead_deployment_for_a_good_one(edgectl: Any, site: Any, tmp_path: Path) -> None:
-    site.states = [replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("box a has no memory"))]
+    site.states = [replace(site.deployment_in(DeploymentPhase.FAILED), failure=NotFoundError("node a has no memory"))]
     result = edgectl("apply", "-f", spec_file(tmp_path, SAME))
-    assert result.exit_code == 1 and "tales is failed: box a has no memory" in result.stderr
+    assert result.exit_code == 1 and "tales is failed: node a has no memory" in result.stderr
 
 
 @pytest.mark.parametrize(

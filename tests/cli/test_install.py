@@ -32,8 +32,8 @@ def test_the_daemons_read_what_is_laid_out(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     config = tmp_path / "etc/edgeshard"
     given = ("--state-dir", "state")
-    box = load_settings(AgentSettings, "agent", ("--config", str(config / "agent.toml"), *given))
-    assert (box.name, box.listen, box.coordinator) == ("a", "10.0.0.5:7610", "10.0.0.2:7600")
+    node = load_settings(AgentSettings, "agent", ("--config", str(config / "agent.toml"), *given))
+    assert (node.name, node.listen, node.coordinator) == ("a", "10.0.0.5:7610", "10.0.0.2:7600")
     site = load_settings(CoordinatorSettings, "coordinator", ("--config", str(config / "coordinator.toml"), *given))
     assert site.listen == "10.0.0.2:7600"
     for path in tmp_path.rglob("*.service"):

@@ -60,7 +60,7 @@ def admin(mill: Mill, run: Run) -> Run:
 
 
 async def serving(home: dict[str, str], line: str, *options: str) -> tuple[Any, str]:
-    """The line of `token create` as a process, once its box serves, and what it has said until then."""
+    """The line of `token create` as a process, once its node serves, and what it has said until then."""
     words = line.split()
     assert words[:2] == ["edgectl", "join"]
     process = await asyncio.create_subprocess_exec(
@@ -107,7 +107,7 @@ async def test_an_agent_that_a_signal_ends_comes_back_where_it_was(
     assert (await admin("delete", "node", "killed"))[0] == 0
 
 
-async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
+async def test_a_node_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run, home: dict[str, str]) -> None:
     code, line, said = await admin("token", "create", "--node", "b")
     assert code == 0 and "within 15m" in said
     assert len(line.removeprefix("edgectl join ").strip()) <= 120
@@ -115,13 +115,13 @@ async def test_a_box_joins_by_one_line_and_leaves_by_one(mill: Mill, admin: Run,
     (node,) = json.loads((await admin("get", "nodes", "-o", "json"))[1])
     assert (node["name"], node["connected"], node["facts"]["memory_budget_bytes"]) == ("b", True, 1 << 30)
     assert await ended(first) == 0
-    # The same line again, although the token was used: the box has its certificate.
+    # The same line again, although the token was used: the node has its certificate.
     second, _ = await serving(home, line, "--listen", "127.0.0.1:0")
-    assert (await admin("delete", "node", "b"))[:2] == (0, "box b deleted\n")
+    assert (await admin("delete", "node", "b"))[:2] == (0, "node b deleted\n")
     assert await asyncio.wait_for(second.wait(), READY_S) == 4
     assert json.loads((await admin("get", "nodes", "-o", "json"))[1]) == []
     code, _, said = await admin("delete", "node", "b")
-    assert code == 3 and "there is no box 'b'" in said
+    assert code == 3 and "there is no node 'b'" in said
 
 
 @pytest.mark.long
@@ -214,7 +214,7 @@ async def test_as_root_under_systemd_the_same_line_installs_a_service(
     )
     said, _ = await asyncio.wait_for(process.communicate(), READY_S)
     assert process.returncode == 0, said.decode()
-    assert "box b runs as edgeshard-agent.service" in said.decode()
+    assert "node b runs as edgeshard-agent.service" in said.decode()
     config = tomllib.loads((root / "etc/edgeshard/agent.toml").read_text())["agent"]
     assert (config["name"], config["coordinator"], config["memory"]) == ("b", mill.coordinator.address, "2GiB")
     assert config["listen"] == "127.0.0.1:7610"

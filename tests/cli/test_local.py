@@ -43,7 +43,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def daemon(directory: Path, source: str) -> Daemon:
     (directory / "scripted.py").write_text(source)
-    return Daemon("box", "scripted", [], directory)
+    return Daemon("node", "scripted", [], directory)
 
 
 def alive(pid: int) -> bool:
@@ -92,7 +92,7 @@ async def test_a_killed_one_can_be_started_again(tmp_path: Path) -> None:
         (
             "print('error: port 1 is in use'); raise SystemExit(5)",
             UnavailableError,
-            "box did not start: port 1 is in use",
+            "node did not start: port 1 is in use",
         ),
         (
             "raise SystemExit(\"edgeshard-agent needs the agent extra: pip install '.[agent]'\")",
@@ -137,7 +137,7 @@ async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pyt
     """One that is ready and ends by itself at once, so many times; then it ends before it is ready."""
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(restarts, "WINDOW_S", 0.1)
-    (directory / "box.log").write_text("of an earlier time\n")
+    (directory / "node.log").write_text("of an earlier time\n")
     node = daemon(directory, f"import os, sys\nlives = {lives}\n{SHORT_LIVED}{READY}{RENAME}os.abort()\n")
     await node.start()
     await node.wait_ready(60)
@@ -150,7 +150,7 @@ async def supervised(directory: Path, lives: int, proven: bool, monkeypatch: pyt
 async def test_one_that_ends_comes_back_until_it_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node, said, message = await supervised(tmp_path, 7, True, monkeypatch)
     assert node.starts == 7 + restarts.MOST_STARTS
-    assert said[:2] == ["box ended by signal 6: it starts again", "box runs again"]
+    assert said[:2] == ["node ended by signal 6: it starts again", "node runs again"]
     assert "before it was ready" in message and message.endswith("with:\nthis is life 11\nthe disk is gone")
 
 
@@ -176,7 +176,7 @@ with open(path + ".tmp", "w") as file:
 
 async def test_one_whose_port_is_taken_takes_another(tmp_path: Path) -> None:
     (tmp_path / "scripted.py").write_text(LISTENS + RENAME + "signal.pause()\n")
-    node = Daemon("box", "scripted", [], tmp_path, listen={"--listen": "127.0.0.1:7600"})
+    node = Daemon("node", "scripted", [], tmp_path, listen={"--listen": "127.0.0.1:7600"})
     assert await node.start_anywhere(60) == "127.0.0.1:0"
     await node.stop()
     assert await node.start_anywhere(60) == "127.0.0.1:0", "it stays there"
@@ -192,7 +192,7 @@ async def test_it_takes_its_ports_again_on_the_addresses_it_was_given(tmp_path: 
         + "signal.pause()\n"
     )
     first = ["--http-listen", "127.0.0.1:8000", "--http-listen", "0.0.0.0:0"]
-    node = Daemon("box", "scripted", first, tmp_path, listen={"--listen": "0.0.0.0:0"})
+    node = Daemon("node", "scripted", first, tmp_path, listen={"--listen": "0.0.0.0:0"})
     await node.start()
     await node.wait_ready(60)
     await node.kill()
@@ -209,7 +209,7 @@ async def test_an_error_is_no_port_that_is_taken(tmp_path: Path) -> None:
     for listen, tries in (("127.0.0.1:0", 1), ("127.0.0.1:7600", 2)):
         (tmp_path / "tries").unlink(missing_ok=True)
         with pytest.raises(UnavailableError):
-            await Daemon("box", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
+            await Daemon("node", "scripted", [], tmp_path, listen={"--listen": listen}).start_anywhere(60)
         assert len((tmp_path / "tries").read_text()) == tries
 
 
@@ -251,4 +251,4 @@ def test_an_installation_without_the_demo_model_says_what_to_do(
 
 
 def test_python_is_the_one_that_runs_edgectl(tmp_path: Path) -> None:
-    assert Daemon("box", "m", [], tmp_path)._command[:4] == [sys.executable, "-P", "-m", "m"]
+    assert Daemon("node", "m", [], tmp_path)._command[:4] == [sys.executable, "-P", "-m", "m"]

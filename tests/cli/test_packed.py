@@ -1,4 +1,4 @@
-"""edgectl describe node and delete packed: the packed units of a box."""
+"""edgectl describe node and delete packed: the packed units of a node."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def test_describe_node_lists_them(edgectl: Any, site: Any) -> None:
     assert [unit["id"] for unit in data] == [IDLE.id, USED.id, OTHER.id] and data[1]["in_use"] is True
 
 
-def test_a_box_that_cannot_be_asked_is_described_without_them(edgectl: Any, site: Any) -> None:
-    site.failures["ListPacked"] = UnavailableError("the box is not connected", reason="NODE_AWAY")
+def test_a_node_that_cannot_be_asked_is_described_without_them(edgectl: Any, site: Any) -> None:
+    site.failures["ListPacked"] = UnavailableError("the node is not connected", reason="NODE_AWAY")
     shown = edgectl("describe", "node", "b")
-    assert shown.exit_code == 0 and "unknown: the box is not connected" in shown.stdout
+    assert shown.exit_code == 0 and "unknown: the node is not connected" in shown.stdout
     assert json.loads(edgectl("describe", "node", "b", "-o", "json").stdout)["packed"] is None
 
 
 def test_those_that_are_not_in_use_are_deleted(edgectl: Any, site: Any) -> None:
     result = edgectl("delete", "packed", "a", "--unused")
-    assert result.exit_code == 0 and result.stdout == "2 packed units of box a deleted: 5 MiB freed\n"
+    assert result.exit_code == 0 and result.stdout == "2 packed units of node a deleted: 5 MiB freed\n"
     assert site.packed == [USED]
 
 
 def test_one_in_use_is_refused_by_name_and_the_others_go(edgectl: Any, site: Any) -> None:
     result = edgectl("delete", "packed", "a", IDLE.id, USED.id)
-    assert result.stdout == "1 packed unit of box a deleted: 4 MiB freed\n"
+    assert result.stdout == "1 packed unit of node a deleted: 4 MiB freed\n"
     assert result.exit_code != 0 and f"{USED.id} (layer-4 of fairy-tales)" in result.stderr
     assert site.packed == [USED, OTHER]
 

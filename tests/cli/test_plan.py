@@ -67,7 +67,7 @@ def test_compare_prints_a_row_for_each_strategy_with_exactly_its_fields() -> Non
     }
 
 
-def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
+def two_nodes(tmp_path: Path, rate: str = "1e9") -> Path:
     path = tmp_path / "two.toml"
     devices = "".join(f'[[device]]\nname = "{name}"\nkind = "agx-orin"\n' for name in "ab")
     path.write_text(
@@ -78,20 +78,20 @@ def two_boxes(tmp_path: Path, rate: str = "1e9") -> Path:
 
 
 def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
-    path = two_boxes(tmp_path)
+    path = two_nodes(tmp_path)
     loaded = ("--objective", "throughput", "--concurrency", "8", "--compare")
     wide = run(*loaded, "-o", "wide", cluster=path)
     assert "a=0:32 x4 | b=0:32 x4" in wide.stdout and wide.stderr == ""
     words = wide.stdout.splitlines()[-1]
-    assert words.startswith("Do not split it: the model whole on each of 2 boxes (a=0:32 x4 | b=0:32 x4) gives ")
+    assert words.startswith("Do not split it: the model whole on each of 2 nodes (a=0:32 x4 | b=0:32 x4) gives ")
     assert "Splitting would be better with none of 1, 2, 4, ..., 512 requests at once." in words
-    assert "Splitting would be better if no box had more than " in words
+    assert "Splitting would be better if no node had more than " in words
     listed = run(*loaded, "-o", "json", cluster=path)
     assert len(json.loads(listed.stdout)) == 9 and listed.stderr == f"note: {words}\n"
     named = run(*loaded, "-o", "name", cluster=path)
     assert named.stdout.split()[-2:] == ["replicas", "edgeshard"] and named.stderr == ""
     whole = run("--compare", cluster=path, model="llama2-70b").stdout
-    assert "There is no plan: no box can hold the whole model: a (" in whole
+    assert "There is no plan: no node can hold the whole model: a (" in whole
 
 
 def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Path) -> None:
@@ -108,14 +108,14 @@ def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Pat
         assert any(line.startswith(row) for line in printed), row
 
 
-def test_a_plan_says_when_the_whole_model_on_each_box_would_be_clearly_better(tmp_path: Path) -> None:
+def test_a_plan_says_when_the_whole_model_on_each_node_would_be_clearly_better(tmp_path: Path) -> None:
     loaded = ("--objective", "throughput", "--concurrency", "16")
-    slow = two_boxes(tmp_path, "1e6")
+    slow = two_nodes(tmp_path, "1e6")
     values = data(*loaded, cluster=slow)
-    assert values["advice"].startswith("the model whole on each of 2 boxes (a=0:32 x8 | b=0:32 x8) would give ")
+    assert values["advice"].startswith("the model whole on each of 2 nodes (a=0:32 x8 | b=0:32 x8) would give ")
     assert f"advice:              {values['advice']}\n" in run(*loaded, cluster=slow).stdout
     assert f"\nT{values['advice'][1:]}.\n" in run(*loaded, "--explain", cluster=slow).stdout
-    fast = two_boxes(tmp_path, "1e10")
+    fast = two_nodes(tmp_path, "1e10")
     assert data(*loaded, cluster=fast)["advice"] is None
     assert "advice" not in run(*loaded, cluster=fast).stdout
 
@@ -156,21 +156,21 @@ def test_options_reach_the_planner() -> None:
     assert data("--head-on-source")["time_per_token_s"] > data()["time_per_token_s"]
 
 
-def test_energy_is_printed_where_the_power_of_the_boxes_is_known(tmp_path: Path) -> None:
+def test_energy_is_printed_where_the_power_of_the_nodes_is_known(tmp_path: Path) -> None:
     values = data("--objective", "energy", "--concurrency", "4")
     assert values["gap_objective"] == "energy per token" and values["joules_per_token"] > 0
     assert values["stages"][0]["power"] == {"idle_w": 15, "busy_w": 40, "measured": False}
     assert values["joules_per_token"] < data("--concurrency", "4")["joules_per_token"]
     table = run("--objective", "energy", "--max-time-per-token", "1").output
-    assert "J per token, that of these boxes alone" in table and "in energy per token" in table
+    assert "J per token, that of these nodes alone" in table and "in energy per token" in table
     assert {row["joules_per_token"] is None for row in data("--compare")} == {False}
 
     unknown = tmp_path / "site.toml"
-    boxes = "".join(
+    nodes = "".join(
         f'[[device]]\nname = "{name}"\nkind = "{kind}"\n'
         for name, kind in (("pi", "raspberry-pi-5"), ("nx", "orin-nx"))
     )
-    unknown.write_text(f'source = "pi"\n{boxes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n')
+    unknown.write_text(f'source = "pi"\n{nodes}[link]\nbandwidth_bps = 1e9\n[model]\ndtype = "float16"\n')
     shown = run("--compare", cluster=unknown)
     assert shown.exit_code == 0 and "no J/TOKEN with pi, whose power is not known" in shown.stderr
     assert "J per token" not in run(cluster=unknown).output
@@ -370,7 +370,7 @@ def test_it_needs_no_torch_no_ortools_and_no_grpc() -> None:
         assert output.strip().splitlines()[-1] == numpy
 
 
-SMALL_BOXES = """
+SMALL_NODES = """
 source = "left"
 [[device]]
 name = "left"
@@ -394,45 +394,45 @@ dtype = "float16"
 
 
 @pytest.fixture
-def small_boxes(tmp_path: Path) -> Path:
+def small_nodes(tmp_path: Path) -> Path:
     path = tmp_path / "small.toml"
-    path.write_text(SMALL_BOXES, encoding="utf-8")
+    path.write_text(SMALL_NODES, encoding="utf-8")
     return path
 
 
-def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_boxes: Path) -> None:
-    refused = run(cluster=small_boxes, model="llama2-13b")
+def test_streaming_is_offered_with_its_speed_and_never_done_unasked(small_nodes: Path) -> None:
+    refused = run(cluster=small_nodes, model="llama2-13b")
     assert refused.exit_code == 1
     assert "with --allow-streaming it would run: right holds 7.9 of 17 GB and streams 8.9" in refused.stdout
     assert "a token alone" in refused.stdout and "a day from its disk" in refused.stdout
-    asked = run("-o", "json", cluster=small_boxes, model="llama2-13b")
+    asked = run("-o", "json", cluster=small_nodes, model="llama2-13b")
     assert json.loads(asked.stdout)["offer"]["stages"][1]["streaming"]["streamed_bytes"] > 8e9
 
 
-def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(small_boxes: Path) -> None:
-    result = run("--allow-streaming", cluster=small_boxes, model="llama2-13b")
+def test_a_plan_that_streams_says_what_it_reads_and_what_would_do_without(small_nodes: Path) -> None:
+    result = run("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert result.exit_code == 0, result.output
     assert "streams 8.9 from its disk at 2.1 GB/s: 4.8 s a token alone" in result.stdout
-    assert "one more box like right would bring" in result.stdout and "GB more memory in right" in result.stdout
-    plan = data("--allow-streaming", cluster=small_boxes, model="llama2-13b")
+    assert "one more node like right would bring" in result.stdout and "GB more memory in right" in result.stdout
+    plan = data("--allow-streaming", cluster=small_nodes, model="llama2-13b")
     assert [stage["streaming"] is None for stage in plan["stages"]] == [True, False]
     assert plan["daily_read_bytes"]["right"] > 1e12 and plan["sweep"] == 1
-    named = run("--allow-streaming", "-o", "name", cluster=small_boxes, model="llama2-13b")
+    named = run("--allow-streaming", "-o", "name", cluster=small_nodes, model="llama2-13b")
     assert named.stdout.strip() == "left=0:14,right=14:40" and "streaming: right holds" in named.stderr
 
 
-def test_a_faster_disk_is_faster_and_more_memory_streams_nothing(small_boxes: Path) -> None:
+def test_a_faster_disk_is_faster_and_more_memory_streams_nothing(small_nodes: Path) -> None:
     options = ("--allow-streaming", "--what-if")
     plans = [
-        data("--allow-streaming", cluster=small_boxes, model="llama2-13b"),
-        data(*options, "disk=6GB/s", cluster=small_boxes, model="llama2-13b"),
-        data(*options, "right memory=+8GB", cluster=small_boxes, model="llama2-13b"),
+        data("--allow-streaming", cluster=small_nodes, model="llama2-13b"),
+        data(*options, "disk=6GB/s", cluster=small_nodes, model="llama2-13b"),
+        data(*options, "right memory=+8GB", cluster=small_nodes, model="llama2-13b"),
     ]
     slow, fast, none = (plan["time_per_token_s"] for plan in plans)
     assert slow > 2 * fast > 2 * none and "daily_read_bytes" not in plans[2]
 
 
-def test_streaming_is_refused_beside_what_does_not_know_it(small_boxes: Path) -> None:
+def test_streaming_is_refused_beside_what_does_not_know_it(small_nodes: Path) -> None:
     for other in (("--compare",), ("--simulate", "together"), ("--objective", "energy")):
-        result = run("--allow-streaming", *other, cluster=small_boxes, model="llama2-13b")
+        result = run("--allow-streaming", *other, cluster=small_nodes, model="llama2-13b")
         assert result.exit_code == 2 and "allow" in result.stderr, result.output

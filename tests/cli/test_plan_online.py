@@ -1,4 +1,4 @@
-"""edgectl plan without --cluster: the running site, by what its boxes measured of themselves and of their links."""
+"""edgectl plan without --cluster: the running site, by what its nodes measured of themselves and of their links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgeshard.proto.v1 import admin_pb2
 
 @pytest.fixture
 def measured(site: Any) -> Any:
-    """Box b takes half of box a's time."""
+    """Node b takes half of node a's time."""
     site.measured(a=1e-3, b=5e-4)
     return site
 
@@ -50,7 +50,7 @@ def data(plan: Any) -> Any:
 def test_a_plan_of_the_site_has_figures_from_its_measurements(measured: Any, plan: Any, data: Any) -> None:
     values = data()
     assert values["feasible"] and values["placement"] == "a=0:1,b=1:12", (
-        "the fast box takes all but what the source must"
+        "the fast node takes all but what the source must"
     )
     assert values["measured"] == ["a", "b"] and values["figures"] == {}
     # 1 block at 1 ms and 11 at half of it, twice 2 ms of delay, and little else.
@@ -66,7 +66,7 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     assert [row["strategy"] for row in rows if row["feasible"]][-1] == "edgeshard" and len(rows) == 9
     from_source = [row for row in rows if row["placement"].startswith("a=")]
     assert min(row["time_per_token_s"] for row in from_source) == rows[-1]["time_per_token_s"]
-    # Box b alone is faster than any pipeline that begins on a.
+    # Node b alone is faster than any pipeline that begins on a.
     assert {row["strategy"]: row["placement"] for row in rows}["replicas"] == "b=0:12 x1"
     assert "advice:              the model whole on b, where requests then come in, would give " in plan().stdout
     explained = plan("--explain").stdout
@@ -79,19 +79,19 @@ def test_the_views_of_a_cluster_file_are_there(measured: Any, plan: Any, data: A
     assert data("--reserve", "b=4GiB")["time_per_token_s"] > data()["time_per_token_s"]
 
 
-def test_what_if_there_were_another_box(measured: Any, plan: Any, data: Any) -> None:
+def test_what_if_there_were_another_node(measured: Any, plan: Any, data: Any) -> None:
     more = data("--what-if", "+1 h200")
     assert "h200-new-1=1:12" in more["placement"] and more["measured"] == ["a"]
     assert "the median of the site's links: 100 Mb/s, 2.0 ms" in plan("--what-if", "+1 h200").stderr
     assert more["before"]["placement"] == "a=0:1,b=1:12"
-    # A box like b is as quick as b was measured to be, and no quicker.
+    # A node like b is as quick as b was measured to be, and no quicker.
     assert (
         data("--what-if", "-b", "--what-if", "+1 a")["time_per_token_s"] == data("--exclude", "b")["time_per_token_s"]
     )
     assert data("--what-if", "-b")["placement"] == "a=0:12"
 
 
-def test_what_boxes_hold_decides_where_it_costs_little_and_the_plan_says_so(
+def test_what_nodes_hold_decides_where_it_costs_little_and_the_plan_says_so(
     measured: Any, plan: Any, data: Any
 ) -> None:
     assert data()["locality"] is None and "packed:" not in plan().stdout
@@ -107,7 +107,7 @@ def test_what_boxes_hold_decides_where_it_costs_little_and_the_plan_says_so(
     assert data("--dtype", "bfloat16", "--what-if", "+1 h200")["before"]["placement"] == "a=0:1,b=1:12", "what would be"
 
 
-def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: Any, plan: Any, data: Any) -> None:
+def test_a_node_nobody_measured_is_named_with_the_command_that_measures_it(site: Any, plan: Any, data: Any) -> None:
     site.measured(a=1e-3)
     result = plan()
     assert (result.exit_code, result.stdout) == (1, "")
@@ -118,17 +118,17 @@ def test_a_box_nobody_measured_is_named_with_the_command_that_measures_it(site: 
     assert other.exit_code == 1 and "--dtype float32" in other.stderr
 
 
-def test_what_is_said_of_a_box_that_is_left_out_is_no_mistake(measured: Any, plan: Any, data: Any) -> None:
+def test_what_is_said_of_a_node_that_is_left_out_is_no_mistake(measured: Any, plan: Any, data: Any) -> None:
     alone = data("--exclude", "b")
     assert data("--exclude", "b", "--reserve", "b=1GiB", "--max-share", "b=0.5") == alone
     measured.nodes[1] = replace(measured.nodes[1], connected=False)
     assert data("--reserve", "b=1GiB") == alone
     for option in ("--reserve", "--max-share"):
         result = plan(option, "z=1")
-        assert result.exit_code == 2 and "there is no box 'z'; boxes are a, b" in result.stderr
+        assert result.exit_code == 2 and "there is no node 'z'; nodes are a, b" in result.stderr
 
 
-def test_a_starting_box_is_left_out_and_a_note_says_so(measured: Any, plan: Any, data: Any) -> None:
+def test_a_starting_node_is_left_out_and_a_note_says_so(measured: Any, plan: Any, data: Any) -> None:
     alone = data("--exclude", "b")["placement"]
     measured.nodes[1] = replace(measured.nodes[1], starting=True)
     assert data()["placement"] == alone
@@ -136,7 +136,7 @@ def test_a_starting_box_is_left_out_and_a_note_says_so(measured: Any, plan: Any,
     assert "still starting" not in plan("--exclude", "b").stderr
 
 
-def test_quantised_boxes_are_planned_by_profiles_of_that(site: Any, plan: Any, data: Any) -> None:
+def test_quantised_nodes_are_planned_by_profiles_of_that(site: Any, plan: Any, data: Any) -> None:
     site.measured(a=1e-3, b=5e-4, quantisation=Quantisation.INT8)
     assert data("--quantise", "int8")["quantisation"] == "int8"
     assert "fairy-tales, int8 with bfloat16" in plan("--quantise", "int8").stdout
@@ -177,7 +177,7 @@ def test_a_link_nobody_measured_is_not_planned_with_and_a_note_says_so(measured:
     result = plan("-o", "name")
     assert (result.exit_code, result.stdout) == (0, "a=0:12\n")
     assert "no link was measured for b -> a" in result.stderr and "`edgectl profile b`" in result.stderr
-    # Neither a faster link nor another box makes that one.
+    # Neither a faster link nor another node makes that one.
     swept = plan("--sweep", "bandwidth=1:1000", "-o", "json")
     assert {point["placement"] for point in json.loads(swept.stdout) if point["strategy"] == "edgeshard"} == {"a=0:12"}
     assert "b=" not in plan("--what-if", "+1 h200", "--exclude", "b", "-o", "name").stdout
@@ -187,7 +187,7 @@ def test_a_link_nobody_measured_is_not_planned_with_and_a_note_says_so(measured:
     ("arguments", "code", "words"),
     [
         (["--source", "z"], 3, "source"),
-        (["--source", "a", "--exclude", "z"], 2, "exclude: there is no box 'z'; boxes are a, b"),
+        (["--source", "a", "--exclude", "z"], 2, "exclude: there is no node 'z'; nodes are a, b"),
         (["--source", "a", "--exclude", "a"], 2, "exclude names the source a"),
         (["--source", "a", "--relays"], 2, "--relays"),
         (["--source", "a", "--head-on-source"], 2, "--head-on-source"),
@@ -205,7 +205,7 @@ def test_wrong_options_name_the_field(measured: Any, edgectl: Any, arguments: li
 
 def test_a_source_that_is_away_and_an_unknown_model(site: Any, plan: Any) -> None:
     away = plan(source="b")
-    assert away.exit_code == 5 and "box b is not connected" in away.stderr
+    assert away.exit_code == 5 and "node b is not connected" in away.stderr
     assert plan(model="zebra").exit_code == 3
 
 
@@ -214,13 +214,13 @@ def test_without_a_coordinator_the_other_way_is_named() -> None:
     assert result.exit_code == 5 and "--cluster FILE" in result.stderr
 
 
-def test_a_profile_of_a_busy_box_is_named_in_every_view_of_a_plan(measured: Any, plan: Any, data: Any) -> None:
+def test_a_profile_of_a_busy_node_is_named_in_every_view_of_a_plan(measured: Any, plan: Any, data: Any) -> None:
     assert data()["doubtful"] == {} and "doubtful" not in plan().stderr
     measured.profiles[1].profile.others_share = 0.4
     words = "busy while measured (others took 40% of its cores)"
     assert data()["doubtful"] == {"b": [words]}
     assert f"Doubtful figures of b: {words}." in plan("--explain").stdout
-    again = "run `edgectl profile --model fairy-tales --dtype bfloat16 b --again` when these boxes are idle"
+    again = "run `edgectl profile --model fairy-tales --dtype bfloat16 b --again` when these nodes are idle"
     for view in ((), ("--explain",), ("--compare",), ("--sweep", "bandwidth=1:10"), ("--simulate", "together")):
         assert f"note: doubtful figures of b: {words}; {again}" in plan(*view).stderr
     assert data("--exclude", "b")["doubtful"] == {} == data("--what-if", "-b")["doubtful"]

@@ -1,4 +1,4 @@
-"""edgectl profile: how far each box is, what came of it, and what the exit code says."""
+"""edgectl profile: how far each node is, what came of it, and what the exit code says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timing
 
 @pytest.fixture
 def measured(site: Any) -> Any:
-    """Both boxes have been measured, and say so."""
+    """Both nodes have been measured, and say so."""
     site.measured(a=1e-3, b=5e-4)
     site.progress = [
         *(site.told("a", done, f"block: prefill {done}") for done in range(20)),
@@ -42,7 +42,7 @@ def test_progress_goes_to_stderr_and_figures_to_stdout(edgectl: Any, measured: A
     assert said[0] == "a: 0 of 40, block: prefill 0" and {"a: measured", "b: measured"} < set(said)
     assert sum(line.startswith("a: ") for line in said) == 6, "a line for each tenth, not for each figure"
     nodes, links = result.stdout.split("\n\n")
-    assert nodes.splitlines()[0].split() == ["BOX", "DECODE", "PREFILL", "STEP", "SPREAD", "RESULT"]
+    assert nodes.splitlines()[0].split() == ["NODE", "DECODE", "PREFILL", "STEP", "SPREAD", "RESULT"]
     assert nodes.splitlines()[2].split() == [
         "b", "531", "us/layer", "256", "tokens", "2.50", "ms/layer", "100", "us", "2.0%",
         "measured", "1", "h", "ago",
@@ -74,26 +74,26 @@ def test_options_reach_the_server(edgectl: Any, measured: Any) -> None:
     assert edgectl("profile", "--model", "fairy-tales", "--quantise", "int3").exit_code == 2
 
 
-def test_a_box_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgectl: Any, measured: Any) -> None:
-    failure = UnavailableError("box b went away; start its agent and profile it again", field="b", reason="NODE_AWAY")
+def test_a_node_that_fails_is_shown_and_makes_it_exit_1_while_others_finish(edgectl: Any, measured: Any) -> None:
+    failure = UnavailableError("node b went away; start its agent and profile it again", field="b", reason="NODE_AWAY")
     measured.progress = [
         measured.told("b", 3, "", finished=True, failure=failure),
         measured.told("a", 40, "", finished=True),
     ]
     result = edgectl("profile", "--model", "fairy-tales", "-o", "json")
     assert result.exit_code == 1
-    assert "b: failed: box b went away" in result.stderr and "a: measured" in result.stderr
+    assert "b: failed: node b went away" in result.stderr and "a: measured" in result.stderr
     a, b = json.loads(result.stdout)
     assert (a["node"], a["failure"], a["profile"]["fingerprint"]) == ("a", None, "f" * 16)
     assert b["profile"] is None, "what was known of it before is no result"
     assert a["links"][0] | {"from": "a", "to": "b", "bandwidth_bps": 1e8} == a["links"][0]
     assert b["failure"] == {
-        "reason": "NODE_AWAY", "field": "b", "message": "box b went away; start its agent and profile it again",
+        "reason": "NODE_AWAY", "field": "b", "message": "node b went away; start its agent and profile it again",
     }  # fmt: skip
     table, below, _ = edgectl("profile", "--model", "fairy-tales").stdout.split("\n\n")
-    assert [line.split()[0] for line in table.splitlines()] == ["BOX", "a", "b"]
+    assert [line.split()[0] for line in table.splitlines()] == ["NODE", "a", "b"]
     assert table.splitlines()[2].rstrip().endswith("failed: see below") and max(map(len, table.splitlines())) <= 80
-    assert below == "b: failed: box b went away; start its agent and profile it again"
+    assert below == "b: failed: node b went away; start its agent and profile it again"
 
 
 def test_a_link_that_was_not_measured_is_named_and_makes_it_exit_1(edgectl: Any, measured: Any) -> None:
@@ -142,13 +142,13 @@ def test_ctrl_c_leaves_and_says_that_measuring_goes_on(measured: Any) -> None:
             assert measured.cancelled.wait(60)
             assert process.wait(60) == 130
             said = process.stderr.read()
-            assert b"the boxes go on measuring" in said and b"Traceback" not in said
-            assert b"restarting a box's agent" in said
+            assert b"the nodes go on measuring" in said and b"Traceback" not in said
+            assert b"restarting a node's agent" in said
         finally:
             process.kill()
 
 
-def test_a_terminal_shows_a_bar_for_each_box() -> None:
+def test_a_terminal_shows_a_bar_for_each_node() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, color_system=None, width=120)
     with progress_on(console) as reporter:
@@ -161,7 +161,7 @@ def test_a_terminal_shows_a_bar_for_each_box() -> None:
     assert r"waiting [in line]\x1b[2J" in drawn, "neither markup nor escapes of an agent's words count"
 
 
-def test_a_box_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:
+def test_a_node_that_was_busy_is_marked(edgectl: Any, measured: Any) -> None:
     measured.profiles[1].profile.others_share = 0.4
     result = edgectl("profile", "--model", "fairy-tales")
     assert "busy while measured (others took 40% of its cores)" in " ".join(result.stdout.split())

@@ -101,11 +101,11 @@ def test_an_empty_list_is_valid_json_and_a_note_on_stderr(edgectl: Any, site: An
 
 
 def test_a_deployments_json_holds_its_spec_and_failure(edgectl: Any, site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
+    failure = ResourceExhaustedError("node b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     value = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)
     assert value["phase"] == "failed"
-    assert value["failure"] == {"reason": "NODE_MEMORY", "field": "b", "message": "box b lacks 2 GiB"}
+    assert value["failure"] == {"reason": "NODE_MEMORY", "field": "b", "message": "node b lacks 2 GiB"}
     assert value["spec"]["dtype"] == "float32"
     assert [stage["layers"] for stage in value["placement"]["stages"]] == ["0:4", "4:9"]
 
@@ -116,14 +116,14 @@ def test_describe_node(edgectl: Any) -> None:
     assert "tales" in text.splitlines()[-1]
     assert "Bits:         541e66e42b93265a" in text
     assert "Huge pages:   1.10 GiB of 1.17 GiB" in text
-    assert "Huge pages" not in edgectl("describe", "node", "b").stdout, "a box that is away says nothing of them"
+    assert "Huge pages" not in edgectl("describe", "node", "b").stdout, "a node that is away says nothing of them"
 
 
 def test_describe_deployment_shows_why_it_failed_and_who_holds_what(edgectl: Any, site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
+    failure = ResourceExhaustedError("node b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [site.deployment_in(DeploymentPhase.FAILED, failure)]
     text = edgectl("describe", "deployment", "tales").stdout
-    assert "NODE_MEMORY: box b lacks 2 GiB" in text
+    assert "NODE_MEMORY: node b lacks 2 GiB" in text
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["a", "0:4"], ["b", "4:9"]]
 
 
@@ -134,7 +134,7 @@ def test_describe_deployment_says_what_is_kept_aside(edgectl: Any, site: Any) ->
     site.states = [deployment(DeploymentPhase.READY, stages=(replace(status, swap=StageSwap(4096, 1024, 3, 2)),))]
     lines = edgectl("describe", "deployment", "tales").stdout.splitlines()
     (at,) = (index for index, line in enumerate(lines) if "KV ASIDE" in line)
-    assert lines[at].split("  ")[0] == "BOX" and lines[at + 1].split() == ["a", "1", "KiB", "4", "KiB", "3", "2"]
+    assert lines[at].split("  ")[0] == "NODE" and lines[at + 1].split() == ["a", "1", "KiB", "4", "KiB", "3", "2"]
 
 
 def test_describe_model(edgectl: Any) -> None:
@@ -190,16 +190,16 @@ PREDICTED = Prediction(0.04, 0.0123, 81.3, "compute of b takes 8 ms of the 12.3 
 
 def test_a_deployment_shows_what_was_predicted_of_it_and_the_note(edgectl: Any, site: Any) -> None:
     ready = site.deployment_in(DeploymentPhase.READY)
-    noted = replace(ready.placement, predicted=PREDICTED, note="box c is away")
+    noted = replace(ready.placement, predicted=PREDICTED, note="node c is away")
     site.states = [replace(ready, placement=noted)]
     site.placement = noted
     deploy = ("deploy", "tales", "--model", "fairy-tales", "--source", "a")
     for arguments in (("describe", "deployment", "tales"), deploy, (*deploy, "--dry-run")):
         text = edgectl(*arguments).stdout
         assert "12.3 ms per token, 81.30 tokens/s, first token after 40.0 ms" in text, arguments
-        assert "compute of b takes 8 ms" in text and "at most 2.00 %" in text and "box c is away" in text
+        assert "compute of b takes 8 ms" in text and "at most 2.00 %" in text and "node c is away" in text
     as_json = json.loads(edgectl(*deploy, "--dry-run", "-o", "json").stdout)
-    assert as_json["predicted"]["throughput_tps"] == 81.3 and as_json["note"] == "box c is away"
+    assert as_json["predicted"]["throughput_tps"] == 81.3 and as_json["note"] == "node c is away"
 
 
 def test_a_deployment_without_a_prediction_says_nothing_of_one(edgectl: Any) -> None:
@@ -242,7 +242,7 @@ def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edge
     [("throughput", "81.30 tokens/s"), ("ttft", "first token after 40.0 ms"), ("latency", "12.3 ms per token")],
 )
 def test_what_is_expected_is_what_the_objective_is_about(edgectl: Any, site: Any, objective: str, words: str) -> None:
-    with_outlook(site, Outlook(replace(EXPECTED, objective=objective, requests=8), note="box c is not measured"))
+    with_outlook(site, Outlook(replace(EXPECTED, objective=objective, requests=8), note="node c is not measured"))
     text = " ".join(edgectl("describe", "deployment", "tales").stdout.split())
     assert f"Expected: {words} for 8 requests at once of 3000 tokens in and 100 out" in text
-    assert "Not weighed: box c is not measured" in text and "Better" not in text
+    assert "Not weighed: node c is not measured" in text and "Better" not in text

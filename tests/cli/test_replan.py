@@ -18,12 +18,12 @@ from edgeshard.proto.v1 import admin_pb2
 
 
 def figures(time_per_token_s: float) -> Prediction:
-    return Prediction(0.1, time_per_token_s, 1 / time_per_token_s, "box a", objective="latency", requests=1,
+    return Prediction(0.1, time_per_token_s, 1 / time_per_token_s, "node a", objective="latency", requests=1,
                       prompt_tokens=128, new_tokens=64)  # fmt: skip
 
 
 def wider(placement: Placement) -> Placement:
-    """With a third box behind the two."""
+    """With a third node behind the two."""
     last = PlacedStage(2, NodeId("id-c"), NodeName("c"), "127.0.0.1:7003", LayerRange(9, 12), 1 << 20, 1 << 18)
     return replace(placement, stages=(*placement.stages, last), predicted=figures(0.03))
 
@@ -46,12 +46,12 @@ def asked(site: Any) -> Any:
     return request
 
 
-def test_a_move_is_a_table_of_boxes_and_two_rates(edgectl: Any, site: Any, found: Replan) -> None:
+def test_a_move_is_a_table_of_nodes_and_two_rates(edgectl: Any, site: Any, found: Replan) -> None:
     result = edgectl("replan", "tales")
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert [line.split() for line in lines[:4]] == [
-        ["BOX", "LAYERS", "NOW", "THEN"],
+        ["NODE", "LAYERS", "NOW", "THEN"],
         ["a", "0:4", "0:4"],
         ["b", "4:9", "4:9"],
         ["c", "-", "9:12"],
@@ -83,15 +83,15 @@ def test_a_dry_run_asks_and_does_not_wait(edgectl: Any, site: Any, found: Replan
 
 @pytest.mark.parametrize("reason", [r for r in ReplanReason if r not in (ReplanReason.MOVED, ReplanReason.WOULD_MOVE)])
 def test_what_stays_says_why_and_is_no_failure(edgectl: Any, site: Any, found: Replan, reason: ReplanReason) -> None:
-    site.replan = replace(found, reason=reason, gain=None, expected=None, note="box c was not measured")
+    site.replan = replace(found, reason=reason, gain=None, expected=None, note="node c was not measured")
     result = edgectl("replan", "tales")
     assert result.exit_code == 0
-    assert "not predicted" in result.stdout and "box c was not measured" in result.stdout
+    assert "not predicted" in result.stdout and "node c was not measured" in result.stdout
     assert "tales stays: " in result.stdout.splitlines()[-1]
 
 
 def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: Any, site: Any, found: Replan) -> None:
-    lost = UnavailableError("box c went away while deployment tales was loading", reason="NODE_LOST")
+    lost = UnavailableError("node c went away while deployment tales was loading", reason="NODE_LOST")
     site.states = [
         site.deployment_in(DeploymentPhase.LOADING),
         site.deployment_in(DeploymentPhase.WAITING, lost),
@@ -99,7 +99,7 @@ def test_a_deployment_that_could_not_move_fails_and_says_where_it_is(edgectl: An
     ]
     result = edgectl("replan", "tales")
     assert result.exit_code == 1
-    assert "did not move (box c went away while deployment tales was loading)" in result.stderr
+    assert "did not move (node c went away while deployment tales was loading)" in result.stderr
     assert "goes on with a=0:4,b=4:9" in result.stderr
 
 

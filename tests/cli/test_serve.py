@@ -18,7 +18,7 @@ from edgeshard import Client
 from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.replan import ReplanReason
 from edgeshard.local import own_site
-from edgeshard.local.own_site import _box_name
+from edgeshard.local.own_site import _node_name
 from edgeshard.rpc.tls_files import tls_files
 from tests.house import documents
 from tests.support.clients import CLIENTS, needs_clients
@@ -64,7 +64,7 @@ def disk_bytes(*directories: Path) -> int:
     return sum(found.values())
 
 
-def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..., Running], tmp_path: Path) -> None:
+def test_one_command_answers_and_the_next_node_makes_it_bigger(start: Callable[..., Running], tmp_path: Path) -> None:
     state = tmp_path / "site"
     serve = ("serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
     first = start(*serve)
@@ -79,13 +79,13 @@ def test_one_command_answers_and_the_next_box_makes_it_bigger(start: Callable[..
     weights = (DEMO_MODEL / "model.safetensors").stat().st_size
     copies = [path for path in state.rglob("*") if path.is_file() and path.stat().st_size >= weights // 8]
     assert [path.stat().st_size for path in copies if path.parent.name == "linked"].count(weights) == 1
-    assert all(path.parent.name == "linked" or path.suffix == ".sqlite-wal" for path in copies), "no box has its own"
+    assert all(path.parent.name == "linked" or path.suffix == ".sqlite-wal" for path in copies), "no node has its own"
     line = first.until(r"^  edgectl (join \S+)$")[1]
-    box = start(*line.split(), "--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
-    first.until(r"box box-2 has joined")
-    box.until(r"box box-2 has joined site here")
-    assert box.stop() == 0
-    first.until(r"box box-2 is away$")
+    node = start(*line.split(), "--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
+    first.until(r"node node-2 has joined")
+    node.until(r"node node-2 has joined site here")
+    assert node.stop() == 0
+    first.until(r"node node-2 is away$")
     assert first.stop() == 0
     assert first.log.read_text().splitlines()[-1].endswith("ended by SIGTERM, with all processes of the site")
     assert not processes_of(state)
@@ -108,7 +108,7 @@ memory_bytes = 4e9
 bandwidth_bytes_per_s = 100e9
 flops = 1e9
 [[device]]
-name = "box-2"
+name = "node-2"
 memory_bytes = 4e9
 bandwidth_bytes_per_s = 100e9
 flops = 1e9
@@ -118,15 +118,15 @@ latency_s = 0.0005
 [lab]
 model = "config.json"
 """
-"""Two slow boxes: one computes a token in some 16 ms, and as long for each of a batch. So two give twice the tokens,
+"""Two slow nodes: one computes a token in some 16 ms, and as long for each of a batch. So two give twice the tokens,
 whatever else this machine does."""
 
 
 @pytest.mark.long
-async def test_grow_moves_to_the_next_box_where_that_gains(start: Callable[..., Running], tmp_path: Path) -> None:
+async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[..., Running], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((DEMO_MODEL / "config.json").read_bytes())
     lab, state = tmp_path / "lab.toml", tmp_path / "site"
-    lab.write_text(LAB.format(first=_box_name()))
+    lab.write_text(LAB.format(first=_node_name()))
     emulate = {"EDGESHARD__AGENT__EMULATE": str(lab)}
     serve = ("serve", "demo", "--grow", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0")
     site = start(*serve, **emulate)
@@ -137,15 +137,15 @@ async def test_grow_moves_to_the_next_box_where_that_gains(start: Callable[..., 
     async with Client(address, tls_files(state / "pki" / "operator-admin")) as client:
         before = await client.deployment("fairy-tales")
         line = site.until(r"^  edgectl (join \S+)$")[1]
-        options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
+        options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
         start(*line.split(), *options, **emulate)
         said = site.until(r"moving fairy-tales to (\S+): (\d+) % more tokens/s \((\S+) instead of (\S+)\)$")
         site.until(r"fairy-tales has moved; what ran went on$")
         after = (await client.deployment("fairy-tales")).placement
         assert after.predicted is not None
-        assert [str(stage.node_name) for stage in after.stages] == [_box_name(), "box-2"]
+        assert [str(stage.node_name) for stage in after.stages] == [_node_name(), "node-2"]
         assert said[1] == ",".join(f"{stage.node_name}={stage.layers}" for stage in after.stages)
-        alone = parse_layers(f"{_box_name()}=0:12")
+        alone = parse_layers(f"{_node_name()}=0:12")
         planned = await client.plan(before.spec.model_copy(update={"layers": alone}))
         assert planned.predicted is not None
         now, then = planned.predicted.throughput_tps, after.predicted.throughput_tps
@@ -208,7 +208,7 @@ def test_a_port_that_is_taken_is_replaced_by_another(start: Callable[..., Runnin
         site = start("serve", "demo", "--state-dir", str(tmp_path / "site"), "--listen", wanted, "--port", "0")
         assert site.until(r"the coordinator listens on (\S+),")[1] != wanted
         site.until(f"{wanted} is taken: ")
-        site.until(r"^API key ")  # so its box has found it
+        site.until(r"^API key ")  # so its node has found it
 
 
 def test_a_taken_port_of_the_url_that_nobody_asked_for_is_replaced_by_the_next(

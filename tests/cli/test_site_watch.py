@@ -1,4 +1,4 @@
-"""What `edgectl serve` says and does when boxes come and go, by a site that is scripted."""
+"""What `edgectl serve` says and does when nodes come and go, by a site that is scripted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timing
 AWAY = UnavailableError("the coordinator is away")
 
 
-def box(name: str, *, connected: bool = True, unknown_profiles: int = 0, stages: tuple[str, ...] = ()) -> Any:
+def node(name: str, *, connected: bool = True, unknown_profiles: int = 0, stages: tuple[str, ...] = ()) -> Any:
     return SimpleNamespace(
         name=name,
         connected=connected,
@@ -82,7 +82,7 @@ class Site:
         return found(self.reason)
 
     def next_name(self, taken: set[str]) -> str:
-        return next(name for name in (f"box-{number}" for number in range(2, 9)) if name not in taken)
+        return next(name for name in (f"node-{number}" for number in range(2, 9)) if name not in taken)
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -110,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines(site: Site) -> list[str]:
-    return [text for text in site.said if not text.startswith("another box joins")]
+    return [text for text in site.said if not text.startswith("another node joins")]
 
 
 async def said(site: Site, text: str) -> None:
@@ -123,7 +123,7 @@ async def another_look(site: Site) -> None:
     await until(lambda: site.looks > looks)
 
 
-async def test_boxes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float | None] = []
     wait_for = asyncio.wait_for
 
@@ -132,41 +132,41 @@ async def test_boxes_that_come_and_go_are_told_of_when_an_event_says_so(monkeypa
         return await wait_for(work, timeout_s)
 
     monkeypatch.setattr("asyncio.wait_for", waited)
-    site = Site([box("a"), box("old", connected=False)])
+    site = Site([node("a"), node("old", connected=False)])
     async with watched(site):
         await until(lambda: site.looks >= 2)
         assert lines(site) == []
-        site.known = [box("a"), box("old"), box("box-2")]
+        site.known = [node("a"), node("old"), node("node-2")]
         site.tell()
         await until(lambda: len(lines(site)) == 2)
-        assert lines(site) == ["box box-2 has joined", "box old is back"]
-        site.known = [box("a"), box("old"), box("box-2", connected=False)]
+        assert lines(site) == ["node node-2 has joined", "node old is back"]
+        site.known = [node("a"), node("old"), node("node-2", connected=False)]
         site.tell()
         await until(lambda: len(lines(site)) == 3)
-        assert lines(site)[2] == "box box-2 is away"
-        site.known = [box("a"), box("old"), box("box-2")]
+        assert lines(site)[2] == "node node-2 is away"
+        site.known = [node("a"), node("old"), node("node-2")]
         site.tell()
         await until(lambda: len(lines(site)) == 4)
-        assert lines(site)[3] == "box box-2 is back"
-    offers = [text for text in site.said if text.startswith("another box joins")]
+        assert lines(site)[3] == "node node-2 is back"
+    offers = [text for text in site.said if text.startswith("another node joins")]
     assert len(offers) == 2, "one line, and the next when it was used"
     assert set(waits) == {None}, "it looks at no time by itself"
 
 
 async def test_what_happened_while_the_stream_was_broken_is_seen_at_its_return() -> None:
-    site = Site([box("a")])
+    site = Site([node("a")])
     async with watched(site):
         await until(lambda: site.looks >= 2)
         for number in range(2, 5):
-            site.known.append(box(f"box-{number}"))
+            site.known.append(node(f"node-{number}"))
             site.break_off()
-            await said(site, f"box box-{number} has joined")
+            await said(site, f"node node-{number} has joined")
     assert site.streams == 4
 
 
 async def test_a_call_that_fails_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_watch, "_LONGEST_BACKOFF_S", 0.01)
-    site = Site([box("a")])
+    site = Site([node("a")])
 
     async def failing() -> list[Any]:
         site.looks += 1
@@ -180,17 +180,17 @@ async def test_a_call_that_fails_does_not_end_it(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("boxes", "considered"),
+    ("nodes", "considered"),
     [
-        ([box("a", stages=("tales",))], False),
-        ([box("a", stages=("tales",)), box("b", unknown_profiles=1)], False),
-        ([box("a", stages=("tales",)), box("b", connected=False)], False),
-        ([box("a", stages=("tales",), unknown_profiles=1), box("b")], True),
-        ([box("a", stages=("tales",)), box("b")], True),
+        ([node("a", stages=("tales",))], False),
+        ([node("a", stages=("tales",)), node("b", unknown_profiles=1)], False),
+        ([node("a", stages=("tales",)), node("b", connected=False)], False),
+        ([node("a", stages=("tales",), unknown_profiles=1), node("b")], True),
+        ([node("a", stages=("tales",)), node("b")], True),
     ],
 )
-async def test_it_plans_once_nothing_is_left_to_measure(boxes: list[Any], considered: bool) -> None:
-    site = Site(boxes, ReplanReason.WOULD_MOVE)
+async def test_it_plans_once_nothing_is_left_to_measure(nodes: list[Any], considered: bool) -> None:
+    site = Site(nodes, ReplanReason.WOULD_MOVE)
     async with watched(site, grow=True):
         await until(lambda: site.looks >= 2)
         if considered:
@@ -199,7 +199,7 @@ async def test_it_plans_once_nothing_is_left_to_measure(boxes: list[Any], consid
 
 
 async def test_without_grow_it_says_once_what_there_is_to_gain() -> None:
-    site = Site([box("a", stages=("tales",)), box("b")], ReplanReason.WOULD_MOVE)
+    site = Site([node("a", stages=("tales",)), node("b")], ReplanReason.WOULD_MOVE)
     async with watched(site):
         for _ in range(3):
             await another_look(site)
@@ -208,16 +208,16 @@ async def test_without_grow_it_says_once_what_there_is_to_gain() -> None:
 
 
 async def test_a_gain_that_is_not_known_is_said_with_how_to_move() -> None:
-    site = Site([box("a", stages=("tales",), unknown_profiles=1), box("b")], ReplanReason.NOT_WEIGHED)
+    site = Site([node("a", stages=("tales",), unknown_profiles=1), node("b")], ReplanReason.NOT_WEIGHED)
     async with watched(site, grow=True):
         await until(lambda: bool(lines(site)))
     assert site.moves == 0 and "edgectl replan tales --force` moves it to b=0:4" in lines(site)[0]
 
 
 async def test_a_move_that_went_back_is_not_tried_again_at_once() -> None:
-    site = Site([box("a", stages=("tales",)), box("b")], ReplanReason.WOULD_MOVE, AbortedError("box b went away"))
+    site = Site([node("a", stages=("tales",)), node("b")], ReplanReason.WOULD_MOVE, AbortedError("node b went away"))
     async with watched(site, grow=True):
         await until(lambda: site.moves == 1)
         for _ in range(3):
             await another_look(site)
-    assert site.moves == 1 and "stays where it is: box b went away" in lines(site)[-1]
+    assert site.moves == 1 and "stays where it is: node b went away" in lines(site)[-1]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from edgeshard.local.own_site import _box_name
+from edgeshard.local.own_site import _node_name
 from tests.house.documents import ROOT
 from tests.support.running import EDGECTL, POLL_S, READY_S, Running, environment_of, processes_of, wrong_modules
 
@@ -29,7 +29,7 @@ STORY = {"model": "fairy-tales", "prompt": "Once upon a time", "max_tokens": 400
 
 @dataclass
 class Served:
-    """A site of one box; `serve` is the command that runs it now."""
+    """A site of one node; `serve` is the command that runs it now."""
 
     home: Path
     state: Path
@@ -145,19 +145,19 @@ def run(site: Served) -> Callable[..., subprocess.CompletedProcess[str]]:
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_box_joins_from_any_directory(site: Served, anywhere: Path, tmp_path: Path, run: Run) -> None:
-    name = f"box-{anywhere.name or 'root'}"[:20]
+def test_a_node_joins_from_any_directory(site: Served, anywhere: Path, tmp_path: Path, run: Run) -> None:
+    name = f"node-{anywhere.name or 'root'}"[:20]
     token = run("token", "create", "--node", name, "--quiet", cwd=anywhere).stdout.strip()
-    options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "box"))
-    box = Running(tmp_path, "join", "join", token, *options, cwd=anywhere)
+    options = ("--foreground", "--listen", "127.0.0.1:0", "--state-dir", str(tmp_path / "node"))
+    node = Running(tmp_path, "join", "join", token, *options, cwd=anywhere)
     try:
-        box.until(f"box {name} has joined site here")
-        assert (tmp_path / "box").stat().st_mode & 0o777 == 0o700
-        assert "directory_made_private" not in box.log.read_text(), "it made it so itself"
-        site.serve.until(f"box {name} has joined$")
+        node.until(f"node {name} has joined site here")
+        assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+        assert "directory_made_private" not in node.log.read_text(), "it made it so itself"
+        site.serve.until(f"node {name} has joined$")
     finally:
-        assert box.stop() == 0
-    site.serve.until(f"box {name} is away$")
+        assert node.stop() == 0
+    site.serve.until(f"node {name} is away$")
 
 
 def test_bench_measures_from_any_directory(site: Served, anywhere: Path, run: Run) -> None:
@@ -202,15 +202,15 @@ def test_serve_demo_and_lab_run_from_any_directory(place: str, hostile: Path, ab
 
 
 def test_an_agent_that_is_killed_under_a_stream_comes_back_and_so_does_the_stream(site: Served) -> None:
-    """The only box, which holds all layers."""
+    """The only node, which holds all layers."""
     pieces = []
     for piece in site.stream():
         pieces.append(piece)
         if len(pieces) == 3:
-            site.kill(_box_name())
+            site.kill(_node_name())
     assert "".join(pieces) == site.told
-    site.serve.until(f"{_box_name()} ended by signal 9: it starts again$")
-    site.serve.until(f"{_box_name()} runs again$")
+    site.serve.until(f"{_node_name()} ended by signal 9: it starts again$")
+    site.serve.until(f"{_node_name()} runs again$")
 
 
 def test_the_coordinator_comes_back_with_its_url_and_its_keys(site: Served) -> None:
@@ -235,8 +235,8 @@ def test_a_coordinator_that_is_killed_while_all_starts_costs_nothing_but_time(tm
 
 
 @pytest.mark.long
-def test_a_box_that_cannot_start_any_more_ends_the_site_with_its_own_words(tmp_path: Path) -> None:
-    state, name = tmp_path / "site", _box_name()
+def test_a_node_that_cannot_start_any_more_ends_the_site_with_its_own_words(tmp_path: Path) -> None:
+    state, name = tmp_path / "site", _node_name()
     served = Running(
         tmp_path, "serve", "serve", "demo", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--port", "0"
     )

@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import DataTable, Static
 
 from edgeshard.cli.commands.observing import top
-from edgeshard.cli.render.top_rows import BOXES, DEPLOYMENTS, LINKS, STAGES, Look, summary, tables
+from edgeshard.cli.render.top_rows import DEPLOYMENTS, LINKS, NODES, STAGES, Look, summary, tables
 from edgeshard.cli.render.top_view import TopView
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import DeploymentPhase, SuspectHop
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timing
 
 
 def look(site: Any, at_s: float, steps: int, tokens: int) -> Look:
-    """Box a, which was heard half a second ago, runs stage 0 of tales."""
+    """Node a, which was heard half a second ago, runs stage 0 of tales."""
     known = Condition(memory_available_bytes=3 << 30)
     nodes = tuple(replace(node, connected=True, condition=known, heartbeat_age_s=0.5) for node in site.nodes)
     stage = replace(
@@ -44,17 +44,17 @@ def look(site: Any, at_s: float, steps: int, tokens: int) -> Look:
 
 def test_rows_say_load_rates_and_what_waits(site: Any) -> None:
     now, before = look(site, 12.0, 30, 400), look(site, 10.0, 10, 100)
-    deployments, stages, links, boxes = tables(now, before)
+    deployments, stages, links, nodes = tables(now, before)
     assert deployments == [("tales", "ready", "3", "2", "150.0", "0", "1")]
     assert stages == [("tales", "0", "a", "0:4", "active", "150.0", "10.0", "75 %", "0", "50 %")]
     assert links == [("tales", "a", "b", "100 Mb/s", "2.0 ms", "carries"), ("tales", "b", "a", "-", "-", "carries")]
-    assert boxes[0][:4] == ("a", "connected", "25 %", "1") and boxes[0][6:] == ("3 GiB", "0.5 s")
-    assert boxes[1][2] == "-"
-    assert summary(now) == "2 of 2 boxes, 3 requests running, 2 waiting"
+    assert nodes[0][:4] == ("a", "connected", "25 %", "1") and nodes[0][6:] == ("3 GiB", "0.5 s")
+    assert nodes[1][2] == "-"
+    assert summary(now) == "2 of 2 nodes, 3 requests running, 2 waiting"
 
 
 def test_rows_have_as_many_cells_as_their_tables(site: Any) -> None:
-    shapes = (DEPLOYMENTS, STAGES, LINKS, BOXES)
+    shapes = (DEPLOYMENTS, STAGES, LINKS, NODES)
     for shape, rows in zip(shapes, tables(look(site, 1.0, 1, 1), None), strict=True):
         assert {len(row) for row in rows} == {len(shape.columns)}
 
@@ -118,25 +118,25 @@ async def test_the_view_shows_the_newest_look_and_quits(site: Any) -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         await looks.shown()
         assert cells(app, "stages")[0][5] == "150.0"
-        assert [row[0] for row in cells(app, "boxes")] == ["a", "b"]
-        assert "here:7600: 2 of 2 boxes" in status(app)
+        assert [row[0] for row in cells(app, "nodes")] == ["a", "b"]
+        assert "here:7600: 2 of 2 nodes" in status(app)
         await pilot.press("tab", "tab", "tab", "down")
-        boxes: Any = app.query_one("#boxes", DataTable)
-        assert (app.focused, boxes.cursor_row) == (boxes, 1)
+        nodes: Any = app.query_one("#nodes", DataTable)
+        assert (app.focused, nodes.cursor_row) == (nodes, 1)
         looks.add(look(site, 14.0, 50, 500))
         await looks.shown()
-        assert cells(app, "stages")[0][5] == "100.0" and boxes.cursor_row == 1, "reading anew does not move it"
+        assert cells(app, "stages")[0][5] == "100.0" and nodes.cursor_row == 1, "reading anew does not move it"
         await pilot.press("q")
     assert app.return_code == 0
 
 
-async def test_a_box_that_left_leaves_its_row(site: Any) -> None:
+async def test_a_node_that_left_leaves_its_row(site: Any) -> None:
     both = look(site, 10.0, 10, 100)
     looks = Looks(both, replace(both, at_s=11.0, site=replace(both.site, nodes=both.site.nodes[:1]), deployments=()))
     app = TopView(looks.next, "here", 0.01)
     async with app.run_test(size=(100, 40)):
         await looks.shown()
-        assert [row[0] for row in cells(app, "boxes")] == ["a"] and cells(app, "stages") == []
+        assert [row[0] for row in cells(app, "nodes")] == ["a"] and cells(app, "stages") == []
 
 
 async def test_a_site_that_does_not_answer_is_said_and_what_was_seen_stays(site: Any) -> None:
@@ -144,7 +144,7 @@ async def test_a_site_that_does_not_answer_is_said_and_what_was_seen_stays(site:
     app = TopView(looks.next, "here", 0.01)
     async with app.run_test(size=(100, 40)):
         await looks.shown()
-        assert "nobody answers" in status(app) and len(cells(app, "boxes")) == 2
+        assert "nobody answers" in status(app) and len(cells(app, "nodes")) == 2
 
 
 async def test_it_stands_still_and_goes_on(site: Any) -> None:

@@ -45,7 +45,7 @@ def test_the_table_says_where_the_time_goes(edgectl: Any, busy: Any) -> None:
     assert (request.deployment, request.seconds) == ("tales", 2.0)
     header, first, second = result.stdout.splitlines()
     assert header.split() == [
-        "BOX", "LAYERS", "STEPS", "TOKENS/S", "COMPUTING", "SENDING", "IDLE", "STEP", "COMPUTES", "STEP", "WAITS",
+        "NODE", "LAYERS", "STEPS", "TOKENS/S", "COMPUTING", "SENDING", "IDLE", "STEP", "COMPUTES", "STEP", "WAITS",
     ]  # fmt: skip
     assert first.split() == ["a", "0:4", "40", "45.9", "42", "%", "8", "%", "50", "%", "10.0", "ms", "0.0", "ms"]
     assert second.split()[:3] == ["b", "4:8", "40"]
@@ -72,7 +72,7 @@ def test_an_svg_file_shows_steps_and_bubbles(edgectl: Any, busy: Any, tmp_path: 
     assert "decode of step 20" in text and "step 39" not in text, "some steps from the middle"
     rows = [line for line in text.splitlines() if 'text-anchor="end"' in line]
     assert [row.partition(">")[2].partition("<")[0] for row in rows] == ["a 0:4", "a → b", "b 4:8", "b → a"]
-    # While the one box computes the other waits: neither row is full.
+    # While the one node computes the other waits: neither row is full.
     bars = [line for line in text.splitlines() if "a 0:4: decode" in line]
     assert 20 <= len(bars) <= 26
 
@@ -110,7 +110,7 @@ def test_a_quiet_deployment_has_nothing_to_show(edgectl: Any, site: Any, tmp_pat
 
 @pytest.fixture
 def streaming(busy: Any) -> Any:
-    """Box b reads a layer of 1 MiB in 4 ms, twice in each lap."""
+    """Node b reads a layer of 1 MiB in 4 ms, twice in each lap."""
     reads = tuple(ReadRecord(4 + n % 2, 1 << 20, 7 + n * LAP_S / 2, 7.004 + n * LAP_S / 2) for n in range(80))
     busy.traces[1] = replace(busy.traces[1], reads=reads)
     return busy
@@ -119,7 +119,7 @@ def streaming(busy: Any) -> Any:
 def test_reads_of_weights_are_rows_of_a_table_of_their_own(edgectl: Any, streaming: Any) -> None:
     *_, blank, header, row = edgectl("trace", "tales").stdout.splitlines()
     assert not blank.strip()
-    assert header.split() == ["BOX", "LAYERS", "READS", "READ", "RATE", "READING", "READ", "TAKES"]
+    assert header.split() == ["NODE", "LAYERS", "READS", "READ", "RATE", "READING", "READ", "TAKES"]
     assert row.split() == ["b", "4:8", "80", "80", "MiB", "250", "MiB/s", "33", "%", "4.0", "ms"]
 
 
@@ -160,18 +160,18 @@ def test_describe_counts_what_a_deployment_does(edgectl: Any, site: Any) -> None
     text = edgectl("describe", "deployment", "tales").stdout
     assert "7 running (4 of them waiting) in 2 micro-batches" in text
     header, row = text.splitlines()[-2:]
-    assert header.split() == ["BOX", "PHASE", "STEPS", "TOKENS", "IDLE", "QUEUE", "KV", "IN", "USE"]
+    assert header.split() == ["NODE", "PHASE", "STEPS", "TOKENS", "IDLE", "QUEUE", "KV", "IN", "USE"]
     assert row.split()[:7] == ["a", "active", "120", "456", "25", "%", "2"]
     (stage,) = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)["stages"]
     assert (stage["busy_share"], stage["requests_running"], stage["requests_waiting"]) == (0.75, 3, 4)
 
 
-def test_describe_shows_the_cache_of_a_box_with_its_experts_on_the_disk(edgectl: Any, site: Any) -> None:
+def test_describe_shows_the_cache_of_a_node_with_its_experts_on_the_disk(edgectl: Any, site: Any) -> None:
     experts = StageExperts(20 << 20, 30 << 20, 90 << 20, hits=750, misses=250, read_bytes=2 << 30, waited_s=1.5)
     status = replace(site.stage_status(StagePhase.ACTIVE), experts=experts)
     site.states = [replace(site.deployment_in(DeploymentPhase.READY), stages=(status,))]
     header, row = edgectl("describe", "deployment", "tales").stdout.splitlines()[-2:]
-    names = ["BOX", "EXPERTS", "CACHED", "ROOM", "HITS", "MISSES", "HIT", "RATE", "READ", "WAITED"]
+    names = ["NODE", "EXPERTS", "CACHED", "ROOM", "HITS", "MISSES", "HIT", "RATE", "READ", "WAITED"]
     assert header.split() == names
     assert " ".join(row.split()) == "a 90 MiB 20 MiB 30 MiB 750 250 75 % 2 GiB 1.50 s"
     (stage,) = json.loads(edgectl("describe", "deployment", "tales", "-o", "json").stdout)["stages"]

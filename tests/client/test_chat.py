@@ -62,7 +62,7 @@ async def test_leaving_the_loop_cancels_at_the_server(site: Any) -> None:
 
 
 async def test_an_answer_that_breaks_off_has_the_text_until_then(site: Any) -> None:
-    site.failures["GenerateEnd"] = UnavailableError("no box is left", reason="NOT_RECOVERED")
+    site.failures["GenerateEnd"] = UnavailableError("no node is left", reason="NOT_RECOVERED")
     site.script = site.script[:-1]
     async with Client(site.address) as client:
         with pytest.raises(UnavailableError) as failed:

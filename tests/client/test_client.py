@@ -174,10 +174,10 @@ async def test_every_error_class_keeps_its_parts(site: Any, kind: type[EdgeShard
 
 async def test_a_failure_in_mid_stream_comes_after_the_tokens(site: Any) -> None:
     site.script = site.story()[:3]
-    site.failures["GenerateEnd"] = UnavailableError("no box is left", reason="NOT_RECOVERED")
+    site.failures["GenerateEnd"] = UnavailableError("no node is left", reason="NOT_RECOVERED")
     seen = []
     async with Client(site.address) as client:
-        with pytest.raises(UnavailableError, match="no box is left"):
+        with pytest.raises(UnavailableError, match="no node is left"):
             async for event in client.generate("tales", "Once"):
                 seen.append(event)
     assert len(seen) == 3
@@ -185,7 +185,7 @@ async def test_a_failure_in_mid_stream_comes_after_the_tokens(site: Any) -> None
 
 async def test_a_completion_that_fails_has_the_text_until_then(site: Any) -> None:
     site.script = site.story()[:3]
-    site.failures["GenerateEnd"] = UnavailableError("no box is left", reason="NOT_RECOVERED", retry_after_s=5.0)
+    site.failures["GenerateEnd"] = UnavailableError("no node is left", reason="NOT_RECOVERED", retry_after_s=5.0)
     async with Client(site.address) as client:
         with pytest.raises(UnavailableError) as failed:
             await client.complete("tales", "Once")
@@ -284,7 +284,7 @@ async def test_deploy_waits_until_it_is_ready_and_tells_every_change(site: Any) 
 
 
 async def test_deploy_raises_the_deployments_own_failure(site: Any) -> None:
-    failure = ResourceExhaustedError("box b lacks 2 GiB", field="b", reason="NODE_MEMORY")
+    failure = ResourceExhaustedError("node b lacks 2 GiB", field="b", reason="NODE_MEMORY")
     site.states = [
         site.deployment_in(DeploymentPhase.LOADING),
         site.deployment_in(DeploymentPhase.FAILED, failure),
@@ -292,7 +292,7 @@ async def test_deploy_raises_the_deployments_own_failure(site: Any) -> None:
     async with Client(site.address) as client:
         with pytest.raises(ResourceExhaustedError) as caught:
             await client.deploy(SPEC)
-    assert (caught.value.message, caught.value.field, caught.value.reason) == ("box b lacks 2 GiB", "b", "NODE_MEMORY")
+    assert (caught.value.message, caught.value.field, caught.value.reason) == ("node b lacks 2 GiB", "b", "NODE_MEMORY")
 
 
 async def test_deploy_without_waiting_returns_the_first_state(site: Any) -> None:
@@ -310,7 +310,7 @@ async def test_deploy_stops_waiting_after_its_time(site: Any) -> None:
 
 
 async def test_a_refused_placement_keeps_its_field(site: Any) -> None:
-    site.failures["Plan"] = PlacementError("layers: no box holds layers 4:5", field="layers", reason="LAYER_GAP")
+    site.failures["Plan"] = PlacementError("layers: no node holds layers 4:5", field="layers", reason="LAYER_GAP")
     async with Client(site.address) as client:
         with pytest.raises(InvalidArgumentError) as caught:
             await client.plan(SPEC)

@@ -42,7 +42,7 @@ def test_the_rate_is_the_heads_where_tokens_come_in_a_lump(site: Any) -> None:
 
 
 def test_another_heads_clock_is_not_compared(site: Any) -> None:
-    """The third token comes from another box, whose clock began long before or long after; the arrivals tell."""
+    """The third token comes from another node, whose clock began long before or long after; the arrivals tell."""
     for origin_s in (9e6, 3.0):
         events = site.story()
         for index, at_s in enumerate((500.0, 500.5, origin_s, origin_s + 0.5, origin_s + 1.0)):

@@ -1,4 +1,4 @@
-"""What the client says of a site's boxes: profiles, links, and a measurement as it goes."""
+"""What the client says of a site's nodes: profiles, links, and a measurement as it goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.proto.v1 import admin_pb2
 
 
-async def test_a_site_is_boxes_links_profiles_and_the_models_config(site: Any) -> None:
+async def test_a_site_is_nodes_links_profiles_and_the_models_config(site: Any) -> None:
     site.measured(a=1e-3, b=5e-4)
     async with Client(site.address) as client:
         whole, bare = await client.site("fairy-tales"), await client.site()
@@ -32,7 +32,7 @@ async def test_a_site_is_boxes_links_profiles_and_the_models_config(site: Any) -
     assert (bare.profiles, bare.config, bare.links) == ((), {}, whole.links)
 
 
-async def test_a_box_comes_with_its_own_profiles_and_the_links_of_both_directions(site: Any) -> None:
+async def test_a_node_comes_with_its_own_profiles_and_the_links_of_both_directions(site: Any) -> None:
     site.measured(a=1e-3, b=5e-4)
     async with Client(site.address) as client:
         details = await client.node_details("id-b")
@@ -57,8 +57,8 @@ async def test_a_config_that_is_not_an_object_is_the_coordinators_fault(site: An
             await client.site("fairy-tales")
 
 
-async def test_profiling_tells_how_far_every_box_is_and_which_failed(site: Any) -> None:
-    failure = UnavailableError("box b is away", field="b", reason="NODE_AWAY")
+async def test_profiling_tells_how_far_every_node_is_and_which_failed(site: Any) -> None:
+    failure = UnavailableError("node b is away", field="b", reason="NODE_AWAY")
     site.progress = [
         site.told("a", 3, "block: 64 tokens"),
         site.told("b", 0, "", finished=True, failure=failure),

@@ -67,7 +67,7 @@ def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128,
 
 
 def build_facts(budget: int = 4 * GIB) -> DeviceFacts:
-    return DeviceFacts("cpu", "test box", 2, budget, budget, False, "test")
+    return DeviceFacts("cpu", "test node", 2, budget, budget, False, "test")
 
 
 def build_registration(name: str, incarnation: str = "i1", **changes: Any) -> Registration:

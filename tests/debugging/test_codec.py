@@ -127,11 +127,11 @@ def test_a_type_without_a_form_is_refused_by_name(hint: Any) -> None:
 
 def test_generic_classes_keep_what_they_are_of() -> None:
     @dataclasses.dataclass(frozen=True)
-    class Box(Generic[ItemT]):
+    class Node(Generic[ItemT]):
         item: ItemT
 
     globals()["ItemT"] = ItemT
-    assert Codec[Any](Box[tuple[int, ...]]).decode({"type": "Box", "item": [1, 2]}) == Box((1, 2))
+    assert Codec[Any](Node[tuple[int, ...]]).decode({"type": "Node", "item": [1, 2]}) == Node((1, 2))
 
 
 @pytest.mark.parametrize(

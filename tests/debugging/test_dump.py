@@ -13,7 +13,7 @@ from edgeshard.domain.ids import NodeName
 
 
 @pytest.mark.parametrize("text", [b"{", b"5", b"\xff", b"[" * 200_000], ids=["cut", "number", "no text", "deep"])
-def test_a_box_that_answers_nonsense_is_named_and_the_others_are_there(text: bytes) -> None:
+def test_a_node_that_answers_nonsense_is_named_and_the_others_are_there(text: bytes) -> None:
     dumps = [
         ProcessDump(NodeName(""), b'{"state": 1}'),
         ProcessDump(NodeName("a"), text),
@@ -26,7 +26,7 @@ def test_a_box_that_answers_nonsense_is_named_and_the_others_are_there(text: byt
     assert site_parts(document) == ({"state": 1}, {"b": {"state": 2}})
 
 
-def test_a_part_that_is_no_object_is_no_box() -> None:
+def test_a_part_that_is_no_object_is_no_node() -> None:
     assert site_parts({"dump": 1, "coordinator": {}, "nodes": {"a": 5}}) == ({}, {})
 
 

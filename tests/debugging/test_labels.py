@@ -36,7 +36,7 @@ FACTS = DeviceFacts("cpu", "Test CPU", 4, 1, 1, False, "Linux")
             {"kind": "CommandAnswered", "node_id": A, "operation_id": "o", "reason": "NODE_LOST"},
         ),
         (
-            EndService(TALE, Epoch(1), UnavailableError("box a is gone"), final=False),
+            EndService(TALE, Epoch(1), UnavailableError("node a is gone"), final=False),
             {"kind": "EndService", "deployment": "tale", "epoch": 1, "reason": "UNAVAILABLE"},
         ),
         (

@@ -19,7 +19,7 @@ def test_a_key_comes_back_from_its_text(uid: str, epoch: int, kind: CommandKind,
     assert CommandKey.parse(key.operation_id) == key
 
 
-def test_its_text_is_what_boxes_have_always_been_sent() -> None:
+def test_its_text_is_what_nodes_have_always_been_sent() -> None:
     assert CommandKey("4f", Epoch(3), CommandKind.PREPARE, 1).operation_id == "4f/3/prepare/1"
 
 

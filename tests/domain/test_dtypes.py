@@ -54,7 +54,7 @@ def test_a_wrong_option_is_named(blocks: str | None, head: str | None, field: st
 SPEC = {"name": "d", "model": "m", "source": "a"}
 
 
-def test_a_boxs_quantisation_has_the_specs_head() -> None:
+def test_a_nodes_quantisation_has_the_specs_head() -> None:
     spec = parse_spec(SPEC | {"quantisation": {"*": "int4", "b": "int8"}})
     assert (spec.quantisation_of("a"), spec.quantisation_of("b")) == (Quantisation.INT4, Quantisation.INT8)
     spec = parse_spec(SPEC | {"quantisation": {"b": "int8"}, "head_quantisation": "none"})

@@ -63,7 +63,7 @@ def test_whatever_is_said_as_changes_is_whole_again(said: list[Heartbeat]) -> No
         assert heard.huge_pages == now.huge_pages and heard.packed == now.packed
 
 
-def test_of_a_box_that_rests_nothing_is_said() -> None:
+def test_of_a_node_that_rests_nothing_is_said() -> None:
     before = beat(stage("a"), memory=1000, share=0.02, pages=HugePages(1, 1))
     after = replace(before, memory_available_bytes=1001, others_share=0.021)
     assert change_between(before, after) == NOTHING
@@ -95,7 +95,7 @@ def test_a_reading_that_failed_changes_nothing() -> None:
     assert with_change(before, change_between(before, beat())).huge_pages == HugePages(2, 1)
 
 
-def test_a_box_cannot_grow_beyond_what_any_holds() -> None:
+def test_a_node_cannot_grow_beyond_what_any_holds() -> None:
     most = beat(*(stage(f"d{number}") for number in range(MOST_STAGES)))
     assert len(with_change(most, HeartbeatChange((stage("d0", steps=1),))).stages) == MOST_STAGES
     with pytest.raises(InvalidArgumentError) as refused:

@@ -1,4 +1,4 @@
-"""Traces of boxes whose clocks disagree, put on one clock."""
+"""Traces of nodes whose clocks disagree, put on one clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ring(stages: int, steps: int, clocks: list[float]) -> tuple[StageTrace, ...]
             prompt = 5 if step == 0 else 0
             records[stage].append(StepRecord(step, prompt or 1, prompt, began, began, ended, ended + SEND_S, returned))
     return tuple(
-        StageTrace(stage, f"box-{stage}", LayerRange(stage, stage + 1), tuple(records[stage]))
+        StageTrace(stage, f"node-{stage}", LayerRange(stage, stage + 1), tuple(records[stage]))
         for stage in range(stages)
     )
 
@@ -116,7 +116,7 @@ def test_perfetto_gets_complete_events_of_every_stage() -> None:
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
     assert complete[0]["name"] == "prefill 5" and complete[1]["name"] == "decode 1"
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == ["tales stage 0: box-0, layers 0:1", "tales stage 1: box-1, layers 1:2"]
+    assert names == ["tales stage 0: node-0, layers 0:1", "tales stage 1: node-1, layers 1:2"]
 
 
 def test_perfetto_gets_waiting_and_sending_as_pairs_that_may_overlap() -> None:
@@ -134,7 +134,7 @@ def test_a_summary_is_over_the_time_of_all_stages() -> None:
     traces = aligned(ring(2, 10, [0.0, 50.0]))
     begin, end = span(traces)
     first, second = summarised(traces)
-    assert (first.node, first.steps, second.stage) == ("box-0", 10, 1)
+    assert (first.node, first.steps, second.stage) == ("node-0", 10, 1)
     assert first.tokens_per_s == second.tokens_per_s == pytest.approx((5 + 9) / (end - begin))
     assert first.share == shares(traces[0], begin, end) and first.compute_s == pytest.approx(COMPUTE_S)
     assert first.wait_s == 0.0

@@ -383,7 +383,7 @@ def _generation(data: bytes) -> None:
 
 
 def _expert_table(data: bytes) -> None:
-    """What the coordinator lets in, as a box reads it."""
+    """What the coordinator lets in, as a node reads it."""
     check_small_file(EXPERT_TABLE, data)
     ExpertTable.of_values(expert_table_of(json.loads(data)), 2, 2)
 

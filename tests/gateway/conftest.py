@@ -1,4 +1,4 @@
-"""A real site with a gateway, shared by the tests of a module: a coordinator, three boxes, the demo model on them."""
+"""A real site with a gateway, shared by the tests of a module: a coordinator, three nodes, the demo model on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway of a real three-box site, by raw HTTP and by the clients that people have."""
+"""The gateway of a real three-node site, by raw HTTP and by the clients that people have."""
 
 from __future__ import annotations
 

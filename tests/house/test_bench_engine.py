@@ -136,7 +136,7 @@ def test_the_page_tells_of_a_promised_latency() -> None:
 
 def test_the_page_tells_of_many_boxes_where_they_were_measured() -> None:
     many = {
-        "boxes": 1000,
+        "nodes": 1000,
         "heartbeats_per_second": 1028.6,
         "coordinator_processor_share": 0.157,
         "heartbeat_milliseconds": {"p50": 36.3, "p99": 61.1},
@@ -146,12 +146,12 @@ def test_the_page_tells_of_many_boxes_where_they_were_measured() -> None:
     }
     rows = [row(), row(dtype="int8")]
     assert "| 1,000 | 1029 | 15.7 % | 36, 61 | 8 | 9.8 | 3.3 |" in document(rows, many_boxes=[many])
-    assert "Many boxes" not in document(rows)
+    assert "Many nodes" not in document(rows)
     page = document(rows)
     once = with_section(page, [many])
     assert once.startswith(page.rstrip()) and "| 1,000 | 1029 |" in once and "up to 1.2." in once
     assert with_section(once, [many]) == once
-    again = with_section(f"{once}\n## Behind\n", [{**many, "boxes": 100}])
+    again = with_section(f"{once}\n## Behind\n", [{**many, "nodes": 100}])
     assert "| 100 | 1029 |" in again and "| 1,000 |" not in again and again.endswith("\n\n## Behind\n")
 
 

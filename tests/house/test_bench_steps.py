@@ -14,7 +14,7 @@ HOP_S, FIRST_S, SECOND_S = 0.001, 0.02, 0.03
 
 
 def traces(steps: int, first_s: float = FIRST_S, clock_s: float = 7.0) -> list[StageTrace]:
-    """One micro-batch of 8 that goes round a ring of two boxes, the second of which has a clock of its own."""
+    """One micro-batch of 8 that goes round a ring of two nodes, the second of which has a clock of its own."""
     first, second, now_s = [], [], 0.0
     for number in range(steps):
         ended_s = now_s + first_s

@@ -58,7 +58,7 @@ RUNS = [
     ["lab --rounds 1 --new-tokens 2"],
     ["lab_prompt --rounds 1"],
     ["loading {tmp} --rounds 1"],
-    ["many_boxes --boxes 3 --seconds 1 -o {tmp}/boxes.json", "many_boxes_report {tmp}/boxes.json {tmp}/page.md"],
+    ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json", "many_boxes_report {tmp}/nodes.json {tmp}/page.md"],
     ["metrics"],
     ["micro_batches --rounds 1 --tokens 32 --streams 2"],
     ["mtls --rounds 1 --streams 2"],

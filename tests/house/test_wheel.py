@@ -120,7 +120,7 @@ def test_edgectl_help(clean: Path, tmp_path: Path) -> None:
 
 
 def test_edgectl_plans_offline(clean: Path, tmp_path: Path) -> None:
-    """Fifteen boxes, from data sheets: no daemon, no weights, and none of the extras, solvers' included."""
+    """Fifteen nodes, from data sheets: no daemon, no weights, and none of the extras, solvers' included."""
     shutil.copy(ROOT / "deploy" / "examples" / "paper-testbed.toml", tmp_path)
     command: list[str | Path] = [clean / "edgectl", "plan", "--cluster", "paper-testbed.toml", "--model", "llama2-7b"]
     compare = ("--objective", "latency", "--compare", "-o", "json")

@@ -15,7 +15,7 @@ from edgeshard.identity.authority import Authority, new_key, private_pem, reques
 from edgeshard.identity.certificates import BACKDATED, principal_of
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
-BOX = Principal("mill", Role.AGENT, "box-a")
+NODE = Principal("mill", Role.AGENT, "node-a")
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,13 @@ def authority() -> Authority:
 
 def test_a_certificate_says_who_it_is_of_and_for_how_long(authority: Authority) -> None:
     key = new_key()
-    made = x509.load_pem_x509_certificate(authority.issue(BOX, request_for(key), NOW, timedelta(days=2)))
+    made = x509.load_pem_x509_certificate(authority.issue(NODE, request_for(key), NOW, timedelta(days=2)))
     ca = x509.load_pem_x509_certificate(authority.certificate_pem)
     made.verify_directly_issued_by(ca)
     assert made.public_key() == key.public_key()
     assert (made.not_valid_before_utc, made.not_valid_after_utc) == (NOW - BACKDATED, NOW + timedelta(days=2))
     assert not made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert principal_of(made.public_bytes(serialization.Encoding.PEM)) == BOX
+    assert principal_of(made.public_bytes(serialization.Encoding.PEM)) == NODE
 
 
 def test_what_a_request_says_of_itself_is_not_taken(authority: Authority) -> None:
@@ -41,8 +41,8 @@ def test_what_a_request_says_of_itself_is_not_taken(authority: Authority) -> Non
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     request = builder.add_extension(name, critical=False).add_extension(constraints, critical=True)
     pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    made = authority.issue(BOX, pem, NOW)
-    assert principal_of(made) == BOX
+    made = authority.issue(NODE, pem, NOW)
+    assert principal_of(made) == NODE
     known = x509.load_pem_x509_certificate(made).extensions.get_extension_for_class(x509.BasicConstraints)
     assert not known.value.ca
 
@@ -51,7 +51,7 @@ def test_what_a_request_says_of_itself_is_not_taken(authority: Authority) -> Non
 def test_other_keys_are_refused(authority: Authority, key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> None:
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
     with pytest.raises(InvalidArgumentError):
-        authority.issue(BOX, request.public_bytes(serialization.Encoding.PEM), NOW)
+        authority.issue(NODE, request.public_bytes(serialization.Encoding.PEM), NOW)
 
 
 @pytest.mark.parametrize("damage", [b"", b"-----BEGIN NONSENSE-----\n", None])
@@ -62,19 +62,19 @@ def test_a_request_that_is_none_is_refused(authority: Authority, damage: bytes |
         der[-1] ^= 1
         damage = x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
     with pytest.raises(InvalidArgumentError):
-        authority.issue(BOX, damage, NOW)
+        authority.issue(NODE, damage, NOW)
 
 
 def test_an_authority_is_read_back(authority: Authority) -> None:
     again = Authority.load(authority.certificate_pem, authority.key_pem)
-    made = x509.load_pem_x509_certificate(again.issue(BOX, request_for(new_key()), NOW))
+    made = x509.load_pem_x509_certificate(again.issue(NODE, request_for(new_key()), NOW))
     made.verify_directly_issued_by(x509.load_pem_x509_certificate(authority.certificate_pem))
     with pytest.raises(InvalidArgumentError):
         Authority.load(authority.certificate_pem, private_pem(new_key())[:40])
 
 
 def test_a_name_is_never_more_than_a_name() -> None:
-    assert principal_from_uri(BOX.uri) == BOX and BOX.dns_name == "box-a.agent.mill"
+    assert principal_from_uri(NODE.uri) == NODE and NODE.dns_name == "node-a.agent.mill"
     for uri in (
         "edgeshard://mill/agent/a/b",
         "edgeshard://mill/agent/",

@@ -60,7 +60,7 @@ def test_where_nothing_is_short_as_many_as_were_counted(relays: bool) -> None:
     assert count_cuts(replace(instance, max_nodes=2), every) == 1 + 3 * 5
 
 
-def test_of_equal_boxes_only_the_first_ones_are_tried() -> None:
+def test_of_equal_nodes_only_the_first_ones_are_tried() -> None:
     made = random_instance(5, nodes=2, layers=5, relays=False)
     kind = np.array([0, 1, 1, 1])
     spread = np.ix_(kind, kind)

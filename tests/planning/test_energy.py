@@ -31,7 +31,7 @@ WATTS = ((5.0, 40.0), (60.0, 300.0), (0.0, 15.0), (90.0, 90.0))
 
 
 def powered(problem: PlanProblem) -> PlanProblem:
-    """The same boxes with some watts each."""
+    """The same nodes with some watts each."""
     nodes = tuple(
         replace(node, device=replace(node.device, idle_w=idle_w, busy_w=busy_w))
         for node, (idle_w, busy_w) in zip(problem.cluster.nodes, WATTS, strict=False)
@@ -41,7 +41,7 @@ def powered(problem: PlanProblem) -> PlanProblem:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_request_alone_takes_its_span_idle_and_its_computing_busy(seed: int) -> None:
-    problem = powered(random_problem(seed, boxes=3, layers=6, objective=Objective.REQUEST))
+    problem = powered(random_problem(seed, nodes=3, layers=6, objective=Objective.REQUEST))
     counted, place = Counted(problem), ((0, 2, 1), (2, 1, 3))
     costs, cut = Costs(problem), Cut(place[0], (2, 3, 6))
     prompt, first_s = counted.prompt(*place)
@@ -59,20 +59,20 @@ def test_a_request_alone_takes_its_span_idle_and_its_computing_busy(seed: int) -
 
 
 def test_watts_that_are_not_known_make_no_energy() -> None:
-    problem = random_problem(1, boxes=2, layers=4)
+    problem = random_problem(1, nodes=2, layers=4)
     assert energy_j(Costs(problem), Cut((0, 1), (2, 4)), Load()) is None
     assert predict(Costs(problem), Load(), Cut((0, 1), (2, 4))).joules_per_token is None
 
 
-def box(**changes: Any) -> dict[str, Any]:
+def node(**changes: Any) -> dict[str, Any]:
     return {"source": "b", "device": [{"name": "b", **changes}]}
 
 
 def test_a_cluster_file_gives_watts_or_takes_the_catalogues() -> None:
-    own = parse_cluster(box(kind="orin-nx", idle_w=4.0, busy_w=22)).nodes[0].device
+    own = parse_cluster(node(kind="orin-nx", idle_w=4.0, busy_w=22)).nodes[0].device
     assert (own.idle_w, own.busy_w) == (4.0, 22.0)
     assert "idle_w, busy_w: cluster file" in own.source
-    assert parse_cluster(box(kind="orin-nx")).nodes[0].device.busy_w == CATALOGUE["orin-nx"].busy_w == 25
+    assert parse_cluster(node(kind="orin-nx")).nodes[0].device.busy_w == CATALOGUE["orin-nx"].busy_w == 25
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_cluster_file_gives_watts_or_takes_the_catalogues() -> None:
 )
 def test_watts_that_cannot_be_are_refused(changes: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words) as caught:
-        parse_cluster(box(kind="orin-nx", **changes))
+        parse_cluster(node(kind="orin-nx", **changes))
     assert caught.value.field == field
 
 
@@ -108,7 +108,7 @@ SAME = 1e-6
 
 
 def small(seed: int) -> PlanProblem:
-    """2 to 4 boxes and 2 to 7 layers, with watts; one request, or 2 to 6 at most; some within a time per token."""
+    """2 to 4 nodes and 2 to 7 layers, with watts; one request, or 2 to 6 at most; some within a time per token."""
     return brute_energy.random_problem(seed)
 
 
@@ -179,8 +179,8 @@ def test_more_room_to_choose_never_takes_more(seed: int) -> None:
     assert alone >= some * (1 - SAME) >= more * (1 - 2 * SAME)
 
 
-def two_boxes(**changes: object) -> PlanProblem:
-    """A box that sips and a box that gulps, and is twenty times as fast; the model fits each of them."""
+def two_nodes(**changes: object) -> PlanProblem:
+    """A node that sips and a node that gulps, and is twenty times as fast; the model fits each of them."""
     cluster = parse_cluster(
         {
             "source": "orin",
@@ -195,27 +195,27 @@ def two_boxes(**changes: object) -> PlanProblem:
 
 
 def test_energy_is_bought_with_time_as_far_as_the_limit_allows() -> None:
-    thrifty = plan(two_boxes()).prediction
-    fast = plan(two_boxes(objective=Objective.REQUEST)).prediction
+    thrifty = plan(two_nodes()).prediction
+    fast = plan(two_nodes(objective=Objective.REQUEST)).prediction
     assert thrifty is not None and fast is not None
     assert thrifty.time_per_token_s > fast.time_per_token_s
     assert thrifty.cost(Objective.ENERGY) < fast.cost(Objective.ENERGY)
     limit = (fast.time_per_token_s + thrifty.time_per_token_s) / 2
-    between = plan(two_boxes(max_time_per_token_s=limit)).prediction
+    between = plan(two_nodes(max_time_per_token_s=limit)).prediction
     assert between is not None and between.time_per_token_s <= limit
     assert thrifty.cost(Objective.ENERGY) < between.cost(Objective.ENERGY) <= fast.cost(Objective.ENERGY)
-    none = plan(two_boxes(max_time_per_token_s=fast.time_per_token_s / 100))
+    none = plan(two_nodes(max_time_per_token_s=fast.time_per_token_s / 100))
     assert none.shortage is not None and none.shortage.constraint == "max_time_per_token"
 
 
 def test_many_requests_share_what_weights_take() -> None:
-    alone, many = plan(two_boxes()), plan(two_boxes(concurrency=8))
+    alone, many = plan(two_nodes()), plan(two_nodes(concurrency=8))
     assert many.prediction is not None and many.prediction.load.requests == 8
     assert joules(many) < joules(alone) / 3
 
 
-def test_boxes_of_unknown_power_are_named() -> None:
-    problem = two_boxes()
+def test_nodes_of_unknown_power_are_named() -> None:
+    problem = two_nodes()
     first, second = problem.cluster.nodes
     without = replace(second, device=replace(second.device, idle_w=None, busy_w=None))
     problem = replace(problem, cluster=replace(problem.cluster, nodes=(first, without)))
@@ -228,13 +228,13 @@ def test_boxes_of_unknown_power_are_named() -> None:
 
 
 def test_runner_ups_and_other_strategies_are_judged_by_energy() -> None:
-    result = plan(two_boxes(concurrency=4))
+    result = plan(two_nodes(concurrency=4))
     words = " ".join(explain(result))
     assert "fewest joules per token with at most 4 requests" in words and "J per token, " in words
     taken = [item.joules_per_token for item in result.alternatives]
     assert taken and taken == sorted(taken, key=lambda value: value or inf)
     assert all(value and value >= joules(result) * (1 - SAME) for value in taken)
-    rows = compare(two_boxes(concurrency=4))
+    rows = compare(two_nodes(concurrency=4))
     assert rows[-1].gap == 0
     for row in rows:
         assert row.joules_per_token and row.gap == pytest.approx(1 - joules(result) / row.joules_per_token)

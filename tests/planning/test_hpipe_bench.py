@@ -46,7 +46,7 @@ def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
     assert [node.device.kind for node in cluster().nodes] == ["rtx-3090"] * 2 + ["p100"] * 4
 
 
-def test_hpipe_is_ahead_of_every_other_use_of_all_boxes(found: dict[str, Outcome]) -> None:
+def test_hpipe_is_ahead_of_every_other_use_of_all_nodes(found: dict[str, Outcome]) -> None:
     ours = found["HPipe"]
     for name in ("layers in turn", "batches, even layers", "batches, balanced layers", "equal slices, even layers"):
         other = found[name]
@@ -56,7 +56,7 @@ def test_hpipe_is_ahead_of_every_other_use_of_all_boxes(found: dict[str, Outcome
 
 def test_energy_is_the_planners_where_the_planner_has_the_schedule(costs: Costs) -> None:
     """Whole prompts, one behind the other, are what its own formula is of."""
-    for schedule in (schedules.even_batches(costs), schedules.balanced_batches(costs), schedules.one_box(costs)):
+    for schedule in (schedules.even_batches(costs), schedules.balanced_batches(costs), schedules.one_node(costs)):
         expected = energy_j(costs, schedule.cut, Load(1, PROMPTS))
         assert expected is not None
         assert PROMPTS * outcome(costs, schedule).joules == pytest.approx(expected, rel=1e-9)
@@ -84,22 +84,22 @@ def test_first_tokens_are_those_of_hpipes_recurrence(costs: Costs) -> None:
         assert found <= times.seconds(schedule.cut, schedule.slices) * (1 + 1e-9)
 
 
-def test_tensor_parallel_boxes_share_a_block_and_pay_for_their_sums(costs: Costs) -> None:
+def test_tensor_parallel_nodes_share_a_block_and_pay_for_their_sums(costs: Costs) -> None:
     divided, tokens = schedules.tensor_parallel(costs), costs.problem.prompt_tokens
     whole = ring(costs, divided.cut, 1)
     hidden = tokens * 4096 * 2
     for stage, alone, group, share in zip(
-        divided.pipeline.stages, whole.stages, divided.boxes, divided.sums_share, strict=True
+        divided.pipeline.stages, whole.stages, divided.nodes, divided.sums_share, strict=True
     ):
         size, seconds = len(group), stage.prefill_s(tokens, 0)
         assert seconds * (1 - share) == pytest.approx(alone.prefill_s(tokens, 0) / size)
-        # 16 blocks, 2 sums each: every box sends its part of the hidden states 2 (D - 1) times.
+        # 16 blocks, 2 sums each: every node sends its part of the hidden states 2 (D - 1) times.
         assert seconds * share == pytest.approx(16 * 2 * 2 * (size - 1) * hidden / size / 10e9, rel=0.01)
     assert len(outcome(costs, divided).placement.split(",")) == 2
 
 
 def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
-    """A prompt of 1 s in all and 0.25 s on the busiest box: four at once keep that box busy."""
+    """A prompt of 1 s in all and 0.25 s on the busiest node: four at once keep that node busy."""
     assert in_flight(1.0, 1.0 + 0.25 * (PROMPTS - 1)) == 4
     assert in_flight(1.0, float(PROMPTS)) == 1
     assert in_flight(1.0, 1.0 + 0.01 * (PROMPTS - 1)) == PROMPTS
@@ -108,7 +108,7 @@ def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
 def test_a_schedule_without_the_memory_says_how_much_is_missing(costs: Costs) -> None:
     nodes = tuple(replace(node, device=replace(node.device, memory_bytes=8e9)) for node in costs.problem.cluster.nodes)
     small = Costs(replace(costs.problem, cluster=replace(costs.problem.cluster, nodes=nodes)))
-    lacking = outcome(small, schedules.one_box(small))
+    lacking = outcome(small, schedules.one_node(small))
     assert not lacking.runs and "GB short" in lacking.reason
     assert outcome(small, schedules.even_batches(small)).runs
 

@@ -1,4 +1,4 @@
-"""What boxes hold decides among plans that are nearly as good, and only among these."""
+"""What nodes hold decides among plans that are nearly as good, and only among these."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ GB = 1e9
 LAYERS = 32
 
 
-def box(name: str, speed: float = 1.0, memory: float = 10 * GB) -> ClusterNode:
+def node(name: str, speed: float = 1.0, memory: float = 10 * GB) -> ClusterNode:
     flops = dict.fromkeys(DType, 1e12 * speed)
     return ClusterNode(name, DeviceSpec("test", memory, 0.0, 100 * GB * speed, flops, False, "made up"), name)
 
 
 def problem_of(held: dict[str, Held], *nodes: ClusterNode, **changes: object) -> PlanProblem:
-    """Llama2-7B in float16 needs two boxes of these."""
+    """Llama2-7B in float16 needs two nodes of these."""
     cluster = Cluster(nodes, Link(1e9, 1e-3), source="a")
     model = built_in_model("llama2-7b")
     assert model is not None
@@ -43,8 +43,8 @@ def layers(first: int, end: int, **ends: bool) -> Held:
     return Held(frozenset(range(first, end)), **ends)
 
 
-def test_of_boxes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
-    nodes = (box("a"), box("b"), box("c"), box("d"))
+def test_of_nodes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> None:
+    nodes = (node("a"), node("b"), node("c"), node("d"))
     best = plan(problem_of({}, *nodes))
     assert [stage.node for stage in best.stages] == ["a", "b"] and best.locality is None and not describe_locality(best)
     first = best.stages[0].layers.end
@@ -58,7 +58,7 @@ def test_of_boxes_that_are_alike_the_one_that_holds_the_layers_is_taken() -> Non
 
 
 def test_a_cut_moves_to_where_the_layers_are_and_says_what_that_costs() -> None:
-    nodes = (box("a"), box("b", 1.02))
+    nodes = (node("a"), node("b", 1.02))
     best = plan(problem_of({}, *nodes))
     end = best.stages[0].layers.end
     held = {"a": layers(0, end + 5, embedding=True), "b": layers(end + 5, LAYERS, head=True)}
@@ -70,14 +70,14 @@ def test_a_cut_moves_to_where_the_layers_are_and_says_what_that_costs() -> None:
 
 
 @pytest.mark.parametrize(("speed", "name"), [(1.0 / 1.04, "c"), (1.0 / 1.2, "b")])
-def test_a_box_that_is_too_slow_is_not_taken_for_what_it_holds(speed: float, name: str) -> None:
-    nodes = (box("a", memory=4 * GB), box("b", memory=30 * GB), box("c", speed, memory=30 * GB))
+def test_a_node_that_is_too_slow_is_not_taken_for_what_it_holds(speed: float, name: str) -> None:
+    nodes = (node("a", memory=4 * GB), node("b", memory=30 * GB), node("c", speed, memory=30 * GB))
     found = plan(problem_of({"c": layers(0, LAYERS, embedding=True, head=True)}, *nodes, max_nodes=2))
     assert found.stages[-1].node == name and (found.locality is None) == (name == "b")
 
 
 def test_a_promised_time_comes_before_what_is_held() -> None:
-    nodes = (box("a", memory=4 * GB), box("b", memory=30 * GB), box("c", 1.0 / 1.03, memory=30 * GB))
+    nodes = (node("a", memory=4 * GB), node("b", memory=30 * GB), node("c", 1.0 / 1.03, memory=30 * GB))
     held = {"c": layers(0, LAYERS, head=True)}
     free = plan(problem_of(held, *nodes, max_nodes=2))
     assert free.stages[-1].node == "c" and free.prediction is not None

@@ -93,7 +93,7 @@ def test_no_bubbles_gains_within_what_theory_allows() -> None:
     assert found.rates[Mode.NO_BUBBLES] <= found.rates[Mode.BUBBLES] * (2 - 1 / found.load.micro_batches)
 
 
-def test_thirteen_billion_parameters_on_two_boxes_are_compared_without_the_limit_of_memory() -> None:
+def test_thirteen_billion_parameters_on_two_nodes_are_compared_without_the_limit_of_memory() -> None:
     rows = {row.strategy: row for row in table("llama2-13b", bandwidth.endless(paper_cluster()), bandwidth.PAIRS)}
     assert milliseconds(rows["cloud-edge-even"]) == pytest.approx(319.44, rel=0.15)
 

@@ -38,7 +38,7 @@ def llama(name: str = "llama2-7b") -> ModelSpec:
 
 
 def device(name: str, layers: float, speed: float = 100e9, **more: Any) -> dict[str, Any]:
-    """A box with room for so many fp32 layers of the small model beside everything else a stage needs."""
+    """A node with room for so many fp32 layers of the small model beside everything else a stage needs."""
     room = layers * LAYER + 0.6e9
     return {"name": name, "memory_bytes": room, "bandwidth_bytes_per_s": speed, "flops": 10e12, **more}
 
@@ -54,7 +54,7 @@ def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
 
 
 def check_plan(result: PlanResult) -> None:
-    """What must hold of every plan, counted anew from the model and the boxes rather than from the instance."""
+    """What must hold of every plan, counted anew from the model and the nodes rather than from the instance."""
     problem = result.problem
     assert result.prediction is not None
     load, model, item = result.prediction.load, problem.model, problem.dtype.itemsize
@@ -131,7 +131,7 @@ def test_the_formula_of_two_phases() -> None:
     assert prediction.ttft_s == pytest.approx(prefill.round_s + 2 * prefill.bottleneck_s)
 
 
-def test_a_measured_box_is_taken_as_measured() -> None:
+def test_a_measured_node_is_taken_as_measured() -> None:
     class Measured:
         def block_s(self, block: Any, phase: Any) -> float:
             return 0.001 * float(phase.tokens)
@@ -156,7 +156,7 @@ def test_a_measured_box_is_taken_as_measured() -> None:
 
 
 def brute(problem: PlanProblem, load: Load) -> float:
-    """The least max(R, m B) over every cut on up to 3 boxes."""
+    """The least max(R, m B) over every cut on up to 3 nodes."""
     import itertools
 
     costs = Costs(problem)
@@ -194,7 +194,7 @@ def test_properties_of_latency_plans(
     check_plan(result)
     found = result.prediction.time_per_token_s
     assert found == pytest.approx(expected)
-    # Another order of the boxes changes nothing; more bandwidth or another box never hurts.
+    # Another order of the nodes changes nothing; more bandwidth or another node never hurts.
     swapped = plan(replace(problem, cluster=replace(cluster, nodes=cluster.nodes[::-1])))
     faster = plan(replace(problem, cluster=with_bandwidth(cluster, 2 * rate, None)))
     wider = plan(replace(problem, cluster=with_nodes(cluster, "b", 1, "what_if")))
@@ -295,7 +295,7 @@ def test_a_relay_goes_around_a_slow_link() -> None:
     assert any("r relays" in line for line in explain(around))
 
 
-def test_runner_ups_are_worse_distinct_and_not_the_same_plan_with_equal_boxes() -> None:
+def test_runner_ups_are_worse_distinct_and_not_the_same_plan_with_equal_nodes() -> None:
     cluster = cluster_of(device("a", 4), device("b", 9, 400e9, count=2), device("c", 9, 200e9))
     result = plan(problem_of(cluster))
     assert result.prediction is not None and result.alternatives
@@ -331,8 +331,8 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
     ("more", "constraint", "words"),
     [
         ({"max_nodes": 2}, "max_nodes", "max_nodes is 2, but the model needs 3; allow 1 more"),
-        ({"min_nodes": 5}, "min_nodes", "only 3 boxes can take part"),
-        ({"max_share": {"b": 0.125, "c": 0.125}}, "max_share", "max_share leaves no box for"),
+        ({"min_nodes": 5}, "min_nodes", "only 3 nodes can take part"),
+        ({"max_share": {"b": 0.125, "c": 0.125}}, "max_share", "max_share leaves no node for"),
         ({"reserve": {"a": 100e9}}, "source_memory", "source a is"),
         ({"exclude": ("b", "c")}, "memory", "short"),
         ({"max_time_per_token_s": 1e-6}, "max_time_per_token", "above max_time_per_token"),
@@ -408,4 +408,4 @@ def test_memory_proportional_follows_memory_and_fills_when_that_overfills() -> N
     tight = {row.strategy: row for row in compare(problem_of(cluster_of(device("a", 1.5), device("b", 7.4))))}
     assert tight["memory-proportional"].placement == "a=0:1,b=1:8"
     alone = {row.strategy: row for row in compare(problem_of(cluster_of(device("a", 10))))}
-    assert "no second box" in alone["cloud-edge-opt"].reason and alone["edgeshard"].feasible
+    assert "no second node" in alone["cloud-edge-opt"].reason and alone["edgeshard"].feasible

@@ -41,7 +41,7 @@ def test_a_cluster_says_what_it_means() -> None:
     cluster = parse_cluster(GOOD)
     a, first, second = cluster.nodes
     assert cluster.names == ("a", "jetson-1", "jetson-2")
-    assert cluster.link(a, second).bandwidth_bps == 10e6, "a group's name stands for its boxes"
+    assert cluster.link(a, second).bandwidth_bps == 10e6, "a group's name stands for its nodes"
     assert cluster.link(second, a).bandwidth_bps == 20e6, "only one direction was changed; the uplink caps the other"
     assert cluster.link(second, a).latency_s == 0.001
     assert cluster.link(first, second).bandwidth_bps == cluster.link(second, first).bandwidth_bps == 20e6
@@ -126,7 +126,7 @@ def changed(*path: Any, value: Any) -> dict[str, Any]:
 def test_what_is_wrong_is_refused_by_name(path: tuple[Any, ...], value: Any, field: str) -> None:
     values = changed(*path, value=value)
     if path == ("device", 1, "name"):
-        del values["device"][1]["count"]  # two boxes of one name
+        del values["device"][1]["count"]  # two nodes of one name
         values["link"] = values["link"][:1]
         field = "device"
     with pytest.raises(InvalidArgumentError) as caught:
@@ -135,11 +135,11 @@ def test_what_is_wrong_is_refused_by_name(path: tuple[Any, ...], value: Any, fie
     assert caught.value.exit_code == 2 and field in caught.value.message
 
 
-def test_links_between_thousands_of_boxes_are_refused_before_they_are_made() -> None:
+def test_links_between_thousands_of_nodes_are_refused_before_they_are_made() -> None:
     values = copy.deepcopy(GOOD)
     values["device"][1] |= {"count": 500}
     values["link"] = [values["link"][0], *({"between": ["jetson", "jetson"], "bandwidth_bps": 1e6} for _ in range(2))]
-    with pytest.raises(InvalidArgumentError, match="links to 1000000 pairs of boxes; at most 500000") as caught:
+    with pytest.raises(InvalidArgumentError, match="links to 1000000 pairs of nodes; at most 500000") as caught:
         parse_cluster(values)
     assert caught.value.field == "link[2].between"
     del values["link"][2]

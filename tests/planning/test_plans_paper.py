@@ -56,7 +56,7 @@ def test_7b() -> None:
     assert milliseconds(rows["edgeshard"]) == pytest.approx(48.5, rel=0.12)
     assert milliseconds(rows["edgeshard"]) < 0.6 * milliseconds(rows["edge-solo"])
     nodes = [stage.partition("=")[0] for stage in rows["edgeshard"].placement.split(",")]
-    assert nodes[0] == "agx-1" and "cloud" in nodes[2:], "the cloud is reached through another box"
+    assert nodes[0] == "agx-1" and "cloud" in nodes[2:], "the cloud is reached through another node"
     assert any("around the slow link agx-1 -> cloud" in line for line in explain(plan(paper("llama2-7b"))))
     assert rows["edgeshard"].gap == 0
     assert milliseconds(rows["edgeshard-paper"]) >= milliseconds(rows["edgeshard"])

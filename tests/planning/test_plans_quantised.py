@@ -1,4 +1,4 @@
-"""Weights kept as small integers: the planner counts the bytes that a box will hold and read, and no others."""
+"""Weights kept as small integers: the planner counts the bytes that a node will hold and read, and no others."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def problem(config: dict[str, Any], quantisation: Quantisation | None, memory: f
     figures = {"memory_bytes": memory, "bandwidth_bytes_per_s": 20e9, "flops": 1e15}
     cluster = parse_cluster(
         {
-            "source": "box-1",
-            "device": [{"name": "box", "count": 3, **figures}],
+            "source": "node-1",
+            "device": [{"name": "node", "count": 3, **figures}],
             "link": [{"bandwidth_bps": 1e10}],
         }
     )

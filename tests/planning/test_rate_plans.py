@@ -115,7 +115,7 @@ def test_where_it_is_not_exact_by_no_more_than_the_gap(seed: int) -> None:
             assert rate(after) >= rate(before) * (1 - after.gap) * (1 - SAME), name
 
 
-def two_boxes(source: str, **options: Any) -> PlanProblem:
+def two_nodes(source: str, **options: Any) -> PlanProblem:
     """An RTX 3090 and an Orin NX over 20 Mb/s, with Llama2-7B."""
     model = built_in_model("llama2-7b")
     assert model is not None
@@ -131,7 +131,7 @@ def two_boxes(source: str, **options: Any) -> PlanProblem:
 
 
 def test_micro_batches_of_six_where_eight_do_not_fit() -> None:
-    result = plan(two_boxes("rtx-3090", prompt_tokens=1500, new_tokens=500))
+    result = plan(two_nodes("rtx-3090", prompt_tokens=1500, new_tokens=500))
     assert result.prediction is not None and result.gap == 0
     assert result.prediction.throughput_tps >= 257
     assert result.prediction.load.batch == 6
@@ -141,12 +141,12 @@ def test_micro_batches_of_six_where_eight_do_not_fit() -> None:
 @pytest.mark.parametrize("prompt", [100, 1500])
 def test_answers_of_two_tokens(source: str, prompt: int) -> None:
     """Nearly all of such a request is its prompt."""
-    problem = two_boxes(source, prompt_tokens=prompt, new_tokens=2)
+    problem = two_nodes(source, prompt_tokens=prompt, new_tokens=2)
     assert rate(plan(problem)) >= 0.99 * best_rate(problem).tokens_per_s
 
 
 def test_a_time_per_token_that_only_small_loads_keep() -> None:
-    problem = two_boxes("rtx-3090", prompt_tokens=500, new_tokens=500)
+    problem = two_nodes("rtx-3090", prompt_tokens=500, new_tokens=500)
     free = plan(problem).prediction
     assert free is not None
     limited = replace(problem, max_time_per_token_s=0.99 * free.time_per_token_s)

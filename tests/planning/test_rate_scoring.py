@@ -55,7 +55,7 @@ def test_a_cut_is_rated_at_its_best_load(seed: int) -> None:
 
 
 def test_micro_batches_that_only_wait_are_left_out() -> None:
-    """One box alone takes as long for each micro-batch more."""
+    """One node alone takes as long for each micro-batch more."""
     free: dict[str, Any] = {"max_time_per_token_s": None, "min_nodes": 1, "max_share": {}, "reserve": {}}
     problem = replace(random_problem(1), max_nodes=1, **free)
     roomy = tuple(replace(n, device=replace(n.device, memory_bytes=1e12)) for n in problem.cluster.nodes)
@@ -75,7 +75,7 @@ def test_sizes_are_all_up_to_eight_and_then_grow() -> None:
     assert all(load.requests <= 9 for load in every) and len(every) == len(set(every))
 
 
-def test_neighbours_are_cuts_of_distinct_boxes_with_all_layers() -> None:
+def test_neighbours_are_cuts_of_distinct_nodes_with_all_layers() -> None:
     least = Rates(Costs(random_problem(5))).least
     kinds = single_kinds(least)
     for cuts in every_cut(least, kinds):

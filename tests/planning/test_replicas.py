@@ -1,4 +1,4 @@
-"""The model whole on one box or on several: rates, shares and limits against other ways of counting, and the words."""
+"""The model whole on one node or on several: rates, shares and limits against other ways of counting, and the words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEQUENCE_KV = 8 * 64 * 2 * 4096 * 4
 
 
 def device(name: str, layers: float, speed: float = 100e9, **more: Any) -> dict[str, Any]:
-    """A box with room for so many fp32 layers beside everything else a stage needs."""
+    """A node with room for so many fp32 layers beside everything else a stage needs."""
     values = {"memory_bytes": layers * LAYER + 0.6e9, "bandwidth_bytes_per_s": speed, "flops": 10e12}
     return {"name": name, **values, **more}
 
@@ -47,7 +47,7 @@ def problem_of(cluster: Cluster, **more: Any) -> PlanProblem:
 
 
 def rate_alone(problem: PlanProblem, spec: dict[str, Any], requests: int | None) -> float:
-    """What a plan for this box alone reaches; 0 where there is none."""
+    """What a plan for this node alone reaches; 0 where there is none."""
     found = plan(replace(problem, cluster=cluster_of(spec), concurrency=requests), alternatives=0)
     return 0.0 if found.prediction is None else found.prediction.throughput_tps
 
@@ -65,7 +65,7 @@ def rows_of(problem: PlanProblem) -> dict[str, StrategyRow]:
 # Figures
 
 
-def test_four_requests_on_each_of_two_equal_boxes_beat_eight_over_both() -> None:
+def test_four_requests_on_each_of_two_equal_nodes_beat_eight_over_both() -> None:
     problem = problem_of(cluster_of(device("a", 12), device("b", 12)), concurrency=8)
     rows = rows_of(problem)
     row, planned = rows["replicas"], rows["edgeshard"]
@@ -75,7 +75,7 @@ def test_four_requests_on_each_of_two_equal_boxes_beat_eight_over_both() -> None
     assert row.gap == 0, "no pipeline is better"
 
 
-def test_a_box_alone_takes_as_long_as_reading_its_weights_and_caches() -> None:
+def test_a_node_alone_takes_as_long_as_reading_its_weights_and_caches() -> None:
     problem = problem_of(cluster_of(device("a", 12)), concurrency=3)
     row = rows_of(problem)["replicas"]
     block, head, embedding_row = 4 * SMALL.blocks[0].parameters, 4 * SMALL.head_parameters, 2 * 4096 * 4
@@ -89,15 +89,15 @@ def test_a_box_alone_takes_as_long_as_reading_its_weights_and_caches() -> None:
     assert row.throughput_tps == pytest.approx(3 * 32 / (prompt_s + 31 * step_s), rel=1e-6)
 
 
-BOX = st.tuples(st.floats(6, 14), st.floats(30e9, 900e9), st.sampled_from([0.3e12, 2e12, 10e12]))
+NODE = st.tuples(st.floats(6, 14), st.floats(30e9, 900e9), st.sampled_from([0.3e12, 2e12, 10e12]))
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(BOX, min_size=2, max_size=3), st.integers(1, 12), st.sampled_from([None, 3, 12]))
+@given(st.lists(NODE, min_size=2, max_size=3), st.integers(1, 12), st.sampled_from([None, 3, 12]))
 def test_requests_are_shared_out_as_counting_all_splits_says(
-    boxes: list[tuple[float, float, float]], requests: int, batch: int | None
+    nodes: list[tuple[float, float, float]], requests: int, batch: int | None
 ) -> None:
-    specs = [device(name, room, speed, flops=flops) for name, (room, speed, flops) in zip("abc", boxes, strict=False)]
+    specs = [device(name, room, speed, flops=flops) for name, (room, speed, flops) in zip("abc", nodes, strict=False)]
     problem = problem_of(cluster_of(*specs), concurrency=requests, batch=batch)
     alone = [[0.0, *(rate_alone(problem, spec, k) for k in range(1, requests + 1))] for spec in specs]
     splits = (split for split in product(range(requests + 1), repeat=len(specs)) if sum(split) <= requests)
@@ -110,7 +110,7 @@ def test_requests_are_shared_out_as_counting_all_splits_says(
     if found.replicas:
         assert found.ttft_s == max(item.prediction.ttft_s for item in found.replicas)
         assert found.time_per_token_s == max(item.prediction.time_per_token_s for item in found.replicas)
-    assert {box.node for box in found.left_out} == {
+    assert {node.node for node in found.left_out} == {
         spec["name"] for spec, rates in zip(specs, alone, strict=True) if rates[1] == 0
     }
 
@@ -120,20 +120,20 @@ RISING = st.lists(st.integers(0, 20), min_size=1, max_size=5).map(lambda steps: 
 
 
 @given(st.lists(RISING, min_size=1, max_size=4), st.integers(1, 12), st.integers(1, 4))
-def test_any_rising_rates_are_shared_out_best(rates: list[list[int]], requests: int, most_boxes: int) -> None:
+def test_any_rising_rates_are_shared_out_best(rates: list[list[int]], requests: int, most_nodes: int) -> None:
     def total(split: Sequence[int]) -> int:
         return sum(own[min(k, len(own)) - 1] for own, k in zip(rates, split, strict=True) if k)
 
-    for boxes in (None, most_boxes):
-        split = shared_out(rates, requests, boxes)
+    for nodes in (None, most_nodes):
+        split = shared_out(rates, requests, nodes)
         every = product(range(6), repeat=len(rates))
-        fitting = [s for s in every if sum(s) <= requests and (boxes is None or sum(map(bool, s)) <= boxes)]
+        fitting = [s for s in every if sum(s) <= requests and (nodes is None or sum(map(bool, s)) <= nodes)]
         assert split in [list(s) for s in fitting]
         assert total(split) == max(map(total, fitting))
     assert shared_out(rates, None) == [len(own) for own in rates]
 
 
-def test_without_a_limit_of_requests_each_box_takes_what_its_memory_holds() -> None:
+def test_without_a_limit_of_requests_each_node_takes_what_its_memory_holds() -> None:
     small = device("b", 8.0)
     # Room for the model and two requests, not for three.
     alone = Costs(problem_of(cluster_of(small)))
@@ -146,7 +146,7 @@ def test_without_a_limit_of_requests_each_box_takes_what_its_memory_holds() -> N
 
 
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.AUTO])
-def test_one_request_goes_to_the_box_that_is_best_for_the_objective(objective: Objective) -> None:
+def test_one_request_goes_to_the_node_that_is_best_for_the_objective(objective: Objective) -> None:
     # b reads faster, c computes faster.
     specs = [device("a", 12), device("b", 12, 400e9, flops=1e12), device("c", 12, 200e9, flops=40e12)]
     problem = problem_of(cluster_of(*specs), objective=objective, prompt_tokens=900, new_tokens=8)
@@ -162,7 +162,7 @@ def test_one_request_goes_to_the_box_that_is_best_for_the_objective(objective: O
     assert row.reason.startswith(f"requests come in at {best}; ") and row.request_s == fastest.prediction.request_s
 
 
-def test_of_equal_boxes_the_source_is_taken() -> None:
+def test_of_equal_nodes_the_source_is_taken() -> None:
     cluster = replace(cluster_of(device("a", 12), device("b", 12), device("c", 12)), source="b")
     for objective in (Objective.REQUEST, Objective.THROUGHPUT):
         problem = problem_of(cluster, objective=objective, concurrency=1)
@@ -172,7 +172,7 @@ def test_of_equal_boxes_the_source_is_taken() -> None:
 # Limits
 
 
-def test_boxes_that_cannot_hold_the_model_are_left_out_and_named() -> None:
+def test_nodes_that_cannot_hold_the_model_are_left_out_and_named() -> None:
     problem = problem_of(cluster_of(device("a", 12), device("b", 5), device("c", 12)), concurrency=4)
     found = replicas(problem)
     assert set(shares(found)) == {"a", "c"}
@@ -181,11 +181,11 @@ def test_boxes_that_cannot_hold_the_model_are_left_out_and_named() -> None:
     for name in ("whole-fastest", "replicas"):
         row = nobody[name]
         assert not row.feasible and row.placement == "" and row.throughput_tps is None
-        assert row.reason.startswith("no box can hold the whole model: b (") and "a (" in row.reason
+        assert row.reason.startswith("no node can hold the whole model: b (") and "a (" in row.reason
     assert nobody["edgeshard"].feasible
 
 
-def test_why_says_what_each_box_adds() -> None:
+def test_why_says_what_each_node_adds() -> None:
     two = replicas(problem_of(cluster_of(device("a", 12), device("b", 12, 200e9)), concurrency=16)).replicas
     rates = {item.node: f"{item.prediction.throughput_tps:.2f}" for item in two}
 
@@ -194,8 +194,8 @@ def test_why_says_what_each_box_adds() -> None:
 
     assert why(device("a", 12), device("b", 12, 200e9)) == f"a {rates['a']}, b {rates['b']} tokens/s"
     equal = [device(name, 12) for name in "acdef"]
-    assert why(*equal) == f"{rates['a']} tokens/s on each box"
-    assert why(*equal, device("b", 12, 200e9)) == f"{rates['a']} (a) to {rates['b']} tokens/s (b) on a box"
+    assert why(*equal) == f"{rates['a']} tokens/s on each node"
+    assert why(*equal, device("b", 12, 200e9)) == f"{rates['a']} (a) to {rates['b']} tokens/s (b) on a node"
 
 
 def test_limits_of_a_problem_hold_for_replicas() -> None:
@@ -228,7 +228,7 @@ def test_quantised_weights_fit_where_others_do_not() -> None:
 
 
 class Steady:
-    """Measured times of a box whose step takes as long whatever is in it."""
+    """Measured times of a node whose step takes as long whatever is in it."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -251,7 +251,8 @@ def test_measured_times_are_used() -> None:
     problem = problem_of(cluster, concurrency=8, times={"b": Steady(1e-4)})
     found = replicas(problem)
     assert found.replicas[-1].prediction.time_per_token_s == pytest.approx(8e-4)
-    # Each of its requests is 32 tokens in as many steps of 0.8 ms; the other box adds more than an eighth request here.
+    # Each of its requests is 32 tokens in as many steps of 0.8 ms; the other node adds more than an eighth request
+    # here.
     assert found.replicas[-1].prediction.throughput_tps == pytest.approx(found.replicas[-1].requests / 8e-4)
     assert whole_fastest(problem).placement == "b=0:8"
 
@@ -268,13 +269,13 @@ def wins_fully(problem: PlanProblem) -> bool:
 
 
 def test_whether_a_plan_wins_is_known_before_its_search_has_ended() -> None:
-    """Five boxes that all differ have more cuts than are counted out."""
+    """Five nodes that all differ have more cuts than are counted out."""
     speeds = [100e9, 150e9, 220e9, 300e9, 500e9]
     model = model_from_config("deeper", SMALL_CONFIG | {"num_hidden_layers": 23})
     answers = []
     for rate, room in ((2e6, 30), (1e9, 24.3)):
-        boxes = [device(name, room, speed) for name, speed in zip("abcde", speeds, strict=True)]
-        problem = problem_of(cluster_of(*boxes, bandwidth_bps=rate), concurrency=16, model=model, new_tokens=480)
+        nodes = [device(name, room, speed) for name, speed in zip("abcde", speeds, strict=True)]
+        problem = problem_of(cluster_of(*nodes, bandwidth_bps=rate), concurrency=16, model=model, new_tokens=480)
         costs = Costs(problem)
         assert count_cuts(costs.decode(Load())) > MOST_COUNTED
         answers.append(plan_wins(problem))
@@ -283,11 +284,11 @@ def test_whether_a_plan_wins_is_known_before_its_search_has_ended() -> None:
 
 
 def test_the_verdict_says_from_how_many_requests_on_splitting_is_better() -> None:
-    # Each box holds the model and five requests; over both there is room for many.
+    # Each node holds the model and five requests; over both there is room for many.
     cluster = cluster_of(device("a", 9.5), device("b", 9.5))
     problem = problem_of(cluster, concurrency=2, new_tokens=992)
     text = verdict(problem, compare(problem))
-    assert text.startswith("Do not split it: the model whole on each of 2 boxes (a=0:8 x1 | b=0:8 x1) gives ")
+    assert text.startswith("Do not split it: the model whole on each of 2 nodes (a=0:8 x1 | b=0:8 x1) gives ")
     wins = [n for n in range(1, 33) if wins_fully(replace(problem, concurrency=n))]
     assert wins == list(range(12, 33)), "a threshold, in this problem"
     assert f"Splitting would be better from {wins[0]} requests at once on." in text
@@ -329,7 +330,7 @@ def test_the_verdict_says_which_links_would_change_it() -> None:
 def test_the_verdict_says_which_memory_would_change_it() -> None:
     problem = problem_of(cluster_of(device("a", 14), device("b", 14)), concurrency=8)
     text = verdict(problem, compare(problem))
-    words = text.partition("Splitting would be better if no box had more than ")[2]
+    words = text.partition("Splitting would be better if no node had more than ")[2]
     size = 2**30 * float(words.partition(" GiB to use.")[0])
     total = problem.cluster.nodes[0].device.usable_bytes
 
@@ -341,11 +342,11 @@ def test_the_verdict_says_which_memory_would_change_it() -> None:
     assert "Too little memory for the whole model: b (" in verdict(short, compare(short))
 
 
-def test_the_verdict_of_boxes_none_of_which_holds_the_model_and_of_one_box() -> None:
+def test_the_verdict_of_nodes_none_of_which_holds_the_model_and_of_one_node() -> None:
     problem = problem_of(cluster_of(device("a", 5), device("b", 6)))
-    assert verdict(problem, compare(problem)).startswith("Split it: no box can hold the whole model: b (")
+    assert verdict(problem, compare(problem)).startswith("Split it: no node can hold the whole model: b (")
     tiny = problem_of(cluster_of(device("a", 2), device("b", 2)))
-    assert verdict(tiny, compare(tiny)).startswith("There is no plan: no box can hold")
+    assert verdict(tiny, compare(tiny)).startswith("There is no plan: no node can hold")
     alone = problem_of(cluster_of(device("a", 12)))
     assert verdict(alone, compare(alone)) == ""
     beside = problem_of(cluster_of(device("a", 0.5), device("b", 12)), concurrency=2)
@@ -357,7 +358,7 @@ def test_with_many_boxes_the_verdict_is_said_without_planning_again() -> None:
     cluster = with_nodes(cluster_of(device("a", 12)), "a", MOST_TRIED, "test")
     problem = problem_of(cluster, concurrency=20)
     text = verdict(problem, compare(problem))
-    assert text.startswith("Do not split it: the model whole on each of 17 boxes gives ") and text.count(". ") == 0
+    assert text.startswith("Do not split it: the model whole on each of 17 nodes gives ") and text.count(". ") == 0
 
 
 def test_a_plan_advises_replicas_only_where_they_are_clearly_better() -> None:

@@ -25,8 +25,8 @@ from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut
 
 
-def random_problem(seed: int, boxes: int, layers: int, **changes: object) -> PlanProblem:
-    """Boxes of which some hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to 3,000 tokens."""
+def random_problem(seed: int, nodes: int, layers: int, **changes: object) -> PlanProblem:
+    """Nodes of which some hold the whole model, links of 5 to 1,000 Mb/s, prompts of 16 to 3,000 tokens."""
     dice = random.Random(seed)
     config = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": layers, "vocab_size": 2000}
     model = model_from_config("small", config)
@@ -39,7 +39,7 @@ def random_problem(seed: int, boxes: int, layers: int, **changes: object) -> Pla
             "flops": 10 ** dice.uniform(11.5, 13.5),
             "step_overhead_s": dice.choice((0.0, 1e-3, 5e-3)),
         }
-        for index in range(boxes)
+        for index in range(nodes)
     ]
     links = [
         {
@@ -48,8 +48,8 @@ def random_problem(seed: int, boxes: int, layers: int, **changes: object) -> Pla
             "bandwidth_bps": 10 ** dice.uniform(6.7, 9),
             "latency_s": dice.uniform(0, 0.01),
         }
-        for a in range(boxes)
-        for b in range(boxes)
+        for a in range(nodes)
+        for b in range(nodes)
         if a != b
     ]
     cluster = parse_cluster({"source": "b0", "device": devices, "link": links})
@@ -63,7 +63,7 @@ def random_problem(seed: int, boxes: int, layers: int, **changes: object) -> Pla
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
 @pytest.mark.parametrize("seed", range(12))
 def test_no_plan_serves_one_request_sooner(seed: int, objective: Objective) -> None:
-    problem = random_problem(seed, boxes=2 + seed % 3, layers=4 + seed % 3, objective=objective)
+    problem = random_problem(seed, nodes=2 + seed % 3, layers=4 + seed % 3, objective=objective)
     least_s = best_value(problem)
     result = plan(problem)
     if least_s == inf:
@@ -77,13 +77,13 @@ def test_no_plan_serves_one_request_sooner(seed: int, objective: Objective) -> N
 
 @pytest.mark.parametrize("seed", range(30))
 def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
-    problem = random_problem(seed, boxes=4, layers=6, asynchronous=bool(seed % 3), sliced=bool(seed % 4))
+    problem = random_problem(seed, nodes=4, layers=6, asynchronous=bool(seed % 3), sliced=bool(seed % 4))
     costs = Costs(problem)
     tables, dice = StepTables(costs), random.Random(seed)
     floor, closer = PromptFloor.of(tables), CutFloor(tables)
     counted = Counted(problem)
     held = [place for place in counted.placements() if counted.may_hold(*place)]
-    cuts = [Cut(boxes, tuple(accumulate(counts))) for boxes, counts in held]
+    cuts = [Cut(nodes, tuple(accumulate(counts))) for nodes, counts in held]
     for cut in dice.sample(cuts, min(20, len(cuts))):
         bound = float(floor.seconds(Cuts.of([cut]))[0])
         seconds = predict(costs, Load(), cut).ttft_s
@@ -95,7 +95,7 @@ def test_no_slicing_is_faster_than_its_floor(seed: int) -> None:
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])
 @pytest.mark.parametrize("seed", range(10))
 def test_too_many_cuts_leave_a_certified_gap(seed: int, objective: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = random_problem(seed, boxes=4, layers=6, objective=objective)
+    problem = random_problem(seed, nodes=4, layers=6, objective=objective)
     exact = plan(problem)
     monkeypatch.setattr(request_search, "MOST_CUTS", 0)
     result = plan(problem)
@@ -174,8 +174,8 @@ def test_a_limit_that_only_another_cut_keeps_is_kept_without_counting_out(monkey
 
 @pytest.mark.parametrize("seed", range(8))
 def test_serving_one_request_gives_the_prediction(seed: int) -> None:
-    """The simulated head cuts the same slices, and boxes and links serve them in the same order."""
-    problem = random_problem(seed, boxes=3, layers=5, objective=Objective.REQUEST, min_nodes=2)
+    """The simulated head cuts the same slices, and nodes and links serve them in the same order."""
+    problem = random_problem(seed, nodes=3, layers=5, objective=Objective.REQUEST, min_nodes=2)
     result = plan(problem)
     if result.prediction is None:
         return

@@ -82,7 +82,7 @@ def test_the_simulator_gives_what_the_plan_predicts(cut: Cut, head_on_source: bo
     assert found.tokens_per_s == pytest.approx(expected.throughput_tps, rel=0.02)
 
 
-def test_a_box_that_computes_and_sends_in_turn_is_one_station() -> None:
+def test_a_node_that_computes_and_sends_in_turn_is_one_station() -> None:
     costs = Costs(problem(asynchronous=False))
     cut, load = CUTS[2], Load(1, 8)
     busiest_s = score(costs.decode(load), cut).bottleneck_s
@@ -90,7 +90,7 @@ def test_a_box_that_computes_and_sends_in_turn_is_one_station() -> None:
     assert simulate(ring(costs, cut, 1), work).tokens_per_s == pytest.approx(1 / busiest_s, rel=0.02)
 
 
-def test_a_measured_box_is_simulated_with_its_own_times() -> None:
+def test_a_measured_node_is_simulated_with_its_own_times() -> None:
     class Measured:
         def block_s(self, block: BlockSpec, phase: StepShape) -> float:
             return 0.001 * phase.step_tokens + 1e-5 * phase.kv_tokens

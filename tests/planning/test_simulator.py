@@ -116,7 +116,7 @@ def test_slices_and_tokens_see_the_context_before_them() -> None:
     assert decodes == [(2, 10), (2, 11)]
 
 
-def test_without_asynchronous_sends_a_box_computes_and_sends_in_turn() -> None:
+def test_without_asynchronous_sends_a_node_computes_and_sends_in_turn() -> None:
     stages, hops = (steady_stage(1.0, 0.3),) * 2, (linear_hop(0.2),) * 2
     traffic = Traffic(micro_batches=6, prompt_tokens=1, new_tokens=600, decode_only=True)
     together = simulate(Pipeline(stages, hops, asynchronous=False), traffic)

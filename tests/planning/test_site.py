@@ -60,7 +60,7 @@ def problem(site: SiteCluster, **options: Any) -> PlanProblem:
     return made
 
 
-def test_measured_boxes_have_their_times_and_the_memory_that_is_left(cluster: Any) -> None:
+def test_measured_nodes_have_their_times_and_the_memory_that_is_left(cluster: Any) -> None:
     site = cluster(nodes=(node("c", free=7 * GB), *NODES[1:]), links=(*LINKS[1:], link("a", "b", 5e6, 0.02)))
     assert site.cluster.names == ("b", "a", "c"), "the source first, the others by name"
     assert set(site.times) == {"a", "b", "c"} and not site.estimated and not site.unmeasured
@@ -73,7 +73,7 @@ def test_measured_boxes_have_their_times_and_the_memory_that_is_left(cluster: An
     assert decode.compute_s[0, 0] == pytest.approx(1e-2 * (1 + 1 / 16), rel=0.02)
 
 
-def test_a_box_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: Any) -> None:
+def test_a_node_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: Any) -> None:
     with pytest.raises(FailedPreconditionError) as info:
         cluster(measured="b")
     assert info.value.reason == NOT_MEASURED and "a, c" in info.value.message
@@ -83,7 +83,7 @@ def test_a_box_that_nobody_measured_makes_the_site_unplannable_by_name(cluster: 
     assert cluster(nodes=away, measured="b").cluster.names == ("b",)
 
 
-def test_a_starting_box_is_left_out_and_named(cluster: Any) -> None:
+def test_a_starting_node_is_left_out_and_named(cluster: Any) -> None:
     nodes = (node("b"), node("a"), replace(node("c"), starting=True))
     site = cluster(nodes=nodes, measured="ab")
     assert site.cluster.names == ("b", "a") and site.starting == ("c",)
@@ -93,7 +93,7 @@ def test_a_starting_box_is_left_out_and_named(cluster: Any) -> None:
     assert (refusal.value.reason, refusal.value.field) == ("NODE_STARTING", "source")
 
 
-def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
+def test_a_node_of_the_catalogue_is_estimated(cluster: Any) -> None:
     site = cluster(nodes=(node("b"), node("a", model="NVIDIA GeForce RTX 4090", free=20 * GB)), measured="b")
     assert site.estimated == ("a",) and set(site.times) == {"b"}
     device = site.cluster.nodes[1].device
@@ -101,14 +101,14 @@ def test_a_box_of_the_catalogue_is_estimated(cluster: Any) -> None:
     assert device.usable_bytes == 20 * GB, "what the coordinator says is left, not what the data sheet has"
 
 
-def test_a_box_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: Any) -> None:
+def test_a_node_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: Any) -> None:
     nodes = (node("a"), node("b", "NVIDIA GeForce RTX 4090"), node("c", "NVIDIA GeForce RTX 4090"), node("d"))
     profiles = {NodeId(f"id-{name}"): make_profile(CONFIG, block_s=1e-2) for name in "abcd"}
     for name, energy in (("a", EnergyProfile(9.0, 8.5, "rapl")), ("b", EnergyProfile(20.0, 260.0, "nvml"))):
         profiles[NodeId(f"id-{name}")] = replace(profiles[NodeId(f"id-{name}")], energy=energy)
     site = site_cluster(nodes, (), profiles, model=MODEL, dtype=DType.BFLOAT16, source="a")
     costs = Costs(problem(site))
-    assert power_of(costs, 0) == Power(9.0, 9.0, measured=True), "a busy box takes no less than an idle one"
+    assert power_of(costs, 0) == Power(9.0, 9.0, measured=True), "a busy node takes no less than an idle one"
     assert power_of(costs, 1) == Power(20.0, 260.0, measured=True)
     known = CATALOGUE["rtx-4090"]
     assert known.idle_w is not None and known.busy_w is not None
@@ -116,7 +116,7 @@ def test_a_box_has_the_watts_of_its_sensor_else_of_the_catalogue(make_profile: A
     assert power_of(costs, 3) is None and without_power(costs) == ("d",)
 
 
-def test_quantised_boxes_are_planned_by_profiles_of_that_and_on_processors_only(cluster: Any) -> None:
+def test_quantised_nodes_are_planned_by_profiles_of_that_and_on_processors_only(cluster: Any) -> None:
     with pytest.raises(FailedPreconditionError) as unknown:
         cluster(measured="b", quantisation=Quantisation.INT4)
     assert "in int4 with bfloat16: a, c;" in unknown.value.message and "--quantise int4`" in unknown.value.message
@@ -128,7 +128,7 @@ def test_quantised_boxes_are_planned_by_profiles_of_that_and_on_processors_only(
     assert cluster(nodes=(node("b"), gpu), quantisation=Quantisation.INT8, exclude=("a",)).cluster.names == ("b",)
 
 
-def test_a_measured_box_is_not_taken_for_its_data_sheet(cluster: Any) -> None:
+def test_a_measured_node_is_not_taken_for_its_data_sheet(cluster: Any) -> None:
     site = cluster(nodes=(node("b", model="NVIDIA GeForce RTX 4090"),), measured="b")
     assert not site.estimated and set(site.times) == {"b"}
 
@@ -180,13 +180,13 @@ def test_a_source_that_cannot_be(cluster: Any) -> None:
     with pytest.raises(UnavailableError) as away:
         cluster(nodes=(node("b", connected=False), node("a")))
     assert away.value.field == "source"
-    assert cluster(source="id-a").cluster.source == "a", "an id names a box as well"
+    assert cluster(source="id-a").cluster.source == "a", "an id names a node as well"
     namesakes = (node("b", connected=False, free=1), node("b"))
     assert cluster(nodes=namesakes).cluster.nodes[0].device.usable_bytes == 40 * GB
 
 
 def test_no_plan_of_a_site_relays(cluster: Any) -> None:
-    """The way around the slow link is twice as fast, but a box without layers cannot be deployed."""
+    """The way around the slow link is twice as fast, but a node without layers cannot be deployed."""
     slow = [
         link(sender, receiver, 1e6 if {sender, receiver} == {"b", "c"} else 1e9)
         for sender, receiver in permutations("abc", 2)

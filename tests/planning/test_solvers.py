@@ -129,7 +129,7 @@ def test_label_dp_never_claims_more_than_it_proves() -> None:
 
 
 def four_layers() -> Instance:
-    """docs/papers.md#the-papers-own-algorithms: the source takes 10 ms a layer, a fast box 1 ms with room for two."""
+    """docs/papers.md#the-papers-own-algorithms: the source takes 10 ms a layer, a fast node 1 ms with room for two."""
     hop = np.full((2, 2), 5e-3)
     return Instance(
         compute_s=np.repeat([[10e-3], [1e-3]], 4, axis=1),
@@ -175,7 +175,7 @@ def test_the_least_bottleneck_is_not_the_best_rate() -> None:
 
 
 def grouped(seed: int) -> Instance:
-    """A random instance whose boxes come in threes that nothing tells apart; box 0 is alone."""
+    """A random instance whose nodes come in threes that nothing tells apart; node 0 is alone."""
     rng = np.random.default_rng(seed)
     base = random_instance(seed, nodes=4, layers=int(rng.integers(5, 14)))
     kind = np.array([0, 1, 1, 2, 2, 2, 3, 3])[rng.permutation(8)]
@@ -201,7 +201,7 @@ def test_class_dp_on_real_classes_equals_subset_dp() -> None:
         check_same(classes.solve_round(instance, kinds=kinds), expected, instance, None)
         check_same(classes.solve_throughput(instance, m, kinds), subset.solve_throughput(instance, m), instance, m)
         shared += expected is not None and len(expected.cut.nodes) > 4
-    assert shared > 5, "no plan used two boxes of a class"
+    assert shared > 5, "no plan used two nodes of a class"
 
 
 @pytest.mark.parametrize("bounds", [(1, 2), (3, 8), (2, 3), (1, 1)])
@@ -215,7 +215,7 @@ def test_stage_bounds_hold(bounds: tuple[int, int]) -> None:
             assert found is None or bounds[0] <= len(found.cut.nodes) <= bounds[1]
 
 
-def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
+def test_nodes_may_be_kept_out_and_links_be_missing() -> None:
     for seed in range(60):
         made = random_instance(seed, 2 + seed % 4, 4 + seed % 6)
         rng = np.random.default_rng(seed)
@@ -231,7 +231,7 @@ def test_boxes_may_be_kept_out_and_links_be_missing() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_box_that_cannot_send_is_no_stage_but_the_last(asynchronous: bool) -> None:
+def test_a_node_that_cannot_send_is_no_stage_but_the_last(asynchronous: bool) -> None:
     """Without any link out and without a threshold nothing is left of infinity less infinity."""
     for seed in range(20):
         made = random_instance(seed, 2 + seed % 4, 4 + seed % 6, asynchronous=asynchronous)

@@ -61,7 +61,7 @@ def test_algorithm_1_is_worse_than_the_optimum_on_part_of_the_instances(
                 counts[memory, "worse"] += 1
                 worst = max(worst, found.value_s / best.value_s - 1)
             elif found.cut is None:
-                counts[memory, "comes back to a box"] += 1
+                counts[memory, "comes back to a node"] += 1
             else:
                 counts[memory, "equal"] += 1
             if found is not None and found.cut is not None:

@@ -1,4 +1,4 @@
-"""What must hold for any instance: memory, the source, and that more boxes or bandwidth never hurt an exact solver."""
+"""What must hold for any instance: memory, the source, and that more nodes or bandwidth never hurt an exact solver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ few = settings(max_examples=25, deadline=None)
 
 
 def chosen(instance: Instance, nodes: np.ndarray) -> Instance:
-    """The instance over these boxes, in this order; the source must be among them."""
+    """The instance over these nodes, in this order; the source must be among them."""
     fields = {name: getattr(instance, name)[nodes] for name in PER_NODE}
     fields |= {name: getattr(instance, name)[np.ix_(nodes, nodes)] for name in LINKS}
     return replace(instance, **fields, source=int(np.flatnonzero(nodes == instance.source)[0]))
@@ -55,7 +55,7 @@ def test_memory_and_the_source_constraint_always_hold(seed: int, m: int) -> None
 
 @few
 @given(seed=seeds, m=st.one_of(st.none(), batches))
-def test_a_box_more_never_makes_the_optimum_worse(seed: int, m: int | None) -> None:
+def test_a_node_more_never_makes_the_optimum_worse(seed: int, m: int | None) -> None:
     instance = small(seed)
     assume(instance.nodes > 2)
     without = chosen(instance, np.arange(instance.nodes - 1))
@@ -80,7 +80,7 @@ def test_more_bandwidth_never_makes_the_optimum_worse(seed: int, m: int | None, 
 
 @few
 @given(seed=seeds, m=st.one_of(st.none(), batches))
-def test_relabelling_boxes_changes_nothing(seed: int, m: int | None) -> None:
+def test_relabelling_nodes_changes_nothing(seed: int, m: int | None) -> None:
     instance = small(seed)
     order = np.random.default_rng(seed).permutation(instance.nodes)
     for solver in EXACT:
@@ -96,10 +96,10 @@ def test_violations_name_every_broken_rule() -> None:
         (Cut((0, 1, 0), (2, 4, 6)), "more than one stage"),
         (Cut((1, 0), (3, 6)), "not the source"),
         (Cut((0, 1, 2), (3, 3, 6)), "no layers"),
-        (Cut((0, 7), (3, 6)), "no such box"),
+        (Cut((0, 7), (3, 6)), "no such node"),
         (Cut((0, 1), (6, 3)), "ends at layer 3"),
         (Cut((0, 1, 2), (4, 3, 6)), "do not rise"),
-        (Cut((0,), (3, 6)), "1 boxes for 2 ends"),
+        (Cut((0,), (3, 6)), "1 nodes for 2 ends"),
     ):
         assert any(word in what for what in violations(roomy, cut)), (cut, violations(roomy, cut))
     assert "bytes" in violations(replace(roomy, capacity_bytes=np.ones(3)), Cut((0, 1), (3, 6)))[0]
@@ -129,7 +129,7 @@ def test_a_score_is_what_the_definitions_say() -> None:
     assert result.round_s == pytest.approx(1.6 + 6.95 + 3.3 + 20)
     assert result.bottleneck_s == pytest.approx(6.95) and result.bottleneck == "compute of beta"
     serial = score(replace(instance, asynchronous=False), cut)
-    assert serial.bottleneck_s == pytest.approx(7.25) and serial.bottleneck == "compute and sending of box 1"
+    assert serial.bottleneck_s == pytest.approx(7.25) and serial.bottleneck == "compute and sending of node 1"
     at_source = score(replace(instance, head_on_source=True), cut)
     assert at_source.stage_s == pytest.approx((1.85, 6.2))
     slow = score(replace(instance, hop_s=ones * 30), cut, names=["alpha", "beta"])

@@ -1,4 +1,4 @@
-"""What-if on a site: a box like a measured one is as quick, a new one has the site's median link."""
+"""What-if on a site: a node like a measured one is as quick, a new one has the site's median link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINKS = {
 
 
 class Times:
-    """Of a measured box."""
+    """Of a measured node."""
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         return 1.0
@@ -39,7 +39,7 @@ class Times:
 
 @pytest.fixture
 def problem() -> PlanProblem:
-    """Three boxes, of which a and b were measured; only the links of LINKS were."""
+    """Three nodes, of which a and b were measured; only the links of LINKS were."""
     model = built_in_model("llama2-7b")
     assert model is not None
     nodes = tuple(ClusterNode(name, CATALOGUE["orin-nx"], name) for name in "abc")
@@ -52,7 +52,7 @@ def link(problem: PlanProblem, sender: str, receiver: str) -> Link:
     return problem.cluster.link(nodes[sender], nodes[receiver])
 
 
-def test_disks_and_memory_are_changed_by_box_and_for_all(problem: PlanProblem) -> None:
+def test_disks_and_memory_are_changed_by_node_and_for_all(problem: PlanProblem) -> None:
     after = changed(problem, ["disk=800MB/s", "b disk=2.1GB/s", "c memory=+8GB"])
     assert [node.device.disk_bytes_per_s for node in after.cluster.nodes] == [0.8e9, 2.1e9, 0.8e9]
     more = [node.device.memory_bytes - CATALOGUE["orin-nx"].memory_bytes for node in after.cluster.nodes]
@@ -63,7 +63,7 @@ def test_disks_and_memory_are_changed_by_box_and_for_all(problem: PlanProblem) -
         assert caught.value.field == "what_if", wrong
 
 
-def test_a_box_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None:
+def test_a_node_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None:
     more = changed(problem, ["+2 b", "+1 c"])
     assert more.cluster.names == ("a", "b", "c", "b-new-1", "b-new-2", "c-new-1")
     assert more.times["b-new-1"] is more.times["b-new-2"] is problem.times["b"]
@@ -71,17 +71,17 @@ def test_a_box_like_a_measured_one_takes_its_times(problem: PlanProblem) -> None
     assert set(problem.times) == {"a", "b"}
 
 
-def test_a_new_box_has_the_sites_median_link_and_nothing_else_changes(problem: PlanProblem) -> None:
+def test_a_new_node_has_the_sites_median_link_and_nothing_else_changes(problem: PlanProblem) -> None:
     more = changed(problem, ["+1 h100", "+1 h200"])
     median = Link(20e6, 0.002)
     assert link(more, "a", "h100-new-1") == link(more, "h200-new-1", "c") == median
     assert link(more, "h100-new-1", "h200-new-1") == median
     for pair in (("a", "b"), ("b", "a"), ("b", "c")):
         assert link(more, *pair) == LINKS[pair]
-    assert link(more, "a", "c").bandwidth_bps == 0, "nobody measured it, and a new box does not make it"
+    assert link(more, "a", "c").bandwidth_bps == 0, "nobody measured it, and a new node does not make it"
 
 
-def test_a_site_without_links_gives_new_boxes_a_gigabit(problem: PlanProblem) -> None:
+def test_a_site_without_links_gives_new_nodes_a_gigabit(problem: PlanProblem) -> None:
     assert typical_link(Cluster(problem.cluster.nodes[:1], Link(0.0), "a")) == Link(1e9)
 
 
@@ -93,7 +93,7 @@ def test_a_sweep_makes_no_link_where_there_is_none(problem: PlanProblem) -> None
     assert with_bandwidth(problem.cluster, 5e6, ("a", "c")).link(a, c).bandwidth_bps == 5e6, "asked for by name"
 
 
-def test_a_box_like_one_of_a_file_has_its_links_and_caps() -> None:
+def test_a_node_like_one_of_a_file_has_its_links_and_caps() -> None:
     figures = {"memory_bytes": 8e9, "bandwidth_bytes_per_s": 50e9, "flops": 1e12}
     cluster = parse_cluster(
         {
@@ -115,7 +115,7 @@ def test_a_box_like_one_of_a_file_has_its_links_and_caps() -> None:
         assert link(more, *ends).bandwidth_bps == 5e6
 
 
-def test_what_was_asked_of_a_box_goes_with_it(problem: PlanProblem) -> None:
+def test_what_was_asked_of_a_node_goes_with_it(problem: PlanProblem) -> None:
     asked = replace(problem, exclude=("c",), reserve={"b": 1e9, "c": 2e9}, max_share={"c": 0.5})
     left = changed(asked, ["-c"])
     left.check()

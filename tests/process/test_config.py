@@ -181,14 +181,14 @@ def test_so_little_memory_is_a_unit_forgotten(text: str) -> None:
     assert info.value.field == "memory"
 
 
-@pytest.mark.parametrize(("terminal", "said"), [(True, "ready: box a serves\n"), (False, "")])
+@pytest.mark.parametrize(("terminal", "said"), [(True, "ready: node a serves\n"), (False, "")])
 def test_a_terminal_is_told_that_the_daemon_is_ready(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, said: str
 ) -> None:
     stderr = io.StringIO()
     monkeypatch.setattr(stderr, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(sys, "stderr", stderr)
-    tell_ready("box a serves")
+    tell_ready("node a serves")
     assert stderr.getvalue() == said
 
 

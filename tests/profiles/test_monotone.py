@@ -158,7 +158,7 @@ def sound() -> ComputeProfile:
     return profile_of(prefill, decode)
 
 
-def test_a_quiet_box_gives_a_sound_profile(sound: ComputeProfile) -> None:
+def test_a_quiet_node_gives_a_sound_profile(sound: ComputeProfile) -> None:
     assert quality_warnings(fit_profile(sound)) == () == busy(sound)
     few = replace(sound, others_share=0.04, processor_share=0.96)
     assert quality_warnings(fit_profile(few)) == (), "a system's daemons take that much"

@@ -146,7 +146,7 @@ def test_a_profile_written_before_there_was_quantisation_has_none(profile: Compu
     assert ComputeProfile.from_json(packed.to_json()) == packed
 
 
-def test_a_kept_profile_is_found_for_the_same_box_and_model_only(profile: ComputeProfile, tmp_path: Path) -> None:
+def test_a_kept_profile_is_found_for_the_same_node_and_model_only(profile: ComputeProfile, tmp_path: Path) -> None:
     store = ProfileStore(tmp_path)
     path = store.keep(profile)
     assert path == tmp_path / "profiles" / "abc-def-bfloat16.json"
@@ -220,7 +220,7 @@ def test_more_context_never_costs_less_however_noisy() -> None:
     assert fit.prefill_s(64, 4000) >= fit.prefill_s(64, 64) > 0
 
 
-def test_the_planner_gets_a_measured_box(profile: ComputeProfile) -> None:
+def test_the_planner_gets_a_measured_node(profile: ComputeProfile) -> None:
     times = MeasuredTimes.of(profile)
     assert times.block_s(BlockSpec(1000), StepShape(4, 1, 65, 65)) == pytest.approx(1.4e-3)
     assert times.block_s(BlockSpec(1000), StepShape(2, 100, 50.5, 100)) == pytest.approx(3e-3)

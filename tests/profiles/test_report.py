@@ -27,7 +27,7 @@ def profile() -> ComputeProfile:
     decode = (Sample(1, 64, 2e-3, 0.02), Sample(4, 64, 2.6e-3, 0.02))
     head = (Sample(1, 0, 300e-6, 0.03),)
     return ComputeProfile(
-        fingerprint="box",
+        fingerprint="node",
         model_hash="shape",
         dtype=DType.BFLOAT16,
         device="cpu",
@@ -44,7 +44,7 @@ def profile() -> ComputeProfile:
 def test_every_sort_of_layer_has_its_medians_spread_and_fit(profile: ComputeProfile) -> None:
     lines = list(profile_lines(profile))
     assert lines[:3] == [
-        "box box, model shape shape, bfloat16, cpu",
+        "node node, model shape shape, bfloat16, cpu",
         "4 threads",
         "block, window 512: 5 of 1,234,567 parameters",
     ]

@@ -1,4 +1,4 @@
-"""A link that dies without a word, a cable pulled or a box that lost its power, is noticed by both its ends."""
+"""A link that dies without a word, a cable pulled or a node that lost its power, is noticed by both its ends."""
 
 from __future__ import annotations
 

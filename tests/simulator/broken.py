@@ -96,7 +96,7 @@ def token_taken_at_any_position() -> Any:
 
 
 def restart_gives_an_epoch_again() -> Any:
-    """The disk is an epoch behind what boxes were told."""
+    """The disk is an epoch behind what nodes were told."""
     restored = edgeshard_coordinator.core.deployments.deployments.restored_record
 
     def behind(record: Any) -> Any:

@@ -11,7 +11,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 WAYS = ("drop", "twice")
 _CALL = {"call": "of one request and one answer: the request comes again, later"}
 _ONCE = {"twice": "gRPC sends it once in a call; a client that comes back sends another"}
-_STREAM = {"twice": "each is of one box, and a stream says each once"}
+_STREAM = {"twice": "each is of one node, and a stream says each once"}
 _ANSWER = {"twice": "an answer to one request"}
 
 MESSAGES: dict[str, dict[str, str]] = {
@@ -138,8 +138,8 @@ ABSENT = {
     "RenewResponse": _PLAINTEXT,
     "RevokeRequest": _PLAINTEXT,
     "RevokeResponse": _PLAINTEXT,
-    "RemoveNodeRequest": "a box that is taken out is one that is lost and never comes again",
-    "RemoveNodeResponse": "a box that is taken out is one that is lost and never comes again",
+    "RemoveNodeRequest": "a node that is taken out is one that is lost and never comes again",
+    "RemoveNodeResponse": "a node that is taken out is one that is lost and never comes again",
     "ListAuditRequest": _WRITTEN,
     "ListAuditResponse": _WRITTEN,
     "AttachRequest prompt_logprobs": "nobody here asks for a prompt's log-probabilities",
@@ -160,7 +160,7 @@ EVENTS = (
     "DeleteRequested", "CommandAnswered", "HeadAttached", "HeadDetached", "DeploymentSaved", "SaveFailed",
     "DeploymentForgotten", "Replanned", "ReplanRequested", "Ticked",
 )  # fmt: skip
-"""What the coordinator's state is told of a deployment or of its boxes. There are no measurements here."""
+"""What the coordinator's state is told of a deployment or of its nodes. There are no measurements here."""
 _FORGOTTEN = "only what is being deleted is forgotten"
 NEVER: dict[tuple[str, str], str] = {
     (str(phase), "DeploymentForgotten"): _FORGOTTEN for phase in Phase if phase is not Phase.DELETING

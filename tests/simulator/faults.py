@@ -98,7 +98,7 @@ class Plan:
         self._nobody = Context()
         """Of no process."""
         self.kinds: dict[str, tuple[int, Callable[[], None]]] = {
-            "box crashes": (5, self.box_crashes),
+            "node crashes": (5, self.node_crashes),
             "coordinator crashes": (4, self.coordinator_crashes),
             "coordinator stops": (1, self.coordinator_stops),
             "stall": (4, self.stall),
@@ -159,7 +159,7 @@ class Plan:
         names = [*(name for name in self.kinds if name not in ("clock jumps", "slow", "client crashes")), "disk fails"]
         name = self.dice.choice([*names, "delete", "reset", "head is lost"])
         if phase is Phase.ACTIVATING and self.dice.random() < 0.4:
-            name = self.dice.choice(("box crashes", "head streams end"))
+            name = self.dice.choice(("node crashes", "head streams end"))
         if phase is Phase.FAILED:
             self.at(0.2, "load fails", self.load_fails)
             name = self.dice.choice((name, "disk fails"))
@@ -184,7 +184,7 @@ class Plan:
             self.at(0.0002, "head streams end at once", self.end_head_streams)
 
     def lose_head(self) -> None:
-        """A link is cut and, when its box is about to say so, the head's stream ends."""
+        """A link is cut and, when its node is about to say so, the head's stream ends."""
         self.cut_link()
         self.at(1.95, "head streams end", self.end_head_streams)
 
@@ -194,7 +194,7 @@ class Plan:
                 connection.break_off("Connection reset by peer", 0.0, 0.0)
 
     def cut_link(self) -> None:
-        """Between two boxes of a placement, which go on talking to the coordinator."""
+        """Between two nodes of a placement, which go on talking to the coordinator."""
         boss, network = self.world.boss, self.world.network
         records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
         for record in records:
@@ -217,27 +217,27 @@ class Plan:
 
     def _processes(self) -> list[Process]:
         world = self.world
-        found = [*(box.process for box in world.boxes.values()), *(app.process for app in world.apps)]
+        found = [*(node.process for node in world.nodes.values()), *(app.process for app in world.apps)]
         return found if world.boss is None else [*found, world.boss.process]
 
     def _process(self) -> Process:
         return self.dice.choice(self._processes())
 
-    def box_crashes(self) -> None:
+    def node_crashes(self) -> None:
         world, name = self.world, self.dice.choice(self.world.names)
-        world.crash_box(name, silently=self.dice.random() < 0.5)
-        self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._box_back(name))
+        world.crash_node(name, silently=self.dice.random() < 0.5)
+        self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._node_back(name))
 
-    def _box_back(self, name: str) -> None:
-        if name not in self.world.boxes:
-            self.world.start_box(name)
+    def _node_back(self, name: str) -> None:
+        if name not in self.world.nodes:
+            self.world.start_node(name)
 
     def head_crashes(self) -> None:
-        """The box of a deployment's head."""
+        """The node of a deployment's head."""
         self._stage_crashes(is_head=True)
 
     def stage_crashes(self) -> None:
-        """The box of another stage of a deployment."""
+        """The node of another stage of a deployment."""
         self._stage_crashes(is_head=False)
 
     def _stage_crashes(self, is_head: bool) -> None:
@@ -246,8 +246,8 @@ class Plan:
         if records:
             stages = self.dice.choice(records).placement.stages
             name = str((stages[0] if is_head else stages[-1]).node_name)
-            self.world.crash_box(name, silently=self.dice.random() < 0.5)
-            self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._box_back(name))
+            self.world.crash_node(name, silently=self.dice.random() < 0.5)
+            self.at(self.dice.choice((0.3, 1.0, 4.0)), f"{name} is back", lambda: self._node_back(name))
 
     def both_crash(self) -> None:
         self.head_crashes()
@@ -301,7 +301,7 @@ class Plan:
         """Its neighbours notice it, and the coordinator where it has none."""
         boss = self.world.boss
         records = () if boss is None else tuple(boss.coordinator.loop.state.deployments.values())
-        heads = [box for record in records if (box := self.world.boxes.get(str(record.head.node_name))) is not None]
+        heads = [node for record in records if (node := self.world.nodes.get(str(record.head.node_name))) is not None]
         if heads:
             self._stall(self.dice.choice(heads).process)
 
@@ -339,8 +339,8 @@ class Plan:
         self.at(self.dice.uniform(0.5, 2.5), "loading works", lambda: setattr(self.world.troubles, "load", 0.0))
 
     def step_fails(self) -> None:
-        box = self.world.boxes.get(self.dice.choice(self.world.names))
-        for stage in () if box is None else box.hosting.stages():
+        node = self.world.nodes.get(self.dice.choice(self.world.names))
+        for stage in () if node is None else node.hosting.stages():
             model: object = stage.loaded.model
             setattr(model, "broken", True)  # noqa: B010 - of the simulator's own class
 

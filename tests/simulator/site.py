@@ -70,7 +70,7 @@ class Troubles:
         return self._dice.random() < self.load
 
 
-class Box:
+class Node:
     """An agent's process: control stream, stages, links, heads."""
 
     def __init__(self, network: Network, name: str, run: int, watch: Watch, troubles: Troubles, dice: random.Random):
@@ -124,7 +124,7 @@ class Box:
         self._process_start()
 
     def _process_start(self) -> None:
-        self._watch.box_starts(self.node_id, self.hosting)
+        self._watch.node_starts(self.node_id, self.hosting)
         self.process.spawn(self._run())
 
     async def _run(self) -> None:
@@ -179,7 +179,7 @@ class Box:
         return stage
 
     def crash(self, network: Network, silently: bool) -> None:
-        self._watch.box_ends(self.node_id)
+        self._watch.node_ends(self.node_id)
         self.process.crash()
         network.crashed(self.process, silently)
 

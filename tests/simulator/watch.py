@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from edgeshard_agent.core.actions import Action as BoxAction
+from edgeshard_agent.core.actions import Action as NodeAction
 from edgeshard_agent.core.actions import CloseStage
 from edgeshard_agent.engine.journal import HeadOutput
 from edgeshard_agent.hosting.host import Hosting
@@ -45,7 +45,7 @@ STANDING = (Phase.LOADING, Phase.ACTIVATING, Phase.READY, Phase.WAITING)
 
 
 def concerned(state: State, event: Event) -> Iterable[DeploymentRecord]:
-    """The deployments that an event is about; one of a box is about all of them."""
+    """The deployments that an event is about; one of a node is about all of them."""
     records = state.deployments
     match event:
         case CommandAnswered(_, result):
@@ -187,9 +187,9 @@ class Watch:
         runs = self.coordinator is not None and self.coordinator.front._requests.get(request.request_id) is request
         self.hold(not (is_last and runs), f"the last token of {request.request_id} came without its end")
 
-    # Boxes
+    # Nodes
 
-    def box_starts(self, node_id: NodeId, hosting: Hosting) -> None:
+    def node_starts(self, node_id: NodeId, hosting: Hosting) -> None:
         self.hostings[node_id] = hosting
         apply, start = hosting._apply, hosting._start
 
@@ -198,9 +198,9 @@ class Watch:
             apply(event)
             for name, slot in hosting._state.slots.items():
                 former = before.get(name)
-                self.hold(former is None or slot.epoch >= former.epoch, f"the epoch of {name} fell on a box")
+                self.hold(former is None or slot.epoch >= former.epoch, f"the epoch of {name} fell on a node")
 
-        def watched_start(action: BoxAction) -> None:
+        def watched_start(action: NodeAction) -> None:
             slot = hosting._state.slots.get(action.deployment) if isinstance(action, CloseStage) else None
             if isinstance(action, CloseStage) and slot is not None and slot.releases:  # else its load failed
                 self._releases(node_id, action.deployment, slot.epoch)
@@ -209,11 +209,11 @@ class Watch:
         hosting._apply = watched_apply  # type: ignore[method-assign]
         hosting._start = watched_start  # type: ignore[method-assign]
 
-    def box_ends(self, node_id: NodeId) -> None:
+    def node_ends(self, node_id: NodeId) -> None:
         self.hostings.pop(node_id, None)
 
     def _releases(self, node_id: NodeId, name: DeploymentName, epoch: Epoch) -> None:
-        """A box lets go of a stage: nobody may count on it."""
+        """A node lets go of a stage: nobody may count on it."""
         saved = self.disk.deployments.get(name)
         if saved is None or saved.phase not in STANDING or saved.epoch > epoch:
             return

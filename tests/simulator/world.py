@@ -30,7 +30,7 @@ from tests.simulator.faults import Fates, plan
 from tests.simulator.loop import CURRENT, SimFuture, SimTask, VirtualLoop
 from tests.simulator.network import Network
 from tests.simulator.people import Application, Operator, Visitor
-from tests.simulator.site import Boss, Box, Troubles
+from tests.simulator.site import Boss, Node, Troubles
 from tests.simulator.watch import Watch
 
 TROUBLED_S = 8.0
@@ -64,7 +64,7 @@ class World:
         self.fates = Fates(seed, self.watch, quiet)
         self.network = Network(self.loop, random.Random(f"network {seed}"), self.fates.of, self.note)
         self.troubles = Troubles(random.Random(f"troubles {seed}"))
-        self.boxes: dict[str, Box] = {}
+        self.nodes: dict[str, Node] = {}
         self.boss: Boss | None = None
         self.runs = 0
         self.on_another_disk = False
@@ -84,10 +84,10 @@ class World:
 
     # What happens to processes
 
-    def start_box(self, name: str) -> None:
+    def start_node(self, name: str) -> None:
         self.runs += 1
-        self.boxes[name] = Box(
-            self.network, name, self.runs, self.watch, self.troubles, random.Random(f"box {self.seed} {self.runs}")
+        self.nodes[name] = Node(
+            self.network, name, self.runs, self.watch, self.troubles, random.Random(f"node {self.seed} {self.runs}")
         )
 
     def start_boss(self, disk: Disk | None = None) -> None:
@@ -96,10 +96,10 @@ class World:
         dice = random.Random(f"boss {self.seed} {self.runs}")
         self.boss = Boss(self.network, disk or self.disk, self.watch, self.troubles, dice)
 
-    def crash_box(self, name: str, silently: bool) -> None:
-        box = self.boxes.pop(name, None)
-        if box is not None:
-            box.crash(self.network, silently)
+    def crash_node(self, name: str, silently: bool) -> None:
+        node = self.nodes.pop(name, None)
+        if node is not None:
+            node.crash(self.network, silently)
 
     def crash_boss(self, silently: bool) -> None:
         boss, self.boss = self.boss, None
@@ -176,12 +176,12 @@ class World:
         dice = self.dice
         count = dice.choice((3, 4, 4, 4))
         self.names = ("a", "b", "c", "d")[:count]
-        # From dice of its own, whether it is planned, and planned again when its last box has come.
+        # From dice of its own, whether it is planned, and planned again when its last node has come.
         moves = random.Random(f"moves {self.seed}")
         planned = moves.random() < (1.0 if self.fates.wants("Replan") else 0.15)
         self.start_boss()
         for name in self.names[: -1 if planned else None]:
-            self.start_box(name)
+            self.start_node(name)
         shapes = ("a=0:2,b=2:4,c=4:6", "a=0:3,b=3:6", "a=0:6", "b=0:2,a=2:4,c=4:6", "a=0:1,b=1:3,c=3:6")
         layers = dice.choice(shapes[:2] if self.fates.wants("Link", "suspected") else shapes)
         base = {"model": "tiny", "dtype": "float32", "max_context": 96, "max_new_tokens": 48}
@@ -217,12 +217,12 @@ class World:
             plan(self)
 
     def _move_later(self, dice: random.Random) -> None:
-        """The last box comes, and the first deployment is to move there; later it is asked to once more."""
+        """The last node comes, and the first deployment is to move there; later it is asked to once more."""
         late, at = self.names[-1], dice.uniform(1.2, 3.0)
 
         def come() -> None:
-            if late not in self.boxes:
-                self.start_box(late)
+            if late not in self.nodes:
+                self.start_node(late)
 
         assert self.operator is not None
         self.loop.call_global(at, come, context=Context())
@@ -245,9 +245,9 @@ class World:
         if self.boss is None:
             self.start_boss()
         for name in self.names:
-            if name not in self.boxes:
-                self.start_box(name)
-        processes = [*(box.process for box in self.boxes.values()), *(app.process for app in self.apps)]
+            if name not in self.nodes:
+                self.start_node(name)
+        processes = [*(node.process for node in self.nodes.values()), *(app.process for app in self.apps)]
         if self.operator is not None:
             processes.append(self.operator.process)
         if self.boss is not None:
@@ -307,12 +307,12 @@ class World:
         hold = self.watch.hold
         assert self.boss is not None
         hold(not self.boss.coordinator.front._requests, "the coordinator keeps a request that has ended")
-        for box in self.boxes.values():
-            for stage in box.hosting.stages():
+        for node in self.nodes.values():
+            for stage in node.hosting.stages():
                 pool: Any = stage.loaded.model.pool
-                hold(not pool.requests, f"a stage on {box.name} keeps KV of requests that have ended")
-            for head in box.hosting._heads.values():
-                hold(head.is_idle, f"the head on {box.name} is busy with nothing")
+                hold(not pool.requests, f"a stage on {node.name} keeps KV of requests that have ended")
+            for head in node.hosting._heads.values():
+                hold(head.is_idle, f"the head on {node.name} is busy with nothing")
 
 
 @contextmanager

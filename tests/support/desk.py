@@ -1,4 +1,4 @@
-"""The coordinator's core with nobody around it, for tests of what it has boxes measure."""
+"""The coordinator's core with nobody around it, for tests of what it has nodes measure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def nothing(what: str, done: int, total: int) -> None:
 
 
 def tensors_of(imported: Imported) -> tuple[ModelManifest, CachedTensorSource]:
-    """The manifest, as it goes into the store, and its tensors as a box reads them."""
+    """The manifest, as it goes into the store, and its tensors as a node reads them."""
     manifest = build_manifest("imported", imported.checkpoint)
     locations = blob_locations(imported.checkpoint, manifest)
     return manifest, CachedTensorSource(locations.__getitem__, manifest.tensors)

@@ -81,7 +81,7 @@ class FakeAgent:
         await self.open_stream()
 
     async def open_stream(self) -> None:
-        """A control stream of a box that is registered."""
+        """A control stream of a node that is registered."""
         self._call, self._writing = self.stub.Control(), asyncio.Lock()
         await self.say(ControlHello(self.node_id, self.registration.incarnation))
         self._task = asyncio.create_task(self._serve(self._call))

@@ -124,7 +124,7 @@ def told(
     failure: EdgeShardError | None = None,
     missed: tuple[str, ...] = (),
 ) -> Any:
-    """What the coordinator says of a box being measured: `done` of 40."""
+    """What the coordinator says of a node being measured: `done` of 40."""
     return admin_pb2.ProfileResponse(
         node=node, done=done, total=40, what=what, finished=finished,
         failure=to_failure(failure) if failure is not None else None, missed_nodes=missed,
@@ -150,7 +150,7 @@ class ScriptedSite:
 
     `failures` maps a method's name to the error it ends with. `states` are the deployment's states, one for each
     question about it, the last one for ever; empty means that there is none. `compute_profile` makes the profile of a
-    box that takes so many seconds for a block of CONFIG.
+    node that takes so many seconds for a block of CONFIG.
     """
 
     compute_profile: Callable[..., ComputeProfile]
@@ -196,7 +196,7 @@ class ScriptedSite:
         return stored_model(name)
 
     def measured(self, quantisation: Quantisation | None = None, **block_s: float) -> None:
-        """Boxes were measured for the model an hour ago, and all links between boxes two minutes ago."""
+        """Nodes were measured for the model an hour ago, and all links between nodes two minutes ago."""
         names = [node.name for node in self.nodes]
         self.nodes = [replace(node, connected=True) for node in self.nodes]
         self.profiles = [

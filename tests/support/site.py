@@ -33,11 +33,11 @@ class Site:
                 await asyncio.sleep(0.01)
 
     async def kv_bytes(self) -> dict[str, int]:
-        """KV bytes in use by box, as the boxes themselves say."""
+        """KV bytes in use by node, as the nodes themselves say."""
         return {node.name: sum(stage.kv_bytes_in_use for stage in node.stages) for node in await self.client.nodes()}
 
     async def kv_gone(self) -> None:
-        """Wait until every box has said, since now, that it holds no KV; a leak would stay for ever."""
+        """Wait until every node has said, since now, that it holds no KV; a leak would stay for ever."""
         clock = asyncio.get_running_loop().time
         began = clock()
 

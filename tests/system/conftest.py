@@ -51,6 +51,6 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tales(site: Site) -> AsyncIterator[Deployment]:
-    """The demo model over three boxes."""
+    """The demo model over three nodes."""
     yield await site.client.deploy(spec())
     await site.client.delete_deployment("tales")

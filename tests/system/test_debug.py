@@ -142,24 +142,24 @@ async def test_edgectl_writes_a_file_for_its_owner_and_replays_it(site: Watched,
     path = tmp_path / "site.json"
     code, stdout, stderr = await edgectl(site, "dump", "-o", str(path))
     assert code == 0, stderr
-    assert "of the coordinator and 2 boxes" in stdout and str(path) in stdout and not stderr
+    assert "of the coordinator and 2 nodes" in stdout and str(path) in stdout and not stderr
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     code, stdout, stderr = await edgectl(site, "replay", str(path))
     assert code == 0, stderr
-    assert [line.split(":")[0] for line in stdout.splitlines()] == ["coordinator", "box a", "box b"]
+    assert [line.split(":")[0] for line in stdout.splitlines()] == ["coordinator", "node a", "node b"]
     assert stdout.count("the state is the same") == 3
     document = json.loads(path.read_text())
     document["nodes"]["b"]["state"]["slots"] = {}
     path.write_text(json.dumps(document))
     code, stdout, _ = await edgectl(site, "replay", str(path))
-    assert code == 1 and "box b" in stdout and "differs: state.slots" in stdout
+    assert code == 1 and "node b" in stdout and "differs: state.slots" in stdout
 
 
-async def test_a_box_that_does_not_answer_is_named(site: Watched, tmp_path: Path) -> None:
+async def test_a_node_that_does_not_answer_is_named(site: Watched, tmp_path: Path) -> None:
     await site.cluster.agents["b"].kill()
     path = tmp_path / "site.json"
     code, stdout, stderr = await edgectl(site, "dump", "-o", str(path))
-    assert code == 0 and "of the coordinator and 1 box" in stdout and "box b is missing" in stderr
+    assert code == 0 and "of the coordinator and 1 node" in stdout and "node b is missing" in stderr
     document = json.loads(path.read_text())
     assert document["nodes"]["b"]["failure"]["reason"] in ("NODE_AWAY", "NODE_LOST")
     code, stdout, _ = await edgectl(site, "replay", str(path))

@@ -1,4 +1,4 @@
-"""edgectl doctor on a real site, one of whose boxes has everything that is looked for."""
+"""edgectl doctor on a real site, one of whose nodes has everything that is looked for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.site import Site
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).resolve().parents[2]
-OF_THE_BOX = {
+OF_THE_NODE = {
     "clock-skew",
     "port-closed",
     "disk-slow",
@@ -48,7 +48,7 @@ OF_THE_BOX = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """With certificates; box a is sound, and b is not. Nobody listens where b says that it does."""
+    """With certificates; node a is sound, and b is not. Nobody listens where b says that it does."""
     directory = tmp_path_factory.mktemp("ailing")
     cluster = LocalCluster(directory, ["a"], secure=True)
     with part_of_a_core("doctor", 0.5) as group, pytest.MonkeyPatch.context() as environment:
@@ -57,7 +57,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         if group is not None:
             environment.setenv(GROUP, str(group))
         async with cluster, cluster.client() as client:
-            box = Daemon(
+            node = Daemon(
                 "b",
                 "tests.support.ailing_agent",
                 [
@@ -68,13 +68,13 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
                 directory,
             )
             try:
-                await box.start()
-                await box.wait_ready(60)
+                await node.start()
+                await node.wait_ready(60)
                 found = Site(cluster, client)
                 await found.until(lambda: said(client))
                 yield found
             finally:
-                await box.stop()
+                await node.stop()
 
 
 async def said(client: Any) -> bool:
@@ -91,18 +91,18 @@ async def doctor(*arguments: str) -> tuple[int | None, Any]:
     return process.returncode, json.loads(output)
 
 
-async def test_each_fault_of_a_box_is_found_by_its_name_and_none_of_a_sound_one(site: Site) -> None:
+async def test_each_fault_of_a_node_is_found_by_its_name_and_none_of_a_sound_one(site: Site) -> None:
     admin = tls_options(tls_files(site.cluster.directory / "pki" / "operator-admin"))
     status, findings = await doctor("--coordinator", site.cluster.address, *admin)
     assert status == 1
     at = {where: {f["fault"] for f in findings if f["where"] == where} for where in ("a", "b")}
-    assert at["b"] == OF_THE_BOX
+    assert at["b"] == OF_THE_NODE
     assert at["a"] <= {"swap-in-use", "disk-full", "memory-low", "disk-slow", "cpu-quota"}, "faults of this machine"
     assert all(finding["means"] and finding["do"] and finding["found"] for finding in findings)
 
 
 async def test_a_slow_link_is_found(site: Site) -> None:
-    """As the box at its beginning reports it."""
+    """As the node at its beginning reports it."""
     admin = tls_options(tls_files(site.cluster.directory / "pki" / "operator-admin"))
     ids = {node.name: node.node_id for node in await site.client.nodes()}
     slow = MeasuredLink(ids["a"], ids["b"], LinkProfile(0.05, 5e6, 0.01, 9, 1 << 20))  # type: ignore[index]

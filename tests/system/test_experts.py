@@ -1,4 +1,4 @@
-"""A box with too little memory for a mixture's experts caches some and reads the others. The tokens stay the same."""
+"""A node with too little memory for a mixture's experts caches some and reads the others. The tokens stay the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def spec(**changes: object) -> DeploymentSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """A small box, which has measured itself and its disk, and a large one."""
+    """A small node, which has measured itself and its disk, and a large one."""
     directory = tmp_path_factory.mktemp("experts")
     cluster = LocalCluster(
         directory,
@@ -58,7 +58,7 @@ async def answers(client: Client, name: str) -> list[tuple[int, ...]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def wanted(site: Site) -> list[tuple[int, ...]]:
-    """The tokens of a box with all experts in memory."""
+    """The tokens of a node with all experts in memory."""
     await site.client.deploy(spec(name="whole", source="large", layers=f"large=0:{LAYERS}"))
     found = await answers(site.client, "whole")
     await site.client.delete_deployment("whole")
@@ -66,7 +66,7 @@ async def wanted(site: Site) -> list[tuple[int, ...]]:
 
 
 async def told(site: Site) -> StageStatus:
-    """The only stage, once its box has said that steps needed experts."""
+    """The only stage, once its node has said that steps needed experts."""
 
     async def needed() -> bool:
         stages = (await site.client.deployment("cached")).stages

@@ -81,7 +81,7 @@ async def test_text_stop_strings_and_logprobs(site: Site, tales: Deployment) -> 
         assert [timing.stage for timing in token.timings] == [0, 1, 2]
 
 
-async def test_each_box_holds_its_tensors_and_no_others(site: Site, tales: Deployment) -> None:
+async def test_each_node_holds_its_tensors_and_no_others(site: Site, tales: Deployment) -> None:
     from edgeshard.domain.ids import ModelName
     from edgeshard.storage.checkpoint import build_manifest, open_checkpoint
 
@@ -102,7 +102,7 @@ async def test_each_box_holds_its_tensors_and_no_others(site: Site, tales: Deplo
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="this system does not tell")
-async def test_each_box_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
+async def test_each_node_says_for_how_much_it_asked_huge_pages(site: Site, tales: Deployment) -> None:
     """For all weights and KV blocks; how many it got is for the kernel to decide."""
 
     async def said() -> bool:
@@ -121,7 +121,7 @@ async def test_each_box_says_for_how_much_it_asked_huge_pages(site: Site, tales:
 async def test_a_client_that_leaves_mid_stream_leaves_no_kv(site: Site, tales: Deployment) -> None:
 
     async def left_while_all_held_some() -> bool:
-        """False where the request was over before every box had said that it holds KV."""
+        """False where the request was over before every node had said that it holds KV."""
         seen = 0
         async with aclosing(site.client.generate("tales", PROMPTS[0], max_new_tokens=400, ignore_eos=True)) as stream:
             async for event in stream:

@@ -1,4 +1,5 @@
-"""Guided answers and prompt log-probabilities over real boxes: right, and the same when a box is lost in the middle."""
+"""Guided answers and prompt log-probabilities over real nodes: right, and the same when a node is lost in the
+middle."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ SPEC = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Three stages on four boxes, and the whole model on the fourth."""
+    """Three stages on four nodes, and the whole model on the fourth."""
     directory = tmp_path_factory.mktemp("guides")
     nodes = ("a", "b", "c", "d")
     async with (
@@ -48,7 +49,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         site = Site(cluster, client)
         await client.add_model(DEMO_MODEL, "tales")
         for spec in (SPEC, {**SPEC, "name": "whole", "source": "d", "layers": "d=0:12"}):
-            # A box that a busy machine let stand still for 10 s is away until it is heard again.
+            # A node that a busy machine let stand still for 10 s is away until it is heard again.
             await site.until(lambda: _all_placeable(site), 180)
             await client.deploy(parse_spec(spec))
         yield site
@@ -251,7 +252,7 @@ async def guided(site: Site, seen: list[Token]) -> tuple[str, list[float]]:
     return text, scores
 
 
-async def test_a_box_that_dies_in_mid_answer_changes_nothing(site: Site) -> None:
+async def test_a_node_that_dies_in_mid_answer_changes_nothing(site: Site) -> None:
     """The last stage, whose matchers are gone, one in the middle, and the head."""
     undisturbed, scores = await guided(site, [])
     assert is_person(undisturbed)

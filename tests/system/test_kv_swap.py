@@ -32,7 +32,7 @@ CONTEXT = 192
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Three boxes that say all there is to say in their logs."""
+    """Three nodes that say all there is to say in their logs."""
     said = ("--log-level", "debug")
     cluster = LocalCluster(
         tmp_path_factory.mktemp("swap"), agent_arguments=said, coordinator_arguments=said, startup_timeout_s=180
@@ -49,7 +49,7 @@ async def answers(client: Client, name: str) -> list[Completion]:
 
 
 async def heard_since(site: Site, name: str) -> Deployment:
-    """The deployment, as every box has told since now."""
+    """The deployment, as every node has told since now."""
     clock = asyncio.get_running_loop().time
     began = clock()
 
@@ -62,7 +62,7 @@ async def heard_since(site: Site, name: str) -> Deployment:
 
 
 def files_aside(site: Site) -> dict[str, list[os.stat_result]]:
-    """By box, what its agent has open in its state directory without a name, and what is in it."""
+    """By node, what its agent has open in its state directory without a name, and what is in it."""
     found: dict[str, list[os.stat_result]] = {}
     for name, agent in site.cluster.agents.items():
         descriptors = Path(f"/proc/{agent.pid}/fd")

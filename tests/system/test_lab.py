@@ -1,5 +1,5 @@
 """The lab: real processes that pretend. How near a prediction comes is for bench/; here it must run, and never be
-faster than the emulated boxes and links could be."""
+faster than the emulated nodes and links could be."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_lab_is_never_faster_than_what_it_emulates(lab_file: Path) -> No
         alone, together = await both_runs()
         if together["measured_throughput_tps"] > alone["measured_throughput_tps"]:
             return
-    pytest.fail("two boxes do not work at once")
+    pytest.fail("two nodes do not work at once")
 
 
 async def test_up_run_down(lab_file: Path) -> None:
@@ -114,7 +114,7 @@ async def test_up_run_down(lab_file: Path) -> None:
         assert (await edgectl("lab", "up", str(lab_file), cwd=lab_file.parent))[0] == 1, "it is up already"
         code, stdout, _ = await edgectl("lab", "run", str(lab_file), "-o", "name", cwd=lab_file.parent)
         assert code == 0 and stdout.split() == ["a=0:3,b=3:6", "a=0:2,b=2:6"]
-        assert await planned_time_s(address.strip(), lab_file.parent) > 0.024, "as slow as the emulated boxes"
+        assert await planned_time_s(address.strip(), lab_file.parent) > 0.024, "as slow as the emulated nodes"
     finally:
         pids = pids_of(lab_file)
         assert (await edgectl("lab", "down", str(lab_file), cwd=lab_file.parent))[0] == 0

@@ -67,7 +67,7 @@ async def test_a_wrong_deployment_is_refused_and_changes_nothing(
     assert await site.state() == before
 
 
-async def test_a_box_without_memory_for_its_share_says_how_much_is_short(site: Site, make_spec: MakeSpec) -> None:
+async def test_a_node_without_memory_for_its_share_says_how_much_is_short(site: Site, make_spec: MakeSpec) -> None:
     with pytest.raises(ResourceExhaustedError) as refusal:
         await site.client.deploy(make_spec(reserve={"b": 2**40}))
     assert "b" in refusal.value.message and "short" in refusal.value.message
@@ -86,7 +86,7 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     agent = site.cluster.agents["c"]
 
     async def loading() -> bool:
-        """False where the box had been standing still for so long that it counted as gone before it was needed."""
+        """False where the node had been standing still for so long that it counted as gone before it was needed."""
         agent.send_signal(signal.SIGSTOP)
         try:
             deployment = await site.client.deploy(make_spec(), wait=False)
@@ -118,11 +118,11 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     node_id = (await site.client.node("c")).node_id
     await site.cluster.start_agent("c")
     node = await site.client.node("c")
-    assert node.connected, "a box that is ready can be deployed to"
-    assert node.node_id == node_id, "a restarted box is the same box"
+    assert node.connected, "a node that is ready can be deployed to"
+    assert node.node_id == node_id, "a restarted node is the same node"
 
 
-async def test_without_a_box_left_a_request_is_told_in_time_and_the_deployment_returns_with_them(
+async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_returns_with_them(
     site: Site, make_spec: MakeSpec
 ) -> None:
     await site.client.deploy(make_spec())
@@ -131,7 +131,7 @@ async def test_without_a_box_left_a_request_is_told_in_time_and_the_deployment_r
         return (await site.client.deployment("tales")).phase is phase
 
     async def lost_under_a_request() -> UnavailableError | None:
-        """None where the request was over before the boxes were gone; they are then back."""
+        """None where the request was over before the nodes were gone; they are then back."""
         stream = site.client.generate("tales", "Once upon a time", max_new_tokens=400, ignore_eos=True, timeout_s=5)
         await anext(stream)
         for agent in site.cluster.agents.values():

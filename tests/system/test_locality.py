@@ -1,4 +1,4 @@
-"""A model comes back to the boxes that keep it packed, and loading it there is reading their files."""
+"""A model comes back to the nodes that keep it packed, and loading it there is reading their files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spec(**changes: object) -> DeploymentSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory, make_profile: Any) -> AsyncIterator[Site]:
-    """Three boxes that say to have measured what nobody measured, so that every run plans the same."""
+    """Three nodes that say to have measured what nobody measured, so that every run plans the same."""
     directory = tmp_path_factory.mktemp("locality")
     config = json.loads((DEMO_MODEL / "config.json").read_text())
     async with (
@@ -80,7 +80,7 @@ async def edgectl(site: Site, *arguments: str) -> str:
     return out.decode()
 
 
-async def test_a_model_comes_back_to_the_boxes_that_hold_it_and_they_only_read(site: Site) -> None:
+async def test_a_model_comes_back_to_the_nodes_that_hold_it_and_they_only_read(site: Site) -> None:
     client = site.client
     best, here = {"a": "0:1", "b": "1:12"}, {"a": "0:1", "c": "1:12"}
     assert await layers(client, spec()) == best, "nobody holds anything"

@@ -1,8 +1,8 @@
 """The head of a real pipeline follows its load: the number of micro-batches changes, and no stream's tokens do.
 
-The boxes pretend: the first takes three times as long as the second, weights are read in 30 ms, and 8 requests or more
+The nodes pretend: the first takes three times as long as the second, weights are read in 30 ms, and 8 requests or more
 take longer than that. Two streams are best off as one micro-batch (42 ms a token, 60 as two), sixteen as two (64 ms,
-87 as one). Nobody has profiled the boxes, so the head finds that out.
+87 as one). Nobody has profiled the nodes, so the head finds that out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What users ask and get stays between them and the boxes: clients share no KV, and no file has a word or token of it.
+"""What users ask and get stays between them and the nodes: clients share no KV, and no file has a word or token of it.
 
 One site behind TLS whose daemons log at debug, started with a umask that hides nothing from anybody.
 """
@@ -126,7 +126,7 @@ class Watched(Site):
         return process.returncode, stdout, stderr
 
     async def tokens_run(self) -> int:
-        """What the head's stage has run in this epoch, as its box said last."""
+        """What the head's stage has run in this epoch, as its node said last."""
         return (await self.client.node("a")).stages[0].tokens_done
 
     async def ready(self) -> bool:
@@ -162,7 +162,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watche
 async def check_sharing(site: Watched, *, known_to: Sequence[str]) -> None:
     """Two clients ask the same: each one's first request runs whole, unless it has asked before.
 
-    Counted from the first request on, so that what a box says late of one request is in the sum behind the next.
+    Counted from the first request on, so that what a node says late of one request is in the sum behind the next.
     """
     hits, expected = set(known_to), await site.tokens_run()
     for name in ("alice", "bob", "alice", "bob", "alice"):
@@ -183,7 +183,7 @@ async def test_a_prefix_is_shared_with_its_client_and_no_other(site: Watched) ->
 
 
 @pytest.mark.long
-async def test_whose_a_prefix_is_survives_the_loss_of_a_box_and_of_the_coordinator(site: Watched) -> None:
+async def test_whose_a_prefix_is_survives_the_loss_of_a_node_and_of_the_coordinator(site: Watched) -> None:
     """What goes on in a new epoch, and what its client takes up again, is still that client's alone."""
     long = 160
     undisturbed = await site.complete("alice", new_tokens=long)
@@ -267,7 +267,7 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
 
 async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watched) -> None:
     printed = await ask_in_every_way(site)
-    # The head's box is lost in mid-answer, and a dump of what is left is taken.
+    # The head's node is lost in mid-answer, and a dump of what is left is taken.
     begun = asyncio.Event()
     running = asyncio.create_task(site.complete("alice", f"{PROMPT} of {CANARIES[1]}", 160, begun))
     await asyncio.wait_for(begun.wait(), 60)

@@ -1,4 +1,4 @@
-"""A site left alone measures its links: three real boxes, every direction, without being asked."""
+"""A site left alone measures its links: three real nodes, every direction, without being asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes that measured themselves: an operator profiles a site, reads the figures, plans with them, deploys the plan."""
+"""Nodes that measured themselves: an operator profiles a site, reads the figures, plans with them, deploys the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 @dataclass
 class Measured:
-    """Two boxes, what `edgectl profile` said of them, and what `edgectl plan` had said before."""
+    """Two nodes, what `edgectl profile` said of them, and what `edgectl plan` had said before."""
 
     cluster: LocalCluster
     client: Client
@@ -83,7 +83,7 @@ async def test_before_anything_is_measured_the_plan_says_how_to(site: Measured) 
     assert "a, b" in stderr and "edgectl profile --model fairy-tales" in stderr
 
 
-async def test_profiling_measures_every_box_and_every_direction(site: Measured) -> None:
+async def test_profiling_measures_every_node_and_every_direction(site: Measured) -> None:
     code, stdout, stderr = site.profiled
     assert code == 0, stderr
     rows = {row["node"]: row for row in json.loads(stdout)}
@@ -109,7 +109,7 @@ async def test_the_plan_stands_on_what_was_measured(site: Measured) -> None:
     plan = await site.data("plan", "--model", "fairy-tales", "--source", "a")
     assert plan["feasible"] and plan["placement"].startswith("a=0:") and plan["figures"] == {}
     assert plan["measured"] == [stage["node"] for stage in plan["stages"]]
-    # Not faster than the blocks alone on the boxes they are given to, by their own measurements.
+    # Not faster than the blocks alone on the nodes they are given to, by their own measurements.
     profiles = {row["node"]: row["profile"] for row in json.loads(site.profiled[1])}
     floor = sum(layers_of(stage) * quickest_block(profiles[stage["node"]]) for stage in plan["stages"])
     assert plan["time_per_token_s"] > 0.5 * floor > 0
@@ -127,7 +127,7 @@ def quickest_block(profile: dict[str, Any]) -> float:
     return min(float(sample["seconds"]) for layer in blocks for sample in layer["decode"])
 
 
-async def test_quantised_boxes_are_measured_and_planned_by_that(site: Measured) -> None:
+async def test_quantised_nodes_are_measured_and_planned_by_that(site: Measured) -> None:
     quantised = parse_spec(SPEC | {"quantisation": {"*": "int8"}})
     assert "--quantise int8" in (await site.client.plan(quantised)).note, "times of whole weights are no times"
     rows = await site.data("profile", "--model", "fairy-tales", "--quick", "--quantise", "int8")
@@ -161,7 +161,7 @@ async def test_what_a_deployment_served_is_what_the_next_one_of_its_name_is_plan
     await site.client.delete_deployment("tales")
 
 
-async def test_a_box_that_joins_is_measured_by_itself_like_the_others(site: Measured) -> None:
+async def test_a_node_that_joins_is_measured_by_itself_like_the_others(site: Measured) -> None:
     profiled = {(p.profile.dtype, p.profile.quantisation, p.profile.quick) for p in await site.profiles("a")}
     starting = asyncio.create_task(site.cluster.start_agent("c"))
     seen: set[tuple[int, int]] = set()

@@ -207,8 +207,8 @@ def _is_part(name: str, families: set[str]) -> bool:
 # What each alert is for: the series that make it fire, and when.
 FIRING = {
     "EdgeShardCoordinatorGone": (['up{job="edgeshard-coordinator"} 0+0x20'], "2m"),
-    "EdgeShardBoxLost": (['edgeshard_nodes{status="away"} 1+0x20'], "3m"),
-    "EdgeShardBoxSilent": (
+    "EdgeShardNodeLost": (['edgeshard_nodes{status="away"} 1+0x20'], "3m"),
+    "EdgeShardNodeSilent": (
         ['edgeshard_nodes{status="away"} 1+0x20', 'edgeshard_node_heartbeat_age_seconds{node="a"} 20+60x20'],
         "3m",
     ),

@@ -1,4 +1,4 @@
-"""Boxes that are lost in the middle of answers: every request goes on, and no token is changed, lost or repeated."""
+"""Nodes that are lost in the middle of answers: every request goes on, and no token is changed, lost or repeated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROMPT = "Once upon a time there was a king who had three sons"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Four boxes, three of which hold a stage."""
+    """Four nodes, three of which hold a stage."""
     directory = tmp_path_factory.mktemp("recovery")
     async with LocalCluster(directory, NODES, threads=1) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "tiny-tales")
@@ -74,7 +74,7 @@ def reached(seen: list[Token], count: int) -> bool:
 
 
 async def back(site: Site, name: str) -> None:
-    """The box is there again, and the deployment is ready."""
+    """The node is there again, and the deployment is ready."""
     await site.cluster.start_agent(name)
 
     async def ready() -> bool:
@@ -86,8 +86,8 @@ async def back(site: Site, name: str) -> None:
     await site.until(ready)
 
 
-async def test_a_box_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Site) -> None:
-    """Whichever stage it holds, the head's too, and the spare box takes over."""
+async def test_a_node_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Site) -> None:
+    """Whichever stage it holds, the head's too, and the spare node takes over."""
     await site.client.deploy(parse_spec(SPEC))
     undisturbed = await answer(site.client, 120)
     for index in (1, 2, 0, 1):
@@ -101,7 +101,7 @@ async def test_a_box_that_dies_in_mid_answer_costs_a_pause_and_no_token(site: Si
 
 
 async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
-    """The boxes go on meanwhile, nothing is prepared again, and the client misses nothing."""
+    """The nodes go on meanwhile, nothing is prepared again, and the client misses nothing."""
     undisturbed = await answer(site.client, 160)
     epoch = (await site.client.deployment("tales")).epoch
     running, seen = begun(site.client, 160)
@@ -152,7 +152,7 @@ async def known(client: Client) -> object:
 
 
 async def test_what_is_stopped_in_order_hands_over_what_runs(site: Site) -> None:
-    """SIGTERM, as from `systemctl stop`: other boxes go on with the answers of a box, clients come back to a
+    """SIGTERM, as from `systemctl stop`: other nodes go on with the answers of a node, clients come back to a
     coordinator that is started again. Neither costs a token."""
     undisturbed = await answer(site.client, 120)
     for index in (1, 0):

@@ -1,4 +1,4 @@
-"""A box that joins in the middle of answers, and gets layers: every request goes on, and no token changes."""
+"""A node that joins in the middle of answers, and gets layers: every request goes on, and no token changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOKENS = 200
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Two boxes with a deployment that was planned for them."""
+    """Two nodes with a deployment that was planned for them."""
     directory = tmp_path_factory.mktemp("replanning")
     async with LocalCluster(directory, ("a", "b"), threads=1) as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "tiny-tales")
@@ -72,7 +72,7 @@ async def layers(client: Client) -> dict[str, str]:
 
 
 async def joined(site: Site) -> None:
-    """Box c is there and may get layers."""
+    """Node c is there and may get layers."""
     await site.cluster.start_agent("c")
 
     async def placeable() -> bool:
@@ -81,7 +81,7 @@ async def joined(site: Site) -> None:
     await site.until(placeable)
 
 
-async def test_a_box_that_dies_while_it_loads_sends_the_deployment_back(site: Site) -> None:
+async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: Site) -> None:
     client = site.client
     before = await layers(client)
     assert before == {"a": "0:6", "b": "6:12"}
@@ -101,12 +101,12 @@ async def test_a_box_that_dies_while_it_loads_sends_the_deployment_back(site: Si
     await site.cluster.agents["c"].kill()
     with pytest.raises(AbortedError) as caught:
         await moving
-    assert caught.value.reason == "NOT_MOVED" and "box c went away" in caught.value.message
+    assert caught.value.reason == "NOT_MOVED" and "node c went away" in caught.value.message
     assert await layers(client) == before
     assert await running == undisturbed
 
 
-async def test_a_box_that_joins_amid_answers_gets_layers_and_no_token_changes(site: Site) -> None:
+async def test_a_node_that_joins_amid_answers_gets_layers_and_no_token_changes(site: Site) -> None:
     client = site.client
     undisturbed = await answer(client, [])
     joining = asyncio.create_task(joined(site))

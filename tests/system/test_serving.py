@@ -1,4 +1,4 @@
-"""Many requests over real boxes: each gets the unsplit model's tokens, whoever comes, goes, stalls or gives way."""
+"""Many requests over real nodes: each gets the unsplit model's tokens, whoever comes, goes, stalls or gives way."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def crowd(site: Site, make_spec: MakeSpec) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def deployed(site: Site, *specs: DeploymentSpec) -> AsyncIterator[None]:
-    """These deployments, and after them no KV on any box."""
+    """These deployments, and after them no KV on any node."""
     for spec in specs:
         await site.client.deploy(spec)
     try:
@@ -121,7 +121,7 @@ async def deployed(site: Site, *specs: DeploymentSpec) -> AsyncIterator[None]:
 
 
 async def positions_run(site: Site) -> int:
-    """Positions that went through first stages so far, once every box has let go of all KV."""
+    """Positions that went through first stages so far, once every node has let go of all KV."""
     await site.kv_gone()
     return sum(stage.tokens_done for stage in (await site.client.node("a")).stages)
 
@@ -228,7 +228,7 @@ async def test_a_shared_beginning_is_run_once(site: Site, crowd: None, unsplit: 
 async def test_a_reader_that_stalls_holds_up_nobody_and_misses_nothing(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:
-    """Its tokens wait between it and the coordinator; its memory on the boxes does not wait for it."""
+    """Its tokens wait between it and the coordinator; its memory on the nodes does not wait for it."""
     chance = random.Random(6)
     prompts = [story(chance, 12) for _ in range(4)]
     async with deployed(site, make_spec(name=PAIR, layers=TWO_NODES)):
@@ -285,7 +285,7 @@ async def test_a_full_pool_makes_requests_wait_and_then_refuses_them(
 async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests(
     site: Site, make_spec: MakeSpec, unsplit: Unsplit
 ) -> None:
-    """Box b is halted under three streams; another deployment with the same head goes on, and then the three do."""
+    """Node b is halted under three streams; another deployment with the same head goes on, and then the three do."""
     chance = random.Random(8)
     slow, other = make_spec(name=PAIR, layers=TWO_NODES), make_spec(name="other", layers="a=0:6,c=6:12")
     node = site.cluster.agents["b"]
@@ -295,7 +295,7 @@ async def test_a_stage_that_stands_still_for_a_while_stops_only_its_own_requests
         return (await site.client.deployment(PAIR)).phase is DeploymentPhase.READY
 
     async def stood_still_under_three() -> bool:
-        """False where one had ended before the halt, or this test stood still itself and the box counted as gone."""
+        """False where one had ended before the halt, or this test stood still itself and the node counted as gone."""
         readers = [Reader(site, PAIR, story(chance, 10), max_new_tokens=200) for _ in range(3)]
         for reader in readers:
             await reader.read(5)

@@ -1,4 +1,4 @@
-"""Boxes that join a real site before they have imported what computes: shown, left out, and placed on once they can."""
+"""Nodes that join a real site before they have imported what computes: shown, left out, and placed on once they can."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ entry.main()
 """
 
 
-class SlowBox:
+class SlowNode:
     """An agent that joins and imports nothing more before `go`."""
 
     def __init__(self, site: Site, name: str, directory: Path, broken: bool = False) -> None:
@@ -67,7 +67,7 @@ class SlowBox:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def small_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """A site of one box, with the demo model in its store."""
+    """A site of one node, with the demo model in its store."""
     async with (
         LocalCluster(tmp_path_factory.mktemp("site"), ("a",)) as cluster,
         Client(cluster.address) as client,
@@ -88,14 +88,14 @@ async def placeable(site: Site, name: str) -> bool:
     return any(node.name == name and node.placeable for node in await site.client.nodes())
 
 
-async def test_a_starting_box_is_shown_and_left_out_until_it_has_imported_what_computes(
+async def test_a_starting_node_is_shown_and_left_out_until_it_has_imported_what_computes(
     small_site: Site, make_spec: MakeSpec, tmp_path: Path
 ) -> None:
     site, by_planner = small_site, make_spec(layers=None)
-    box = SlowBox(site, "b", tmp_path)
+    node = SlowNode(site, "b", tmp_path)
     try:
         await site.until(lambda: starting(site, "b"))
-        await site.until(box.modules.exists)
+        await site.until(node.modules.exists)
         plan = await site.client.plan(by_planner)
         assert [stage.node_name for stage in plan.stages] == ["a"] and "b, still starting" in plan.note
         with pytest.raises(UnavailableError) as refusal:
@@ -107,28 +107,28 @@ async def test_a_starting_box_is_shown_and_left_out_until_it_has_imported_what_c
             capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert any(line.split()[:2] == ["b", "starting"] for line in shown.stdout.splitlines()), shown
-        box.go()
+        node.go()
         await site.until(lambda: placeable(site, "b"))
         deployment = await site.client.deploy(make_spec(layers="a=0:4,b=4:12"))
         assert deployment.phase is DeploymentPhase.READY
         answer = await site.client.complete("tales", "Once upon a time", max_new_tokens=4)
         assert len(answer.token_ids) == 4
         await site.client.delete_deployment("tales")
-        assert not {"torch", "transformers"} & set(json.loads(box.modules.read_text()))
+        assert not {"torch", "transformers"} & set(json.loads(node.modules.read_text()))
     finally:
-        box.process.kill()
-        await box.ended()
+        node.process.kill()
+        await node.ended()
 
 
 @pytest.mark.long
-async def test_a_box_that_dies_while_it_starts_is_away_and_may_come_again(small_site: Site, tmp_path: Path) -> None:
+async def test_a_node_that_dies_while_it_starts_is_away_and_may_come_again(small_site: Site, tmp_path: Path) -> None:
     site = small_site
-    box = SlowBox(site, "c", tmp_path)
+    node = SlowNode(site, "c", tmp_path)
     await site.until(lambda: starting(site, "c"))
-    box.process.kill()
-    await box.ended()
+    node.process.kill()
+    await node.ended()
     await site.until(lambda: away(site, "c"))
-    again = SlowBox(site, "c", tmp_path)
+    again = SlowNode(site, "c", tmp_path)
     again.go()
     try:
         await site.until(lambda: placeable(site, "c"))
@@ -137,17 +137,17 @@ async def test_a_box_that_dies_while_it_starts_is_away_and_may_come_again(small_
         await again.ended()
 
 
-async def test_a_box_whose_import_fails_says_why_and_goes(small_site: Site, tmp_path: Path) -> None:
+async def test_a_node_whose_import_fails_says_why_and_goes(small_site: Site, tmp_path: Path) -> None:
     site = small_site
-    box = SlowBox(site, "d", tmp_path, broken=True)
+    node = SlowNode(site, "d", tmp_path, broken=True)
     await site.until(lambda: starting(site, "d"))
-    box.go()
-    assert await box.ended() == 1
-    assert "error: what computes cannot be imported (ModuleNotFoundError" in box.log.read_text()
+    node.go()
+    assert await node.ended() == 1
+    assert "error: what computes cannot be imported (ModuleNotFoundError" in node.log.read_text()
     await site.until(lambda: away(site, "d"))
 
 
-async def test_a_device_that_is_not_there_ends_the_box_with_its_error(small_site: Site, tmp_path: Path) -> None:
+async def test_a_device_that_is_not_there_ends_the_node_with_its_error(small_site: Site, tmp_path: Path) -> None:
     site = small_site
     options = [
         "--name",
@@ -166,22 +166,22 @@ async def test_a_device_that_is_not_there_ends_the_box_with_its_error(small_site
     await site.until(lambda: away(site, "e"))
 
 
-async def test_a_box_that_starts_while_the_coordinator_restarts_is_placeable_after(
+async def test_a_node_that_starts_while_the_coordinator_restarts_is_placeable_after(
     small_site: Site, tmp_path: Path
 ) -> None:
     """The last test here: it leaves the site behind another client."""
     site, address = small_site, small_site.cluster.address
-    box = SlowBox(site, "f", tmp_path)
+    node = SlowNode(site, "f", tmp_path)
     try:
         await site.until(lambda: starting(site, "f"))
         site.cluster.coordinator.keep_address()
         await site.cluster.coordinator.kill()
-        box.go()
+        node.go()
         await site.cluster.start_coordinator()
         async with Client(address) as client:
 
             async def is_placeable() -> bool:
-                # A coordinator that was killed may not have saved the box: it is known again once it registers.
+                # A coordinator that was killed may not have saved the node: it is known again once it registers.
                 try:
                     return any(node.name == "f" and node.placeable for node in await client.nodes())
                 except UnavailableError:
@@ -189,5 +189,5 @@ async def test_a_box_that_starts_while_the_coordinator_restarts_is_placeable_aft
 
             await site.until(is_placeable)
     finally:
-        box.process.kill()
-        await box.ended()
+        node.process.kill()
+        await node.ended()

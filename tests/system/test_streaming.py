@@ -1,4 +1,4 @@
-"""Boxes whose memory is too small for the model: weights stream from the disk, and the tokens stay the same."""
+"""Nodes whose memory is too small for the model: weights stream from the disk, and the tokens stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spec(**changes: object) -> DeploymentSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Two small boxes and a larger one, which have measured themselves and their disks."""
+    """Two small nodes and a larger one, which have measured themselves and their disks."""
     directory = tmp_path_factory.mktemp("streaming")
     cluster = LocalCluster(
         directory,
@@ -75,7 +75,7 @@ async def test_it_streams_when_it_may_and_gives_the_same_tokens(site: Site) -> N
         await client.delete_deployment("streamed")
 
 
-async def test_a_trace_has_the_reads_of_boxes_that_stream(site: Site) -> None:
+async def test_a_trace_has_the_reads_of_nodes_that_stream(site: Site) -> None:
     client = site.client
     deployment = await client.deploy(spec(exclude=["large"], allow_streaming=True))
     streaming = {stage.index for stage in deployment.placement.stages if stage.streamed_bytes}
@@ -115,7 +115,7 @@ async def test_packed_units_are_seen_and_dropped_while_none_that_is_in_use_is(si
     await client.delete_deployment("streamed")
     dropped = await client.drop_packed("b")
     assert dropped and not any(unit.in_use for unit in dropped) and not _packed_files(site, "b")
-    with pytest.raises(NotFoundError, match="box b"):
+    with pytest.raises(NotFoundError, match="node b"):
         await client.drop_packed("b", [dropped[0].id])
     await client.deploy(spec(exclude=["large"], allow_streaming=True))  # they are made again
     assert await answers(client, "streamed") == wanted and _packed_files(site, "b")

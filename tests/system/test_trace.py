@@ -1,4 +1,4 @@
-"""A trace of real boxes at work: every stage's steps, on one clock, as a file that viewers open."""
+"""A trace of real nodes at work: every stage's steps, on one clock, as a file that viewers open."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_trace_has_the_steps_of_every_stage_on_one_clock(site: tuple[str
         here, there = first[step], second[step]
         assert here.tokens == there.tokens and here.prompt_tokens == there.prompt_tokens
         assert here.arrived_s <= here.began_s < here.ended_s <= here.sent_s
-        # On one clock, whatever the boxes' own: a step goes from the first to the second, and comes back.
+        # On one clock, whatever the nodes' own: a step goes from the first to the second, and comes back.
         assert here.sent_s <= there.arrived_s
         assert here.returned_s == 0.0 or there.sent_s <= here.returned_s
     for summary in summarised(traces):
@@ -145,6 +145,6 @@ async def test_the_live_view_shows_what_the_stages_do(site: tuple[str, Client]) 
         while len(rates()) < 2 or min(rates()) <= 0:
             await pilot.pause(0.1)
         assert [stages.get_row_at(number)[2].plain for number in range(2)] == ["a", "b"]
-        boxes: DataTable[Text] = app.query_one("#boxes", DataTable)
-        assert boxes.row_count == 2 and boxes.get_row_at(0)[1].plain == "connected"
+        nodes: DataTable[Text] = app.query_one("#nodes", DataTable)
+        assert nodes.row_count == 2 and nodes.get_row_at(0)[1].plain == "connected"
         await pilot.press("q")

@@ -29,7 +29,7 @@ def test_the_command_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 2 * PART_BYTES])
-def test_a_boxs_dump_is_cut_into_parts_that_a_message_holds(size: int) -> None:
+def test_a_nodes_dump_is_cut_into_parts_that_a_message_holds(size: int) -> None:
     text = bytes(range(256)) * (size // 256) + bytes(size % 256)
     parts = [dump_part_from_wire(dump_part_to_wire(part)) for part in parts_of(OPERATION, text)]
     assert b"".join(part.part for part in parts) == text

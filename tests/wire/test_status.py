@@ -48,6 +48,6 @@ def test_an_untyped_refusal_keeps_its_code() -> None:
 
 
 def test_a_message_with_bytes_that_are_no_text_can_be_sent() -> None:
-    """As one that quotes a path: an answer that cannot be sent would end the box that gives it."""
+    """As one that quotes a path: an answer that cannot be sent would end the node that gives it."""
     failure = to_failure(InternalError("cannot read /models/caf\udce9"))
     assert from_failure(failure).message == "cannot read /models/caf?"

@@ -1,1 +1,1 @@
-"""What this box should hold and what it holds: events in, actions out. Pure."""
+"""What this node should hold and what it holds: events in, actions out. Pure."""

@@ -14,7 +14,7 @@ from edgeshard_agent.core.tracing import StartTrace
 
 @dataclass(frozen=True, slots=True)
 class ReportStarted:
-    """Tell the coordinator that this box can compute, and what with."""
+    """Tell the coordinator that this node can compute, and what with."""
 
     facts: DeviceFacts
 

@@ -1,7 +1,7 @@
 """Whether a step hangs: the compute thread has it for long, and spends no processor time on it. Pure.
 
 A slow step is none: a thread that computes, or that waits in place of an emulated device, makes progress. Neither is
-one of a box that was stopped for a while and goes on.
+one of a node that was stopped for a while and goes on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the coordinator wants measured of this box: one thing at a time, and no layers while it holds a stage. Pure.
+"""What the coordinator wants measured of this node: one thing at a time, and no layers while it holds a stage. Pure.
 
-A measurement of layers and a stage would slow each other down unnoticed, and share one memory. So the box refuses to
+A measurement of layers and a stage would slow each other down unnoticed, and share one memory. So the node refuses to
 measure while it holds a stage, and loading a stage first ends a measurement under way.
 """
 
@@ -76,7 +76,7 @@ class Measuring:
 
     @property
     def measures_layers(self) -> bool:
-        """Whether a measurement of layers has the box's memory and cores."""
+        """Whether a measurement of layers has the node's memory and cores."""
         return self.running is not None and isinstance(self.running.command, MeasureCompute)
 
     @property
@@ -89,16 +89,16 @@ class Measuring:
         return self.running is not None and self.running != self.wanted and not self.stopping
 
     def refusal(self, task: MeasuringTask, held: Collection[DeploymentName]) -> EdgeShardError | None:
-        """Why the box cannot do this now, None when it can. `held` are the deployments it has a stage of."""
+        """Why the node cannot do this now, None when it can. `held` are the deployments it has a stage of."""
         if self.wanted is not None:
             what = "its layers" if isinstance(self.wanted.command, MeasureCompute) else "its links"
             return ResourceExhaustedError(
-                f"the box is measuring {what}; ask again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
+                f"the node is measuring {what}; ask again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
             )
         if isinstance(task.command, MeasureCompute) and held:
             return FailedPreconditionError(
-                f"the box holds a stage of {', '.join(sorted(held))}: it and the measurement would slow each other "
-                "down; delete the deployment first, or leave the box out",
+                f"the node holds a stage of {', '.join(sorted(held))}: it and the measurement would slow each other "
+                "down; delete the deployment first, or leave the node out",
                 reason="STAGE_HELD",
             )
         return None
@@ -130,5 +130,5 @@ class Measuring:
 def stage_came() -> EdgeShardError:
     """The answer to a measurement that a stage displaced."""
     return AbortedError(
-        "a stage came to the box while it was measured; measure again when it holds none", reason="STAGE_CAME"
+        "a stage came to the node while it was measured; measure again when it holds none", reason="STAGE_CAME"
     )

@@ -1,4 +1,4 @@
-"""What a box keeps in memory for stages that others may lose: one range of layers for each deployment. Pure.
+"""What a node keeps in memory for stages that others may lose: one range of layers for each deployment. Pure.
 
 The executor makes what is held equal to the newest command, so that a command may come again or be replaced.
 """

@@ -1,7 +1,7 @@
-"""The agent's state machine: commands of the coordinator against what the box holds.
+"""The agent's state machine: commands of the coordinator against what the node holds.
 
 `apply` folds an event into the state, `reconcile` says what to do about the difference; the executor reports back with
-events. There is one slot per deployment, since a box holds at most one stage of each, and one measurement at a time
+events. There is one slot per deployment, since a node holds at most one stage of each, and one measurement at a time
 (`edgeshard_agent.core.measuring`).
 """
 
@@ -71,7 +71,7 @@ class SlotPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One deployment on this box: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
+    """One deployment on this node: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
 
     wanted: PrepareStage | None = None
     activate: bool = False
@@ -84,11 +84,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """`facts` are None while the box starts: it answers commands, but loads and measures nothing before."""
+    """`facts` are None while the node starts: it answers commands, but loads and measures nothing before."""
 
     facts: DeviceFacts | None = None
     reported: bool = False
-    """Whether the coordinator is told that the box has started."""
+    """Whether the coordinator is told that the node has started."""
     slots: dict[DeploymentName, Slot] = field(default_factory=dict)
     results: dict[OperationId, CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
@@ -316,7 +316,7 @@ def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:
             state = _answer_all(state, slot.prepares, None, event.status)
             return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
         case StageLoadFailed():
-            # The box holds nothing and wants nothing: the coordinator decides what comes next.
+            # The node holds nothing and wants nothing: the coordinator decides what comes next.
             state = _answer_all(state, slot.prepares + slot.activates, event.error)
             return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
         case HeadActivated():
@@ -349,7 +349,7 @@ def _superseded() -> EdgeShardError:
 
 
 def _broken() -> EdgeShardError:
-    return UnavailableError("the stage failed at this epoch; the box's log says why", reason="STAGE_FAILED")
+    return UnavailableError("the stage failed at this epoch; the node's log says why", reason="STAGE_FAILED")
 
 
 def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> AgentState:

@@ -1,4 +1,4 @@
-"""Traces that the coordinator wants of this box's stages: one at a time of each, the newest. Pure.
+"""Traces that the coordinator wants of this node's stages: one at a time of each, the newest. Pure.
 
 A trace changes nothing, so its answer is not kept: a command that is repeated after its answer traces once more.
 """

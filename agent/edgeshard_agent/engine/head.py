@@ -1,6 +1,6 @@
 """The head of a pipeline: takes requests, forms steps, turns returned tokens into text.
 
-One head serves a deployment on its box for as long as the box has the first stage: an epoch that ends takes its
+One head serves a deployment on its node for as long as the node has the first stage: an epoch that ends takes its
 scheduler and its links away, and the next one goes on with the head's requests.
 """
 
@@ -70,7 +70,7 @@ class HeadLimits:
 class Epoch:
     """What a head works with for one epoch.
 
-    `offer` hands a step to this box's own stage and `emit` an output towards the coordinator; neither may block, so
+    `offer` hands a step to this node's own stage and `emit` an output towards the coordinator; neither may block, so
     taking a result never waits for anything and the ring cannot deadlock. `on_failed` is told once of a failure.
     """
 

@@ -11,11 +11,11 @@ LEAST_BYTES, MOST_BYTES = 256 << 20, 1 << 30
 """For one text. The library takes 130 for each byte that it looks for tokens in: 2 MiB of them, and 8."""
 _PART = 4
 _NICENESS = 5
-"""The steps of this box go before long texts."""
+"""The steps of this node go before long texts."""
 
 
 def text_memory_bytes(budget_bytes: int) -> int:
-    """What the process may take for one text on a box whose stages may use `budget_bytes`: a quarter of that, within
+    """What the process may take for one text on a node whose stages may use `budget_bytes`: a quarter of that, within
     the limits above, beside it."""
     return min(max(budget_bytes // _PART, LEAST_BYTES), MOST_BYTES)
 

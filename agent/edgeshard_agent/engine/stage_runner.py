@@ -49,7 +49,7 @@ class StageObserver(Protocol):
 
 
 Pace = Callable[[LayerRange, StepPlan], float]
-"""Seconds a step of these layers has to take: how the lab's boxes pretend to be others."""
+"""Seconds a step of these layers has to take: how the lab's nodes pretend to be others."""
 
 
 _Offered = tuple[HeadStep | ForwardStep, float]

@@ -3,8 +3,9 @@
 Prompts go beside the event loop, few at a time, in a fair order, and only texts that could fit.
 
 A text takes time and memory with what the tokenizer makes of it: seconds, and 130 bytes for each byte that tokens are
-looked for in. Threads without a bound would let the prompts of one client, even of one that left, take the box from all
-others. So those that may become long go to a process with limits, one at a time, and short ones to threads beside it.
+looked for in. Threads without a bound would let the prompts of one client, even of one that left, take the node from
+all others. So those that may become long go to a process with limits, one at a time, and short ones to threads beside
+it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The compute thread of a box: every torch call of every stage runs here, never on the event loop.
+"""The compute thread of a node: every torch call of every stage runs here, never on the event loop.
 
-The thread imports torch when it begins. This module does not: a box imports it before it joins its site.
+The thread imports torch when it begins. This module does not: a node imports it before it joins its site.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def step_hangs() -> UnavailableError:
     return UnavailableError(
-        "a step hangs in the compute thread of this box, and nothing else can compute there; restart its agent",
+        "a step hangs in the compute thread of this node, and nothing else can compute there; restart its agent",
         reason="STAGE_HUNG",
     )
 

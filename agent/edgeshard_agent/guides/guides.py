@@ -1,6 +1,6 @@
 """The guides of a stage's requests, or those that a head checks: each next mask is made while the next step travels.
 
-A matcher's state is a function of the answer's tokens, so a request goes on from them, on another box as in another
+A matcher's state is a function of the answer's tokens, so a request goes on from them, on another node as in another
 process of matchers.
 """
 
@@ -235,7 +235,7 @@ class Guides:
             is_mask, self._used_s, answer = self._process.ask(message)
         except (_EndedError, OSError) as error:
             log.warning("guides_ended", why=str(error))
-            # Nobody is left to say what it took. On a busy box that is far from what has passed.
+            # Nobody is left to say what it took. On a busy node that is far from what has passed.
             self._used_s = min(time.monotonic() - began_s, OPEN_S if isinstance(message, Open) else ADVANCE_S)
             self._drop()
             raise GuideError(TOO_MUCH) from None

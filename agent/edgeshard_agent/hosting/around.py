@@ -1,4 +1,4 @@
-"""What stands around the stages of a box: values, without torch, which comes when the box has joined."""
+"""What stands around the stages of a node: values, without torch, which comes when the node has joined."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
 
 @dataclass(frozen=True, slots=True)
 class HostServices:
-    """What every stage of a box shares."""
+    """What every stage of a node shares."""
 
     node_id: NodeId
     worker: ComputeThread
@@ -112,7 +112,7 @@ class HostServices:
     changed: Callable[[], None]
     """Called when a stage's status is worth telling the coordinator early."""
     emulation: Emulation | None = None
-    """In the lab: the device and links that this box emulates."""
+    """In the lab: the device and links that this node emulates."""
     links: LiveLinks | None = None
     """Takes the link samples of live traffic; None in the lab, whose links are not its sockets."""
     suspect: Callable[[LinkSuspected], None] = lambda suspected: None
@@ -124,7 +124,7 @@ class HostServices:
 Load = Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
 """Fetches and loads a stage, but for the weights that are held already."""
 LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
-"""The same for a standby, beside the steps of this box."""
+"""The same for a standby, beside the steps of this node."""
 Measuring = Callable[[MeasuringTask], Awaitable[None]]
 """Measures and reports; cancelled, it leaves nothing in memory."""
 Wire = Callable[
@@ -135,7 +135,7 @@ Wire = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What needs torch. A box gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
+    """What needs torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
     load: Load
     load_standby: LoadStandby

@@ -47,6 +47,6 @@ class Dumps:
             text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
         except Exception:
             log.exception("dump_crashed")
-            self._refuse((CommandResult(operation_id, InternalError("the dump crashed; the box's log says why")),))
+            self._refuse((CommandResult(operation_id, InternalError("the dump crashed; the node's log says why")),))
         else:
             self._send(operation_id, text)

@@ -1,4 +1,4 @@
-"""Looks after the compute thread: when what it has hangs, the box's stages fail, and their site goes on without it."""
+"""Looks after the compute thread: when what it has hangs, the node's stages fail, and their site goes on without it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stage(Protocol):
 
 
 class HangCheck:
-    """`run` looks at the stages of the box, on the event loop. They share one thread: when a step hangs, all fail."""
+    """`run` looks at the stages of the node, on the event loop. They share one thread: when a step hangs, all fail."""
 
     def __init__(self, stages: Callable[[], Sequence[Stage]], worker: ComputeThread, clock: Clock) -> None:
         self._stages = stages

@@ -1,4 +1,4 @@
-"""The stages this box hosts; carries out the core's actions on them."""
+"""The stages this node hosts; carries out the core's actions on them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Hosting:
     """Owns the agent's state: `post` folds an event in and starts what follows from it.
 
     Everything runs on the event loop, and `post` never waits, so one event is folded at a time. `send_results` gets the
-    answers to commands, `report_started` the box's facts once it can compute. Before `start` it computes nothing.
+    answers to commands, `report_started` the node's facts once it can compute. Before `start` it computes nothing.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Hosting:
         self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
-        """From now on the box computes with these tools."""
+        """From now on the node computes with these tools."""
         self._given = tools
         self.post(Started(facts))
 
@@ -213,7 +213,7 @@ class Hosting:
         return StageLoaded(deployment, epoch, stage.status())
 
     async def _load(self, prepare: PrepareStage, loading: _Loading) -> LoadedModel:
-        """Load what this box has not in memory yet, of its former stage or as a standby."""
+        """Load what this node has not in memory yet, of its former stage or as a standby."""
         former = await self._retired(prepare)
         try:
             await _end(self._tasks.get(_standby_task(prepare.deployment)))

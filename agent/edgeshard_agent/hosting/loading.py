@@ -60,9 +60,9 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 
 
 class StageLoader:
-    """Loads stages through the box's cache; the coordinator is asked only for what the cache lacks.
+    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks.
 
-    `background` has a thread for standbys, so that they do not hold up the steps of this box. With `packs`, what was
+    `background` has a thread for standbys, so that they do not hold up the steps of this node. With `packs`, what was
     loaded is kept packed, and the next load of it only reads.
     """
 
@@ -107,7 +107,7 @@ class StageLoader:
 
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
-            with suppress(RuntimeError):  # where the box goes, its thread has gone
+            with suppress(RuntimeError):  # where the node goes, its thread has gone
                 self._worker.submit(filling.result().release)
 
     async def load_standby(

@@ -1,4 +1,4 @@
-"""What a box knows of its stages, links and cache, as metrics: read at each scrape. docs/metrics.md lists them."""
+"""What a node knows of its stages, links and cache, as metrics: read at each scrape. docs/metrics.md lists them."""
 
 from __future__ import annotations
 

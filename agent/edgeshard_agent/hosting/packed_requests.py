@@ -1,4 +1,4 @@
-"""What an operator asks of a box's packed files: which there are, and to remove some. Done beside the box's work."""
+"""What an operator asks of a node's packed files: which there are, and to remove some. Done beside the node's work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PackedRequests:
         except Exception as error:
             log.exception("packed_request_crashed")
             failure = InternalError(
-                f"the packed files could not be reached ({type(error).__name__}); see the box's log"
+                f"the packed files could not be reached ({type(error).__name__}); see the node's log"
             )
             result = CommandResult(operation_id, failure)
         else:

@@ -1,4 +1,4 @@
-"""How far a box is with loading, as it is told by what fetches and by what fills."""
+"""How far a node is with loading, as it is told by what fetches and by what fills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that this box keeps for stages that others may lose."""
+"""Weights that this node keeps for stages that others may lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a box computes with. Importing this imports torch, so a box does it when it has joined."""
+"""What a node computes with. Importing this imports torch, so a node does it when it has joined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_tools(
     idle_spin_s: float,
     packs: bool,
 ) -> Tools:
-    """The tools of this box, whose `node.facts` are complete. `store` is a channel to the coordinator's models.
+    """The tools of this node, whose `node.facts` are complete. `store` is a channel to the coordinator's models.
 
     With `packs`, weights are kept packed once they were loaded.
     """

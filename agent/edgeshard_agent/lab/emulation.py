@@ -1,6 +1,6 @@
-"""A box that pretends to be another: the lab's emulated device. Pure but for reading its file.
+"""A node that pretends to be another: the lab's emulated device. Pure but for reading its file.
 
-The box computes a small model and then waits until the emulated device would have finished the same step of the
+The node computes a small model and then waits until the emulated device would have finished the same step of the
 emulated model. Its frames are padded to the emulated model's size and delayed as on the emulated link. The emulator
 knows devices and links only, never a plan: it charges each step as it comes.
 """
@@ -36,7 +36,7 @@ from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.profiles.grid import Grid
 from edgeshard.storage.inputs import read_json, read_toml
 
-# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real box has none.
+# Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real node has none.
 _GRID = Grid(
     prefill_tokens=(1, 8, 16, 24, 32, 40, 48, 56, 64, 96, 128, 192, 256, 384, 512, 1024, 2048),
     prefill_contexts=(0, 64, 512, 2048),
@@ -47,7 +47,7 @@ _GRID = Grid(
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What box `name` of `cluster` would take for steps of `model`, and how its links behave."""
+    """What node `name` of `cluster` would take for steps of `model`, and how its links behave."""
 
     name: str
     cluster: Cluster
@@ -65,7 +65,7 @@ class Emulation:
         return int(self.device.usable_bytes)
 
     def facts(self, real: DeviceFacts) -> DeviceFacts:
-        """The box's facts: the emulated device's memory, marked as emulated."""
+        """The node's facts: the emulated device's memory, marked as emulated."""
         return replace(
             real,
             model=f"{self.device.kind} (emulated)",
@@ -93,11 +93,11 @@ class Emulation:
         return tokens * self.model.shape.frame_width * self.dtype.itemsize
 
     def link(self, receiver: str) -> Link:
-        """The link from this box to another, within what both ends can do."""
+        """The link from this node to another, within what both ends can do."""
         return self._link(self.name, receiver)
 
     def link_from(self, sender: str) -> Link:
-        """The link from another box to this one."""
+        """The link from another node to this one."""
         return self._link(sender, self.name)
 
     def _link(self, sender: str, receiver: str) -> Link:
@@ -122,7 +122,7 @@ def emulated_profile(
     stand_in = model_from_config("the model", config)
     if stand_in.layer_count != emulation.model.layer_count:
         raise FailedPreconditionError(
-            f"the box emulates {emulation.model.name} of {emulation.model.layer_count} layers, the model has "
+            f"the node emulates {emulation.model.name} of {emulation.model.layer_count} layers, the model has "
             f"{stand_in.layer_count}: name the lab's own stand-in",
             field="model",
             reason="NOT_THE_STAND_IN",
@@ -180,7 +180,7 @@ def _layer(
 
 
 def load_emulation(path: Path, name: str) -> Emulation:
-    """The emulation of box `name` from a lab file. Raises InvalidArgumentError naming the key at fault."""
+    """The emulation of node `name` from a lab file. Raises InvalidArgumentError naming the key at fault."""
 
     def read_config(file: str) -> dict[str, Any]:
         config: dict[str, Any] = read_json(path.parent / file, f"--emulate {path}: lab.model {file}", "lab.model")

@@ -1,4 +1,4 @@
-"""`python -m edgeshard_agent.measuring`: measure this box for a model, from its config.json alone."""
+"""`python -m edgeshard_agent.measuring`: measure this node for a model, from its config.json alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
     parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
     parser.add_argument("--quick", action="store_true", help="fewer points and repeats: seconds, and less exact")
-    parser.add_argument("--again", action="store_true", help="measure even when a profile of this box is kept")
+    parser.add_argument("--again", action="store_true", help="measure even when a profile of this node is kept")
     parser.add_argument("--json", action="store_true", help="print the profile itself on stdout")
     return parser
 

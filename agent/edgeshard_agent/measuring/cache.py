@@ -1,4 +1,4 @@
-"""Profiles on disk, found again as long as the box is the same."""
+"""Profiles on disk, found again as long as the node is the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile
 
 
 class ProfileStore:
-    """`STATE_DIR/profiles`, one JSON file for each box, model shape and format of its weights.
+    """`STATE_DIR/profiles`, one JSON file for each node, model shape and format of its weights.
 
     A file that cannot be read or is of another version counts as not measured.
     """
@@ -33,7 +33,7 @@ class ProfileStore:
         quantisation: Quantisation | None = None,
         quick: bool = True,
     ) -> ComputeProfile | None:
-        """The profile of exactly this box and model, or None. A quick profile counts only with `quick`."""
+        """The profile of exactly this node and model, or None. A quick profile counts only with `quick`."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
             profile = ComputeProfile.from_json(self.path(*wanted).read_text(encoding="utf-8"))

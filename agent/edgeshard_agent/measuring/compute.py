@@ -1,4 +1,4 @@
-"""Times of every sort of layer of a model, which need not fit this box.
+"""Times of every sort of layer of a model, which need not fit this node.
 
 One sort of layer is made at a time, with random weights, timed, and freed. Call it on the thread that computes, because
 torch's number of threads is that of the caller.
@@ -50,7 +50,8 @@ Progress = Callable[[str, int, int], None]
 
 
 def fingerprint(facts: DeviceFacts, threads: int) -> str:
-    """The fingerprint of this box with `threads` threads. On a processor it includes which native kernels there are."""
+    """The fingerprint of this node with `threads` threads. On a processor it includes which native kernels there
+    are."""
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"

@@ -1,4 +1,4 @@
-"""What this box is, its accelerator included."""
+"""What this node is, its accelerator included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The links of this box as its traffic shows them, reported to the coordinator when they differ from the probes."""
+"""The links of this node as its traffic shows them, reported to the coordinator when they differ from the probes."""
 
 from __future__ import annotations
 

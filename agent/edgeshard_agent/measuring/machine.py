@@ -1,4 +1,5 @@
-"""What the operating system says of this box: processor, memory, quota. Without torch, so that a box joins quickly."""
+"""What the operating system says of this node: processor, memory, quota. Without torch, so that a node joins
+quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ RESERVE_BYTES = 512 << 20
 
 
 def machine_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
-    """The facts of a box that computes on its processor, and what is known without torch of one that does not.
+    """The facts of a node that computes on its processor, and what is known without torch of one that does not.
 
     Of an accelerator, model and memory are missing. Raises InvalidArgumentError for what is neither.
     """

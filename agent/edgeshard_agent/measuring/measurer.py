@@ -66,7 +66,7 @@ class Measurer:
             profile = emulated_profile(node.emulation, node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)
-        # The box holds no stage now, so the free memory is what stages may have.
+        # The node holds no stage now, so the free memory is what stages may have.
         facts = await asyncio.to_thread(read_facts, node.device, node.memory)
         return ProfileReport(node.node_id, facts, (profile,))
 
@@ -97,7 +97,7 @@ class Measurer:
         return profile
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
-        """The links to the boxes that answer."""
+        """The links to the nodes that answer."""
         links = []
         for number, peer in enumerate(peers):
             tell(number, len(peers), f"link to {peer.name}")

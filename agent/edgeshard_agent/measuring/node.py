@@ -1,4 +1,4 @@
-"""The box that is measured, as a value."""
+"""The node that is measured, as a value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNode:
-    """The box to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none."""
+    """The node to measure, and its settings. `memory` is the operator's limit in bytes, None when there is none."""
 
     node_id: NodeId
     facts: DeviceFacts

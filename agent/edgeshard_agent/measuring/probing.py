@@ -28,7 +28,7 @@ Call = grpc.aio.StreamStreamCall[pb.ProbeRequest, pb.ProbeResponse]
 
 @dataclass(frozen=True, slots=True)
 class ShapedWay:
-    """The lab's link to the probed box, and the one its acknowledgements come back over."""
+    """The lab's link to the probed node, and the one its acknowledgements come back over."""
 
     there: LinkShape
     back: LinkShape
@@ -37,14 +37,14 @@ class ShapedWay:
 async def probe_link(
     peer: Peer, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: ShapedWay | None = None
 ) -> LinkProfile:
-    """Latency and bandwidth from here to the agent of a box; in the lab by way of a shaped link.
+    """Latency and bandwidth from here to the agent of a node; in the lab by way of a shaped link.
 
     Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S, DeniedError for plaintext
     beyond loopback.
     """
     schedule = schedule or ProbeSchedule()
     target = peer.address
-    channel = open_channel(target, tls, "address", box=peer.name)
+    channel = open_channel(target, tls, "address", node=peer.name)
     try:
         call: Call = StageServiceStub(channel).Probe()
         async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -60,7 +60,7 @@ async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputePr
             field="memory",
             reason="MEASUREMENT_KILLED",
         )
-    return InternalError(f"the measurement ended with exit code {code}; the box's log says why")
+    return InternalError(f"the measurement ended with exit code {code}; the node's log says why")
 
 
 def _error(values: dict[str, Any]) -> EdgeShardError:

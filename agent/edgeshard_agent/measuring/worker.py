@@ -26,7 +26,7 @@ PROGRESS_INTERVAL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class MeasuringJob:
-    """The model to measure, and how. `memory` is what the box may use in bytes, None for all of it."""
+    """The model to measure, and how. `memory` is what the node may use in bytes, None for all of it."""
 
     config: Mapping[str, Any]
     dtype: DType

@@ -44,7 +44,7 @@ def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | N
     check_quantisation(shape.architecture)
     if torch.device(device).type != "cpu":
         raise InvalidArgumentError(
-            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this box from it",
+            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this node from it",
             field="quantisation",
             reason="UNSUPPORTED_QUANTISATION",
         )

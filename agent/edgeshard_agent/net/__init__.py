@@ -1,1 +1,1 @@
-"""The box's connections: neighbours, the coordinator's control stream, the head's request stream."""
+"""The node's connections: neighbours, the coordinator's control stream, the head's request stream."""

@@ -44,7 +44,7 @@ from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenO
 
 log = structlog.get_logger()
 
-# A coordinator that stops reading must not fill this box's memory. The journal has what was not sent.
+# A coordinator that stops reading must not fill this node's memory. The journal has what was not sent.
 MAX_UNSENT = 65536
 RETRY_S = 0.2
 STALE_RETRY_S = 2.0

@@ -1,4 +1,4 @@
-"""The box's side of the control plane: register, keep the control stream open, send heartbeats."""
+"""The node's side of the control plane: register, keep the control stream open, send heartbeats."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MAX_RETRY_S = 0.5
 PROMPT_HEARTBEAT_S = 0.05
 REPORT_TIMEOUT_S = 10.0
 CONDITION_INTERVAL_S = 30.0
-"""Between what a box says of its machine. Nobody waits for it."""
+"""Between what a node says of its machine. Nobody waits for it."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
     {
@@ -70,22 +70,22 @@ _FATAL = frozenset(
 )
 
 _EXPELLED = frozenset({"REMOVED", "REVOKED"})
-"""An operator took the box out of the site."""
+"""An operator took the node out of the site."""
 
 Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 
 
 def drawn(delay_s: float) -> float:
-    """From half of it up: the boxes of a coordinator that restarted must not come all at once."""
+    """From half of it up: the nodes of a coordinator that restarted must not come all at once."""
     return delay_s * random.uniform(0.5, 1.0)
 
 
 class ControlClient:
-    """Keeps this box known to the coordinator.
+    """Keeps this node known to the coordinator.
 
-    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate, a box
+    `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate, a node
     that was taken out of the site).
-    `on_lost` is called whenever a control stream ends. `joined` is set once the coordinator counts the box among the
+    `on_lost` is called whenever a control stream ends. `joined` is set once the coordinator counts the node among the
     connected ones, `placeable` once it may place layers on it as well: after `started`.
     """
 
@@ -124,7 +124,7 @@ class ControlClient:
         self.placeable = asyncio.Event()
 
     def started(self, facts: DeviceFacts) -> None:
-        """The box can compute now, and these are its facts; the coordinator is told at once, and whenever it asks."""
+        """The node can compute now, and these are its facts; the coordinator is told at once, and whenever it asks."""
         self._registration = replace(self._registration, facts=facts, starting=False)
         self._changed.set()
 
@@ -183,11 +183,11 @@ class ControlClient:
         self._check_placeable()
 
     def _follow(self, term: Term) -> None:
-        """Raises UnavailableError for a term below one that this box has followed."""
+        """Raises UnavailableError for a term below one that this node has followed."""
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
             raise UnavailableError(
-                f"the coordinator at {self._target} is of term {term.number}, and this box has followed term {newest} "
+                f"the coordinator at {self._target} is of term {term.number}, and this node has followed term {newest} "
                 "of the same site: another coordinator took over, or an old copy of its state was put back; stop the "
                 "wrong one, or restart this agent to follow the old state",
                 field="coordinator",
@@ -215,7 +215,8 @@ class ControlClient:
             self._on_lost()
 
     async def _read(self, call: Control) -> None:
-        # Sent once the coordinator counts this box among the connected ones: before that a deployment would be refused.
+        # Sent once the coordinator counts this node among the connected ones: before that a deployment would be
+        # refused.
         await call.initial_metadata()
         if not call.done():
             if not self.joined.is_set():
@@ -306,5 +307,5 @@ def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
         log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
     if not isinstance(message, CommandResult):
         return None
-    failure = InternalError("the box's answer could not be sent; its log says why")
+    failure = InternalError("the node's answer could not be sent; its log says why")
     return agent_message_to_wire(CommandResult(message.operation_id, failure))

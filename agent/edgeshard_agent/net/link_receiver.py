@@ -74,7 +74,7 @@ class LinkReceiver:
     async def serve(self, context: Context) -> None:
         """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
 
-        Raises DeniedError for a caller that is not the box which the placement names.
+        Raises DeniedError for a caller that is not the node which the placement names.
         """
         check_acts_for_itself(context, self.from_node, "from_stage")
         if self._closed:
@@ -240,7 +240,7 @@ class StageServicer(StageServiceServicer):
     def _find(self, hello: LinkHello) -> LinkReceiver:
         if hello.wire_version != WIRE_VERSION:
             raise WireVersionError(
-                f"this box speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
+                f"this node speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
                 field="wire_version",
             )
         receiver = self._receivers.get((hello.deployment, hello.to_stage))

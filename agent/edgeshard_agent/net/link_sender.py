@@ -52,14 +52,14 @@ Exchange = grpc.aio.StreamStreamCall[pb.ExchangeRequest, pb.ExchangeResponse]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One direction between two stages of a pipeline at an epoch, to `box`, which listens at `target`, host:port."""
+    """One direction between two stages of a pipeline at an epoch, to `node`, which listens at `target`, host:port."""
 
     deployment: DeploymentName
     epoch: Epoch
     from_stage: int
     to_stage: int
     target: str
-    box: NodeName
+    node: NodeName
 
 
 class SlowLink(Protocol):
@@ -172,7 +172,7 @@ class LinkSender:
             self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
 
     def _connection(self) -> grpc.aio.Channel:
-        return open_channel(self.hop.target, self._tls, "address", box=self.hop.box)
+        return open_channel(self.hop.target, self._tls, "address", node=self.hop.node)
 
     async def _until_suspect(self) -> None:
         fault = None

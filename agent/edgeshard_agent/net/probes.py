@@ -1,4 +1,4 @@
-"""Answering the probes of other boxes, through the server that takes the frames of their hops."""
+"""Answering the probes of other nodes, through the server that takes the frames of their hops."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edgeshard.rpc.access import caller
 from edgeshard_agent.net.first_request import first_request
 
 MOST_PAYLOAD_BYTES = 64 << 20
-"""Of one stream, all its payloads together; a box sends 40 MiB at most."""
+"""Of one stream, all its payloads together; a node sends 40 MiB at most."""
 MOST_STREAMS = 2
-"""Of one box at a time: it has one, and may not have noticed yet that another is over."""
+"""Of one node at a time: it has one, and may not have noticed yet that another is over."""
 HELD_BYTES = 512 << 20
 BYTES_PER_S = 4 << 20
-"""What one box may send in probes over many streams: so much at once, and so much a second."""
+"""What one node may send in probes over many streams: so much at once, and so much a second."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Budget:
 
 
 class Probes:
-    """Answers them. What a box may send is counted over all its streams; in plaintext, where boxes cannot be told
+    """Answers them. What a node may send is counted over all its streams; in plaintext, where nodes cannot be told
     apart, each stream has its own limit alone. `now` is in steady seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -42,7 +42,7 @@ class Probes:
     async def serve(self, context: Any) -> None:
         """Acknowledge every payload of one stream, and keep none of it.
 
-        Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or too much of one box.
+        Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or too much of one node.
         """
         prober = caller(context)
         if prober is None:

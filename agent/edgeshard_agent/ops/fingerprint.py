@@ -1,6 +1,6 @@
-"""A short hash of the bits that this box computes, to be compared with that of others.
+"""A short hash of the bits that this node computes, to be compared with that of others.
 
-Where two boxes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
+Where two nodes have the same one, a layer of a family in our own blocks gives the same bits on both (docs/kernels.md,
 Numbers). Instruction sets, compilers and versions of torch may each change the last bit of a sum.
 """
 
@@ -94,7 +94,7 @@ def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
 
 
 def _made(*shape: int) -> torch.Tensor:
-    """Numbers in [-1, 1) by integer arithmetic, so that they are the same on every box."""
+    """Numbers in [-1, 1) by integer arithmetic, so that they are the same on every node."""
     count = torch.Size(shape).numel()
     scattered = torch.arange(1, count + 1, dtype=torch.int64) * 2_654_435_761 % (1 << 24)
     return (scattered.double() / (1 << 23) - 1.0).float().view(shape)

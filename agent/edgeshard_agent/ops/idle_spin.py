@@ -1,6 +1,6 @@
 """Cores kept awake between the steps of a generation.
 
-A box waits for the others for most of a token, too short to sleep: a core that halts meanwhile comes back with its
+A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile comes back with its
 clock down and its caches gone, and on a virtual machine it was given to somebody else.
 """
 

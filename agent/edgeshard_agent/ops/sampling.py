@@ -1,7 +1,7 @@
 """Choosing the next token of each of several requests from their logits.
 
 A draw for a position of a request is a function of (seed, position) alone: nothing is remembered between draws, so a
-replay on another box, or beside other requests, draws the same. `sampling_reference.py` is the definition; the native
+replay on another node, or beside other requests, draws the same. `sampling_reference.py` is the definition; the native
 kernel (`sampling.h`) gives the same tokens, and log-probabilities that differ in the last digits alone.
 """
 

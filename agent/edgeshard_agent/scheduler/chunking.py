@@ -74,7 +74,7 @@ class Chunks:
     def returned(self, computed_s: float) -> None:
         """The oldest step is back; its stages computed for so long.
 
-        A box is slower than its profile when another process uses the same memory or its clock goes down. One slow
+        A node is slower than its profile when another process uses the same memory or its clock goes down. One slow
         step breaks a promise, so a longer time counts at once and a shorter one gradually.
         """
         expected_s = self._expected_s.popleft()

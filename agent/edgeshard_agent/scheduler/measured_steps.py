@@ -11,7 +11,7 @@ _NEW = 0.2
 
 
 class MeasuredSteps:
-    """Stage and hop times of a pipeline whose boxes nobody has profiled, from the steps that it runs."""
+    """Stage and hop times of a pipeline whose nodes nobody has profiled, from the steps that it runs."""
 
     def __init__(self) -> None:
         self._stages: dict[int, list[float]] = {}

@@ -1,7 +1,7 @@
 """Into how many micro-batches decoding requests go, chosen while they run. Pure: times come in as values.
 
-Two micro-batches keep two boxes at work, but each reads the weights; which number is best depends on how many requests
-there are and on what the boxes and links take. A profile says it beforehand, and is wrong where boxes disturb each
+Two micro-batches keep two nodes at work, but each reads the weights; which number is best depends on how many requests
+there are and on what the nodes and links take. A profile says it beforehand, and is wrong where nodes disturb each
 other. So the choice begins with the profile (or with the steps that were seen), measures the time between two tokens
 under what it chose, and tries another number for a few rounds where that could be better.
 (docs/papers.md#batching-step-by-step)
@@ -28,7 +28,7 @@ BETTER = 0.03
 HOPE = 0.15
 """One that was not measured is tried where it would be the best if it took so much less than expected."""
 HOPE_WITHOUT_PROFILE = 0.45
-"""The same where a few steps alone say what to expect, and nothing how much boxes disturb each other."""
+"""The same where a few steps alone say what to expect, and nothing how much nodes disturb each other."""
 MEASURED_FOR_S = 60.0
 """What was measured longer ago may be tried again."""
 ALIKE = 1.5
@@ -193,7 +193,7 @@ class MicroBatchTuner:
         """Seconds between two tokens: as measured, or measured with another number of requests and scaled by the model.
         With `hope`, as if what was measured long ago had not been.
 
-        How much slower than the model boxes are depends on how many of them are at work at once, so what was measured
+        How much slower than the model nodes are depends on how many of them are at work at once, so what was measured
         of another number of micro-batches says only how much quicker they are.
         """
         modelled = self._modelled_s(parts, count, longest)

@@ -64,7 +64,7 @@ def swapping(prepare: PrepareStage) -> Swapping:
 
 
 def _rates(stage: PlacedStage) -> tuple[float, float]:
-    """Bytes a second that go to a box's disk, and come back: those measured, where there are any."""
+    """Bytes a second that go to a node's disk, and come back: those measured, where there are any."""
     return stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from edgeshard.domain.deployments.step_cost import Piece
 
 MEMORY_BPS = 2e9
-"""Bytes a second at which a box is taken to copy blocks within its memory: no box measures that."""
+"""Bytes a second at which a node is taken to copy blocks within its memory: no node measures that."""
 DISK_BPS = 2e8
 """The same for a disk that was not measured, reading as well as writing."""
 

@@ -1,4 +1,4 @@
-"""The weights a box holds on disk: a content-addressed cache, and fetching what it lacks from the coordinator."""
+"""The weights a node holds on disk: a content-addressed cache, and fetching what it lacks from the coordinator."""
 
 from __future__ import annotations
 

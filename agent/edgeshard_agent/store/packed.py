@@ -120,7 +120,7 @@ def write_packed(
                 file.flush()
                 file.truncate(room + header.data_bytes)  # the header's padding, where no data is behind it
                 os.fsync(file.fileno())
-                # It will be read past the page cache; a box that streams has better use for its memory.
+                # It will be read past the page cache; a node that streams has better use for its memory.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             temporary.rename(path)
         finally:

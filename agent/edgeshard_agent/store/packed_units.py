@@ -1,4 +1,4 @@
-"""The packed files of a box. Threads that load may use it while the event loop lists and drops files."""
+"""The packed files of a node. Threads that load may use it while the event loop lists and drops files."""
 
 from __future__ import annotations
 

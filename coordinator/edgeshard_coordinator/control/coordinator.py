@@ -143,7 +143,7 @@ class Coordinator:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, server.grpc)
 
     async def _end_of(self, principal: Principal) -> None:
-        """Whatever a principal that was revoked has open: a box leaves the site, a client's requests end."""
+        """Whatever a principal that was revoked has open: a node leaves the site, a client's requests end."""
         if principal.role is Role.AGENT:
             for node in [node for node in self.loop.state.nodes.values() if node.name == principal.id]:
                 await self.identities.expel(node)
@@ -185,12 +185,12 @@ class Coordinator:
             raise
 
     async def stop(self) -> None:
-        """End requests with UnavailableError, then boxes' streams and the server. A second call changes nothing."""
+        """End requests with UnavailableError, then nodes' streams and the server. A second call changes nothing."""
         gone = UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=2.0)
         if self._agents.closing:
             return
         self._agents.closing = True
-        # First: streams that end from now on must not be taken for lost boxes, and saved as such.
+        # First: streams that end from now on must not be taken for lost nodes, and saved as such.
         await self._stop_state()
         self.front.close(gone)
         self._inference.end_listeners()

@@ -4,7 +4,7 @@
     python summarise.py MODEL FILE [--words N]
 
 The document is cut into pieces that fit, as few as possible. A long prompt goes through the pipeline in slices, so that
-all boxes work on it at once (the slices of HPipe's search), and the pieces are summarised side by side. Their summaries
+all nodes work on it at once (the slices of HPipe's search), and the pieces are summarised side by side. Their summaries
 are summarised in turn, until one is left.
 """
 

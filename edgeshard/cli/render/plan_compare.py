@@ -31,7 +31,7 @@ ROW_COLUMNS: list[Column[StrategyRow]] = [
     Column("TTFT", lambda row: _seconds(row.ttft_s), right=True),
     Column("REQUEST", lambda row: _seconds(row.request_s), right=True),
     Column("J/TOKEN", lambda row: number_text(row.joules_per_token), right=True),
-    Column("BOXES", lambda row: str(row.nodes) if row.feasible else "-", right=True),
+    Column("NODES", lambda row: str(row.nodes) if row.feasible else "-", right=True),
     Column("PLACEMENT", lambda row: row.placement or "-", wide=True),
     Column("GAP", lambda row: "-" if row.gap is None else f"{100 * row.gap:.1f} %", right=True),
     Column("WHY", lambda row: row.reason),

@@ -37,7 +37,7 @@ from edgeshard.planning.report.verdict import advice
 from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, plan
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("DEVICE", lambda stage: stage.kind),
     Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
     Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
@@ -133,7 +133,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         "gap": f"{gap_text(result.gap or 0.0)}, in {result.gap_objective}",
     }
     if prediction.joules_per_token is not None:
-        fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these boxes alone"
+        fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these nodes alone"
     if result.streams:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
     if words := describe_locality(result):
@@ -164,7 +164,7 @@ def describe_load(result: PlanResult) -> str:
 
 
 def _measured_nodes(result: PlanResult) -> tuple[list[str], list[str]]:
-    """The plan's boxes that were measured, and the others."""
+    """The plan's nodes that were measured, and the others."""
     nodes, times = [stage.node for stage in result.stages], result.problem.times
     return [node for node in nodes if node in times], [node for node in nodes if node not in times]
 

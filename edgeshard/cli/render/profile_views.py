@@ -1,4 +1,4 @@
-"""What was measured of boxes and links, as tables, lines and plain data."""
+"""What was measured of nodes and links, as tables, lines and plain data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GONE = "a model that is no longer in the store"
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """One direction between two boxes, by their names."""
+    """One direction between two nodes, by their names."""
 
     sender: str
     receiver: str
@@ -40,9 +40,9 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """What came of measuring one box: its profile, None where it failed or none was asked for, and the ways from it.
+    """What came of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
 
-    `missed` are the boxes to which the way could not be measured; what was known of it before is no result.
+    `missed` are the nodes to which the way could not be measured; what was known of it before is no result.
     """
 
     node: str
@@ -72,12 +72,12 @@ LINK_COLUMNS: list[Column[LinkRow]] = [
 ]
 
 LINKS_ONLY_COLUMNS: list[Column[NodeRow]] = [
-    Column("BOX", lambda row: row.node),
+    Column("NODE", lambda row: row.node),
     Column("RESULT", lambda row: _short_result(row)),
 ]
 
 NODE_COLUMNS: list[Column[NodeRow]] = [
-    Column("BOX", lambda row: row.node),
+    Column("NODE", lambda row: row.node),
     Column("DECODE", lambda row: _of_profile(row, _decode), right=True),
     Column("PREFILL", lambda row: _of_profile(row, _prefill), right=True),
     Column("STEP", lambda row: _of_profile(row, lambda profile: time_text(profile.step_overhead_s)), right=True),
@@ -87,7 +87,7 @@ NODE_COLUMNS: list[Column[NodeRow]] = [
 
 
 def long_results(rows: Sequence[NodeRow]) -> Iterator[str]:
-    """A line for each box whose result has no room in the table."""
+    """A line for each node whose result has no room in the table."""
     for row in rows:
         if len(result := _result(row)) > _LONGEST_RESULT:
             yield f"{row.node}: {result}"
@@ -96,7 +96,7 @@ def long_results(rows: Sequence[NodeRow]) -> Iterator[str]:
 def node_rows(
     site: Site, outcomes: Mapping[str, NodeProgress], measured: Mapping[NodeId, StoredProfile]
 ) -> list[NodeRow]:
-    """A row for each box that was to be measured: why it was not, or its profile."""
+    """A row for each node that was to be measured: why it was not, or its profile."""
     names = {known.node_id: str(known.name) for known in site.nodes}
     links = link_rows(site.links, names)
     profiles = {names.get(node_id, node_id): stored for node_id, stored in measured.items()}
@@ -114,7 +114,7 @@ def node_rows(
 
 
 def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[LinkRow]:
-    """The links by the boxes' names; a box that is no longer known goes by its id."""
+    """The links by the nodes' names; a node that is no longer known goes by its id."""
     rows = [
         LinkRow(
             names.get(stored.link.sender, stored.link.sender),
@@ -128,7 +128,7 @@ def link_rows(links: Sequence[StoredLink], names: Mapping[Any, str]) -> list[Lin
 
 
 def profile_data(stored: StoredProfile) -> dict[str, Any]:
-    """A box's profile as plain data; `samples` of the layers and all."""
+    """A node's profile as plain data; `samples` of the layers and all."""
     found = quality_warnings(fit_profile(stored.profile))
     return {
         "models": list(stored.models),
@@ -139,7 +139,7 @@ def profile_data(stored: StoredProfile) -> dict[str, Any]:
 
 
 def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
-    """Everything about a box as plain data."""
+    """Everything about a node as plain data."""
     return {
         **plain(details.node),
         "unknown": plain(details.unknown),
@@ -149,7 +149,7 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 
 
 def unknown_fields(details: NodeDetails) -> dict[str, str]:
-    """What is not measured of a box yet: which models, and the ways to which boxes."""
+    """What is not measured of a node yet: which models, and the ways to which nodes."""
     models = [_unknown_model(profile) for profile in details.unknown.profiles]
     parts = [f"profile of {', '.join(models)}"] if models else []
     if ways := details.unknown.links:
@@ -169,7 +169,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     for line in profile_lines(stored.profile):
         yield "  " + escaped(line)
     if busy(stored.profile):
-        yield "  measured again by itself, a few times at most, when others leave the box alone and it serves nothing"
+        yield "  measured again by itself, a few times at most, when others leave the node alone and it serves nothing"
 
 
 def _short_result(row: NodeRow) -> str:

@@ -16,14 +16,14 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class StagePart(Generic[Part]):
-    """A part of a stage's status, and the stage's box."""
+    """A part of a stage's status, and the stage's node."""
 
     node: str
     part: Part
 
 
 STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("IN MEMORY", lambda stage: human_bytes(stage.part.resident_bytes), right=True),
     Column("FROM DISK", lambda stage: human_bytes(stage.part.streamed_bytes), right=True),
     Column("READ", lambda stage: human_bytes(stage.part.read_bytes), right=True),
@@ -32,7 +32,7 @@ STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
 """Of weights: what stays, what each sweep reads, what was read so far, and how long steps waited for it."""
 
 EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("EXPERTS", lambda stage: human_bytes(stage.part.total_bytes), right=True),
     Column("CACHED", lambda stage: human_bytes(stage.part.cached_bytes), right=True),
     Column("ROOM", lambda stage: human_bytes(stage.part.room_bytes), right=True),
@@ -45,7 +45,7 @@ EXPERT_COLUMNS: list[Column[StagePart[StageExperts]]] = [
 """Of experts on the disk: all of them, those in memory and their room, what steps found there, and what they read."""
 
 SWAP_COLUMNS: list[Column[StagePart[StageSwap]]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("KV ASIDE", lambda stage: human_bytes(stage.part.kept_bytes), right=True),
     Column("OF AT MOST", lambda stage: human_bytes(stage.part.capacity_bytes), right=True),
     Column("SWAPPED OUT", lambda stage: str(stage.part.swapped_out), right=True),

@@ -34,10 +34,10 @@ class TableShape:
     columns: tuple[tuple[str, bool], ...]
 
 
-BOXES = TableShape(
-    "Boxes",
+NODES = TableShape(
+    "Nodes",
     (
-        ("BOX", False),
+        ("NODE", False),
         ("STATUS", False),
         ("LOAD", True),
         ("STAGES", True),
@@ -64,7 +64,7 @@ STAGES = TableShape(
     (
         ("DEPLOYMENT", False),
         ("STAGE", True),
-        ("BOX", False),
+        ("NODE", False),
         ("LAYERS", False),
         ("PHASE", False),
         ("TOKENS/S", True),
@@ -78,7 +78,7 @@ LINKS = TableShape(
     "Links",
     (("DEPLOYMENT", False), ("FROM", False), ("TO", False), ("RATE", True), ("LATENCY", True), ("STATE", False)),
 )
-SHAPES = (DEPLOYMENTS, STAGES, LINKS, BOXES)
+SHAPES = (DEPLOYMENTS, STAGES, LINKS, NODES)
 
 
 def tables(look: Look, before: Look | None) -> tuple[list[Row], ...]:
@@ -88,7 +88,7 @@ def tables(look: Look, before: Look | None) -> tuple[list[Row], ...]:
         [_deployment(deployment, rates) for deployment in look.deployments],
         [row for deployment in look.deployments for row in _stages(deployment, rates)],
         [row for deployment in look.deployments for row in _links(deployment, look.site)],
-        [_box(node) for node in look.site.nodes],
+        [_node(node) for node in look.site.nodes],
     )
 
 
@@ -99,7 +99,7 @@ def summary(look: Look) -> str:
     for deployment in look.deployments:
         queued = _waiting(deployment)
         running, waiting = running + deployment.active_requests - queued, waiting + queued
-    return f"{there} of {len(look.site.nodes)} boxes, {running} requests running, {waiting} waiting"
+    return f"{there} of {len(look.site.nodes)} nodes, {running} requests running, {waiting} waiting"
 
 
 class _Rates:
@@ -121,7 +121,7 @@ class _Rates:
 
 
 def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float]]:
-    """Each stage, and when its box said so."""
+    """Each stage, and when its node said so."""
     ages = {node.node_id: node.heartbeat_age_s for node in look.site.nodes}
     return {
         (stage.key, stage.epoch): (stage, look.at_s - ages.get(known.placement.stages[stage.stage].node_id, 0.0))
@@ -131,7 +131,7 @@ def _heard(look: Look) -> Mapping[tuple[StageKey, int], tuple[StageStatus, float
     }
 
 
-def _box(node: Node) -> Row:
+def _node(node: Node) -> Row:
     busy = [stage.busy_share for stage in node.stages if stage.phase is not StagePhase.STANDBY]
     known = node.condition
     return (

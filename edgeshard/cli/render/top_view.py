@@ -20,7 +20,7 @@ from edgeshard.domain.ids import escaped
 
 Table = DataTable[Text]
 LOOKS = 4
-"""Rates are since the oldest of so many: boxes say what they did about once a second."""
+"""Rates are since the oldest of so many: nodes say what they did about once a second."""
 
 
 class TopView(App[None]):

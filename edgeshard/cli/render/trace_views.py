@@ -14,7 +14,7 @@ PICTURED_STEPS = 24
 """As many as can be told apart."""
 
 SUMMARY_COLUMNS: list[Column[StageSummary]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("LAYERS", lambda stage: str(stage.layers)),
     Column("STEPS", lambda stage: str(stage.steps), right=True),
     Column("TOKENS/S", lambda stage: f"{stage.tokens_per_s:.1f}", right=True),
@@ -27,7 +27,7 @@ SUMMARY_COLUMNS: list[Column[StageSummary]] = [
 
 
 READ_COLUMNS: list[Column[ReadSummary]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("LAYERS", lambda stage: str(stage.layers)),
     Column("READS", lambda stage: str(stage.reads), right=True),
     Column("READ", lambda stage: human_bytes(stage.size_bytes), right=True),
@@ -35,11 +35,11 @@ READ_COLUMNS: list[Column[ReadSummary]] = [
     Column("READING", lambda stage: percent(stage.reading), right=True),
     Column("READ TAKES", lambda stage: human_seconds(stage.read_s), right=True),
 ]
-"""Of boxes with weights on their disks."""
+"""Of nodes with weights on their disks."""
 
 
 def picture(traces: Sequence[StageTrace], deployment: str) -> str:
-    """An SVG of some steps from the middle of aligned traces: rows for each box's computing, sending and reads.
+    """An SVG of some steps from the middle of aligned traces: rows for each node's computing, sending and reads.
 
     Steps that are in flight at once differ in colour. A gap in a row of computing is a bubble.
     """

@@ -1,4 +1,4 @@
-"""The columns and fields of boxes, models, deployments and placements."""
+"""The columns and fields of nodes, models, deployments and placements."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ EVENT_COLUMNS: list[Column[SiteEvent]] = [
 ]
 
 PLACED_COLUMNS: list[Column[PlacedStage]] = [
-    Column("BOX", lambda stage: stage.node_name),
+    Column("NODE", lambda stage: stage.node_name),
     Column("LAYERS", lambda stage: str(stage.layers)),
     Column("WEIGHTS", lambda stage: human_bytes(stage.parameter_bytes), right=True),
     Column("KV CACHE", lambda stage: human_bytes(stage.kv_bytes), right=True),
@@ -122,7 +122,7 @@ PACKED_COLUMNS: list[Column[PackedUnit]] = [
 
 
 def packed_text(units: Sequence[PackedUnit]) -> str:
-    """How many packed units a box keeps, and how much of them is in use."""
+    """How many packed units a node keeps, and how much of them is in use."""
     if not units:
         return "none"
     used = [unit for unit in units if unit.in_use]
@@ -134,14 +134,14 @@ def packed_text(units: Sequence[PackedUnit]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunningStage:
-    """A stage and its box."""
+    """A stage and its node."""
 
     node: str
     status: StageStatus
 
 
 RUNNING_COLUMNS: list[Column[RunningStage]] = [
-    Column("BOX", lambda stage: stage.node),
+    Column("NODE", lambda stage: stage.node),
     Column("PHASE", lambda stage: stage_text(stage.status)),
     Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
     Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
@@ -181,7 +181,7 @@ def rough_seconds(seconds: float) -> str:
 
 
 def running_stages(deployment: Deployment) -> list[RunningStage]:
-    """The stages that their boxes hold now, in the order of the pipeline."""
+    """The stages that their nodes hold now, in the order of the pipeline."""
     nodes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
     held = sorted(deployment.stages, key=lambda status: status.stage)
     return [RunningStage(nodes[status.stage], status) for status in held if status.stage in nodes]
@@ -198,7 +198,7 @@ def node_status(node: Node) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """What a plan would need and nobody has measured of it. While a box starts, what held before may hold no more."""
+    """What a plan would need and nobody has measured of it. While a node starts, what held before may hold no more."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
@@ -210,8 +210,8 @@ def _counted(count: int, what: str) -> str:
 
 
 _NOT_YET = "not known yet"
-"""Of an accelerator whose box starts for the first time."""
-_NO_BITS = "not promised to be those of other boxes"
+"""Of an accelerator whose node starts for the first time."""
+_NO_BITS = "not promised to be those of other nodes"
 _STARTING = " (it imports what computes; nothing is placed on it yet)"
 
 

@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what changes, until Ctrl-C.")]
 INTERVAL_S = 1.0
-"""Between two looks. What boxes report changes all the time, without an event of the coordinator for each."""
+"""Between two looks. What nodes report changes all the time, without an event of the coordinator for each."""
 
 
 async def show(

@@ -27,9 +27,9 @@ from edgeshard.domain.requests.trace import StageTrace
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A box announcing itself. `address` is its stage listener (host:port).
+    """A node announcing itself. `address` is its stage listener (host:port).
 
-    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A box is
+    `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A node is
     `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete.
     """
 
@@ -46,7 +46,7 @@ class Registration:
 class Term:
     """Which run of a coordinator: `number` counts those that began with one state, whose random name is `site`.
 
-    A box that has followed a term follows no lower one of the same site: that would be a coordinator that another one
+    A node that has followed a term follows no lower one of the same site: that would be a coordinator that another one
     has replaced, or one with an old copy of the state.
     """
 
@@ -59,8 +59,8 @@ NO_TERM = Term()
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a box says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
-    tell. `others_share` is the processor time that others took from the cores the box computes on, as a part of
+    """What a node says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
+    tell. `others_share` is the processor time that others took from the cores the node computes on, as a part of
     theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
     stream is whole (`edgeshard.domain.control.heartbeats`)."""
 
@@ -125,9 +125,10 @@ class ReleaseStage:
 
 @dataclass(frozen=True, slots=True)
 class KeepStandby:
-    """Keep the weights of these layers in memory beside what the box runs, for a stage that another box may lose.
+    """Keep the weights of these layers in memory beside what the node runs, for a stage that another node may lose.
 
-    They replace what the box kept for this deployment; without layers it keeps none any more. `node` is the box itself.
+    They replace what the node kept for this deployment; without layers it keeps none any more. `node` is the node
+    itself.
     """
 
     spec: DeploymentSpec
@@ -143,10 +144,10 @@ class KeepStandby:
 
 @dataclass(frozen=True, slots=True)
 class MeasureCompute:
-    """Measure the box's times for a model shape, on random weights. `config` is the model's decoded config.json.
+    """Measure the node's times for a model shape, on random weights. `config` is the model's decoded config.json.
 
     The weights are in `dtype`, or as `quantisation` says. `quick` takes fewer points; `again` measures even if a
-    profile of the same box and shape is kept.
+    profile of the same node and shape is kept.
     """
 
     config: Mapping[str, Any]
@@ -158,7 +159,7 @@ class MeasureCompute:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A box whose link is measured. `address` is its stage listener, host:port."""
+    """A node whose link is measured. `address` is its stage listener, host:port."""
 
     node_id: NodeId
     name: NodeName
@@ -167,7 +168,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLinks:
-    """Measure the links to other boxes, one after the other."""
+    """Measure the links to other nodes, one after the other."""
 
     peers: tuple[Peer, ...]
 
@@ -237,7 +238,7 @@ class TakeDump:
 
 @dataclass(frozen=True, slots=True)
 class ListPacked:
-    """Say which packed units the box keeps. Not for the agent's state."""
+    """Say which packed units the node keeps. Not for the agent's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ ControlMessage = Command | TakeDump | ListPacked | DropPacked | Deny
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """What a box measured of itself; parts that are absent stay as they are known."""
+    """What a node measured of itself; parts that are absent stay as they are known."""
 
     node_id: NodeId
     facts: DeviceFacts | None = None
@@ -275,7 +276,7 @@ class ProfileReport:
 
 @dataclass(frozen=True, slots=True)
 class ControlHello:
-    """The first message of a box's control stream: whose it is."""
+    """The first message of a node's control stream: whose it is."""
 
     node_id: NodeId
     incarnation: str

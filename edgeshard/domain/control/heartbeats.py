@@ -11,12 +11,12 @@ from edgeshard.domain.nodes.device import StageStatus
 
 HOLDING_INTERVAL_S = 0.9
 IDLE_INTERVAL_S = 1.8
-"""Seconds between the heartbeats of a box that holds a stage, and of one that holds none: less than the keepalive of a
+"""Seconds between the heartbeats of a node that holds a stage, and of one that holds none: less than the keepalive of a
 quiet connection, which then never sends a ping."""
 MOST_STAGES = 4096
-"""Stages of one box. A box with memory for a few layers holds a few; more are a fault or an attack."""
+"""Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
 MOST_PACKED = 1 << 16
-"""Packed units of which a box tells, and the coordinator listens: those of 1,000 dense models."""
+"""Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
 MEMORY_NOTICED = 1 / 32
 """Free memory is told again when it differs by this part of what was told."""
 SHARE_NOTICED = 0.01
@@ -25,11 +25,11 @@ NOTHING = HeartbeatChange()
 
 
 def check_stage_count(count: int) -> None:
-    """Raise InvalidArgumentError naming `stages` for more than a box can hold."""
+    """Raise InvalidArgumentError naming `stages` for more than a node can hold."""
     if count > MOST_STAGES:
         raise InvalidArgumentError(
-            f"stages: a heartbeat names {count} stages and {MOST_STAGES} is the most that a box can hold; "
-            "restart the agent of this box",
+            f"stages: a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold; "
+            "restart the agent of this node",
             field="stages",
             reason="TOO_MANY_STAGES",
         )
@@ -64,7 +64,7 @@ def _is_news(before: StageStatus | None, now: StageStatus) -> bool:
 def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
     """The whole heartbeat; `told` itself where nothing changed.
 
-    Raises InvalidArgumentError naming `stages` when the box would hold more than it can.
+    Raises InvalidArgumentError naming `stages` when the node would hold more than it can.
     """
     if change == NOTHING:
         return told

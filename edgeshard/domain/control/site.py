@@ -1,4 +1,4 @@
-"""What the coordinator tells of its boxes and models, and what an operator asks of it."""
+"""What the coordinator tells of its nodes and models, and what an operator asks of it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class BlobRange:
 
 @dataclass(frozen=True, slots=True)
 class StoredProfile:
-    """A box's profile as the coordinator keeps it, `age_s` seconds old; `models` of the store have its shape."""
+    """A node's profile as the coordinator keeps it, `age_s` seconds old; `models` of the store have its shape."""
 
     node_id: NodeId
     profile: ComputeProfile
@@ -132,7 +132,7 @@ class StoredLink:
 
 @dataclass(frozen=True, slots=True)
 class UnknownProfile:
-    """What a box was not measured for: a shape that `models` of the store have, with weights kept so."""
+    """What a node was not measured for: a shape that `models` of the store have, with weights kept so."""
 
     models: tuple[ModelName, ...]
     dtype: DType
@@ -141,7 +141,7 @@ class UnknownProfile:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFigures:
-    """What is not measured of a box yet: its layers, and its ways to the boxes `links`."""
+    """What is not measured of a node yet: its layers, and its ways to the nodes `links`."""
 
     profiles: tuple[UnknownProfile, ...] = ()
     links: tuple[NodeName, ...] = ()
@@ -149,7 +149,7 @@ class UnknownFigures:
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """A box with its profiles, the links from and to it, and what is not measured of it yet."""
+    """A node with its profiles, the links from and to it, and what is not measured of it yet."""
 
     node: Node
     profiles: tuple[StoredProfile, ...]
@@ -174,10 +174,10 @@ class Site:
     """What the coordinator says of its own machine."""
     manifest_digest: str = ""
     packed: tuple[PackedOn, ...] = ()
-    """What boxes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""
+    """What nodes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""
 
     def profiles_of(self, dtype: DType, quantisation: Quantisation | None = None) -> dict[NodeId, StoredProfile]:
-        """Each box's with weights kept so."""
+        """Each node's with weights kept so."""
         return {
             stored.node_id: stored
             for stored in self.profiles
@@ -187,10 +187,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest:
-    """An operator's call to have boxes measured: `nodes` by name or id, all that are connected where it is empty.
+    """An operator's call to have nodes measured: `nodes` by name or id, all that are connected where it is empty.
 
     Without `model` only links are measured. `quick` takes fewer points; `again` measures although a profile of the same
-    box and shape is remembered.
+    node and shape is remembered.
     """
 
     operation_id: OperationId
@@ -204,10 +204,10 @@ class MeasureRequest:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """How far the measuring of one box is: `done` of `total`, and at what, in words.
+    """How far the measuring of one node is: `done` of `total`, and at what, in words.
 
-    `finished` is True in a box's last one; `failure` then says why it could not be measured, if it could not, and
-    `missed` which boxes it could not measure its link to.
+    `finished` is True in a node's last one; `failure` then says why it could not be measured, if it could not, and
+    `missed` which nodes it could not measure its link to.
     """
 
     node: NodeName

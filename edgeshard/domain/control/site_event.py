@@ -21,7 +21,7 @@ class Subject(StrEnum):
 class SiteEvent:
     """`number` counts a coordinator's events from 1, anew after each of its starts; `time` is UTC by ISO 8601.
 
-    `name` is the box's or the deployment's, `FROM -> TO` of a link; `what` one word or two, such as `away` or a
+    `name` is the node's or the deployment's, `FROM -> TO` of a link; `what` one word or two, such as `away` or a
     deployment's phase; `detail` says more, and may be empty. `warning` is whether somebody may have to do something.
     """
 

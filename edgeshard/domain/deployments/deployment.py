@@ -17,29 +17,29 @@ from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, IntegerFormat, KvF
 from edgeshard.domain.nodes.device import StageStatus
 
 EVERY_NODE = "*"
-"""The key of `quantisation` for all boxes that are not named."""
+"""The key of `quantisation` for all nodes that are not named."""
 
 AUTO_STANDBY = "auto"
-"""In place of names of boxes in `standby`: the coordinator chooses."""
+"""In place of names of nodes in `standby`: the coordinator chooses."""
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class DeploymentSpec(BaseModel):
-    """The unit of `edgectl deploy`: a model, its source box and how it is to run.
+    """The unit of `edgectl deploy`: a model, its source node and how it is to run.
 
     `layers` places it by hand; without it the coordinator chooses, also the source where that is empty.
     `max_context` 0 means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at
     once; with `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out. A
-    box keeps up to `kv_swap_bytes` of their KV meanwhile, in memory or, with `kv_swap_on_disk`, in files.
+    node keeps up to `kv_swap_bytes` of their KV meanwhile, in memory or, with `kv_swap_on_disk`, in files.
     `prompt_tokens` and `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None:
-    those of its traffic so far. With `allow_streaming` boxes may read a part of their weights from their disks in
+    those of its traffic so far. With `allow_streaming` nodes may read a part of their weights from their disks in
     every step, where that is better or nothing else fits. `prefix_cache` shares the KV of equal beginnings among a
     client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
     `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it runs.
-    `quantisation` is by box, "*" for those not named, such as `{"*" = "int8"}`; without it a model that is stored
-    as small integers stays so, and "none" makes it whole. On a box with quantised weights the LM head is as
-    `head_quantisation` says, int8 when None; "none" keeps the dtype. The boxes of `standby` keep weights of others'
+    `quantisation` is by node, "*" for those not named, such as `{"*" = "int8"}`; without it a model that is stored
+    as small integers stays so, and "none" makes it whole. On a node with quantised weights the LM head is as
+    `head_quantisation` says, int8 when None; "none" keeps the dtype. The nodes of `standby` keep weights of others'
     layers in memory, to take them over; with "auto" alone the coordinator chooses them.
     """
 
@@ -78,16 +78,16 @@ class DeploymentSpec(BaseModel):
         return KvFormat(self.kv_dtype or self.dtype)
 
     def reserve_of(self, node: str) -> int:
-        """Bytes of a box's memory that are not for this deployment's weights, KV pool and work."""
+        """Bytes of a node's memory that are not for this deployment's weights, KV pool and work."""
         return self.reserve.get(node, 0) + (0 if self.kv_swap_on_disk else self.kv_swap_bytes)
 
     def quantisation_of(self, node: str) -> Quantisation | None:
-        """How this box keeps its weights; None for the deployment's dtype."""
+        """How this node keeps its weights; None for the deployment's dtype."""
         blocks = self.quantisation.get(node, self.quantisation.get(EVERY_NODE))
         return None if blocks in (None, WHOLE_HEAD) else Quantisation.of(IntegerFormat(blocks), self.head_quantisation)
 
     def as_stored(self, stored_as: Quantisation | None, nodes: Collection[str] = (EVERY_NODE,)) -> DeploymentSpec:
-        """With the weights on these boxes as the model is stored, where this spec says nothing of them."""
+        """With the weights on these nodes as the model is stored, where this spec says nothing of them."""
         if stored_as is None or self.quantisation or not nodes:
             return self
         blocks, head = dict.fromkeys(nodes, stored_as.blocks), stored_as.head or WHOLE_HEAD
@@ -95,7 +95,7 @@ class DeploymentSpec(BaseModel):
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
-    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first box is the source.
+    """A spec from a TOML or JSON mapping; `layers` may be the text `a=0:4,b=4:12`, whose first node is the source.
 
     Raises InvalidArgumentError naming the field, also for a key that does not exist. Where several fields are wrong in
     themselves its message has all of them, and its field is the first.
@@ -167,7 +167,7 @@ def _check_together(spec: DeploymentSpec) -> None:
         )
     if spec.head_quantisation is not None and not spec.quantisation:
         raise InvalidArgumentError(
-            "head_quantisation: no box has quantised weights; give quantisation too",
+            "head_quantisation: no node has quantised weights; give quantisation too",
             field="head_quantisation",
             reason="INVALID_SPEC",
         )
@@ -188,7 +188,7 @@ def _check_together(spec: DeploymentSpec) -> None:
         )
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
         raise InvalidArgumentError(
-            'standby: "auto" has the coordinator choose; name boxes, or give it alone',
+            'standby: "auto" has the coordinator choose; name nodes, or give it alone',
             field="standby",
             reason="INVALID_SPEC",
         )
@@ -225,9 +225,9 @@ class DeploymentPhase(StrEnum):
     """Every stage is loaded; the head is opening the ring."""
     READY = "ready"
     WAITING = "waiting"
-    """A box it needs is away; it loads again when the box is back."""
+    """A node it needs is away; it loads again when the node is back."""
     FAILED = "failed"
-    """It never became ready; nothing of it is held on any box."""
+    """It never became ready; nothing of it is held on any node."""
     DELETING = "deleting"
 
 

@@ -1,4 +1,4 @@
-"""What losing a box would cost a deployment: how long its requests would stand still, and who takes its layers."""
+"""What losing a node would cost a deployment: how long its requests would stand still, and who takes its layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard.domain.ids import NodeName
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The parts of a pause, in seconds: until the loss is known, until there is another placement, until its boxes
+    """The parts of a pause, in seconds: until the loss is known, until there is another placement, until its nodes
     have the weights, and until the next token, for which what was computed before is computed again."""
 
     detect_s: float
@@ -25,9 +25,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What happens if this box dies now.
+    """What happens if this node dies now.
 
-    `taken_by` are the stages that would be new; `warm` is whether their boxes have the weights in memory already.
+    `taken_by` are the stages that would be new; `warm` is whether their nodes have the weights in memory already.
     `pause` is None where the deployment could not go on, or where nothing tells how long it takes; `note` says why.
     """
 

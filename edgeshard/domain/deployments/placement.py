@@ -1,4 +1,4 @@
-"""Which box holds which layers."""
+"""Which node holds which layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeshard.domain.models.model import LayerRange
 
 @dataclass(frozen=True, slots=True)
 class ExplicitStage:
-    """One `box=first:end` of an operator's own placement."""
+    """One `node=first:end` of an operator's own placement."""
 
     node: NodeName
     layers: LayerRange
@@ -23,7 +23,7 @@ class ExplicitStage:
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """One stage of a placement. `address` is the box's stage listener (host:port); sizes in bytes.
+    """One stage of a placement. `address` is the node's stage listener (host:port); sizes in bytes.
 
     `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
     memory it takes beside these while it works. A stage with `streamed_bytes` of its weights on its disk has
@@ -63,7 +63,7 @@ class Prediction:
     `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
     one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
     `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
-    `joules_per_token` is None where the power of a box is not known.
+    `joules_per_token` is None where the power of a node is not known.
     """
 
     time_to_first_token_s: float
@@ -153,7 +153,7 @@ def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
 
 
 def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) -> None:
-    """Raise PlacementError unless the stages hold every layer once, in order, on distinct boxes, the source first."""
+    """Raise PlacementError unless the stages hold every layer once, in order, on distinct nodes, the source first."""
     if not stages:
         raise PlacementError("layers: no stage is given", field="layers")
     expected = 0
@@ -170,7 +170,7 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
             )
         if layers.first > expected:
             raise PlacementError(
-                f"layers: no box holds layers {expected}:{layers.first}", field="layers", reason="LAYER_GAP"
+                f"layers: no node holds layers {expected}:{layers.first}", field="layers", reason="LAYER_GAP"
             )
         if layers.first < expected:
             raise PlacementError(
@@ -179,16 +179,16 @@ def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) 
                 reason="LAYER_OVERLAP",
             )
         if name in seen:
-            raise PlacementError(f"layers: box {name} is named twice", field="layers", reason="DUPLICATE_NODE")
+            raise PlacementError(f"layers: node {name} is named twice", field="layers", reason="DUPLICATE_NODE")
         seen.add(name)
         expected = layers.end
     if expected != layer_count:
         raise PlacementError(
-            f"layers: no box holds layers {expected}:{layer_count}", field="layers", reason="LAYER_GAP"
+            f"layers: no node holds layers {expected}:{layer_count}", field="layers", reason="LAYER_GAP"
         )
     if stages[0].node != source:
         raise PlacementError(
-            f"layers: the first box must be the deployment's source {source}, not {stages[0].node}",
+            f"layers: the first node must be the deployment's source {source}, not {stages[0].node}",
             field="source",
             reason="SOURCE_NOT_FIRST",
         )

@@ -17,13 +17,13 @@ class ReplanReason(StrEnum):
     WOULD_MOVE = "WOULD_MOVE"
     """It would, but that was only asked."""
     SAME_LAYERS = "SAME_LAYERS"
-    """Each box has the layers that it would get."""
+    """Each node has the layers that it would get."""
     SMALL_GAIN = "SMALL_GAIN"
     """Less than `edgeshard.domain.deployments.traffic.WORTH_SAYING`."""
     NOT_WEIGHED = "NOT_WEIGHED"
     """One of the two placements cannot be predicted."""
     NOTHING_NEW = "NOTHING_NEW"
-    """Boxes, links and profiles are those of an earlier plan, which found nothing that would move it."""
+    """Nodes, links and profiles are those of an earlier plan, which found nothing that would move it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ReplanCall:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """The placement that a deployment has (`current`) beside the best one for the boxes that are there now (`found`).
+    """The placement that a deployment has (`current`) beside the best one for the nodes that are there now (`found`).
 
     `expected` is predicted of the current one now, and `found.predicted` of the other; each None where it cannot be,
     and the note says why. `gain` is the share of the cost that the found one saves or, of a rate, by which it is

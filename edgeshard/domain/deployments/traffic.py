@@ -107,4 +107,4 @@ class Outlook:
     gain: float = 0.0
     note: str = ""
     losses: tuple[Loss, ...] = ()
-    """What the death of each of its boxes would cost."""
+    """What the death of each of its nodes would cost."""

@@ -101,7 +101,7 @@ class IntegerFormat(StrEnum):
 
     @property
     def group(self) -> int:
-        """Consecutive inputs of a row that share a scale, where a box rounds the weights itself."""
+        """Consecutive inputs of a row that share a scale, where a node rounds the weights itself."""
         return 64 if self is IntegerFormat.INT8 else 32
 
     def matrix_bytes(self, rows: int, columns: int, group: int | None = None) -> int:
@@ -143,7 +143,7 @@ WHOLE_HEAD = "none"
 
 
 class Quantisation(StrEnum):
-    """How a box keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
+    """How a node keeps a model's weights as small integers: the matrices of its blocks, and its LM head.
 
     Activations, KV and embeddings keep the deployment's dtype. The head is int8 unless the name says otherwise: whole
     it is up to half of a small model's bytes, and int4 in it alone costs nearly as much quality as in all blocks.
@@ -197,5 +197,5 @@ def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | N
 
 
 def weights_text(dtype: DType, quantisation: Quantisation | None) -> str:
-    """How a box keeps its weights, in words."""
+    """How a node keeps its weights, in words."""
     return str(dtype) if quantisation is None else f"{quantisation} with {dtype}"

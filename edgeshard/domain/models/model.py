@@ -81,7 +81,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelManifest:
-    """Everything a box needs to know of a model before it fetches a byte of it."""
+    """Everything a node needs to know of a model before it fetches a byte of it."""
 
     name: ModelName
     architecture: str

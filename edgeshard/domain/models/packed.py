@@ -1,4 +1,4 @@
-"""Packed units: the files from which a box loads or streams parts of a model, as an operator sees them."""
+"""Packed units: the files from which a node loads or streams parts of a model, as an operator sees them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from edgeshard.domain.ids import NodeId, OperationId
 
 @dataclass(frozen=True, slots=True)
 class PackedUnit:
-    """A layer, embedding or head that a box keeps as a file of `size_bytes`, so that loading it is reading it.
+    """A layer, embedding or head that a node keeps as a file of `size_bytes`, so that loading it is reading it.
 
-    `id` (16 hexadecimal digits) names the file on its box, `model` are the first 12 digits of the manifest's digest,
+    `id` (16 hexadecimal digits) names the file on its node, `model` are the first 12 digits of the manifest's digest,
     and `model_name` is that model's name, empty where the coordinator's store has no such model. `form` is the weights'
     data type, or "int8" or "int4". A unit `in_use` belongs to a stage or a standby.
     """
@@ -27,7 +27,7 @@ class PackedUnit:
 
 @dataclass(frozen=True, slots=True)
 class PackedOn:
-    """The ids, as numbers, of the units that a box keeps packed."""
+    """The ids, as numbers, of the units that a node keeps packed."""
 
     node_id: NodeId
     ids: tuple[int, ...]
@@ -35,7 +35,7 @@ class PackedOn:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What of one model a box keeps packed, in the form that a deployment wants: loading it is reading it."""
+    """What of one model a node keeps packed, in the form that a deployment wants: loading it is reading it."""
 
     layers: frozenset[int] = frozenset()
     embedding: bool = False
@@ -47,7 +47,7 @@ NOTHING_HELD = Held()
 
 @dataclass(frozen=True, slots=True)
 class DropCall:
-    """An operator's call to remove packed units of a box (its name or id); without ids all that are not in use."""
+    """An operator's call to remove packed units of a node (its name or id); without ids all that are not in use."""
 
     operation_id: OperationId
     node: str

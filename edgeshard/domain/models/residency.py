@@ -5,7 +5,7 @@ Where all but a mixture's experts fits beside two of them, those that are left o
 
 Streamed layers pass through slots: while one computes, the next ones are read into the others (ZeRO-Inference). Layers
 that stay are spread evenly among those that do not, so that the disk reads on while they compute.
-(docs/papers.md#boxes-that-stream)
+(docs/papers.md#nodes-that-stream)
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def choose_residency(
     if fixed > budget:
         raise ResourceExhaustedError(
             f"weight_budget: {budget} bytes are too few by {fixed - budget}: embedding and head take {others}, and "
-            f"{slots} slots for layers of up to {max(layers)} take the rest; give this box more or fewer layers",
+            f"{slots} slots for layers of up to {max(layers)} take the rest; give this node more or fewer layers",
             field="weight_budget",
             reason="WEIGHT_BUDGET",
         )

@@ -1,4 +1,4 @@
-"""Boxes and what they hold, as values."""
+"""Nodes and what they hold, as values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edgeshard.domain.nodes.condition import Condition
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a box computes with. Memory in bytes.
+    """What a node computes with. Memory in bytes.
 
-    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Boxes of one
+    `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
     """
 
@@ -35,12 +35,12 @@ class StagePhase(StrEnum):
     ACTIVE = "active"
     FAILED = "failed"
     STANDBY = "standby"
-    """Weights of layers that other boxes run, in memory or on their way there."""
+    """Weights of layers that other nodes run, in memory or on their way there."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageKey:
-    """Which of a box's stages: it holds at most one of each."""
+    """Which of a node's stages: it holds at most one of each."""
 
     deployment: DeploymentName
     stage: int
@@ -61,7 +61,7 @@ class StageStreaming:
 
 
 class WeightLoadingWork(StrEnum):
-    """What a box does to get weights into memory."""
+    """What a node does to get weights into memory."""
 
     CONVERTING = "converting"
     """From a model's tensors, without keeping packed files."""
@@ -123,7 +123,7 @@ class StageSwap:
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """What a box says of one stage it holds. Sizes in bytes.
+    """What a node says of one stage it holds. Sizes in bytes.
 
     `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
     steps that have arrived and wait for their turn. The first stage counts requests: running, and not
@@ -177,13 +177,13 @@ class HugePages:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A box as the coordinator knows it. `address` is its stage listener, host:port.
+    """A node as the coordinator knows it. `address` is its stage listener, host:port.
 
-    A connected box may still be `starting`: it imports what computes, and its facts are those of its last run.
-    `huge_pages` is None while the box is away, and where its system does not tell.
+    A connected node may still be `starting`: it imports what computes, and its facts are those of its last run.
+    `huge_pages` is None while the node is away, and where its system does not tell.
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to boxes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
+    it to nodes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
     it is away.
     """
 

@@ -1,4 +1,4 @@
-"""What was measured of a box and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
+"""What was measured of a node and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
 
 Times are medians in seconds. A `spread` is the median absolute deviation over the median: 0.02 says that half of the
 repeats were within 2 %.
@@ -111,9 +111,9 @@ class DiskProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComputeProfile:
-    """A box's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
+    """A node's times for one model shape and one way to keep its weights: in `dtype`, or as `quantisation` says.
 
-    Valid as long as the box's `fingerprint` is the same.
+    Valid as long as the node's `fingerprint` is the same.
 
     `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
     processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
@@ -159,7 +159,7 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """One direction between two boxes through the application path.
+    """One direction between two nodes through the application path.
 
     A payload of n bytes takes `latency_s` + 8 n / `bandwidth_bps` seconds. `spread` is the median relative deviation of
     the samples from that line, `largest_bytes` the largest payload seen.
@@ -185,7 +185,7 @@ class LinkProfile:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """What the sending box measured of its link to another."""
+    """What the sending node measured of its link to another."""
 
     sender: NodeId
     receiver: NodeId
@@ -193,7 +193,7 @@ class MeasuredLink:
 
 
 def device_fingerprint(facts: DeviceFacts, threads: int, details: Mapping[str, str]) -> str:
-    """A short hash of what a box's times depend on: hardware, software, threads, and `details` such as vector units.
+    """A short hash of what a node's times depend on: hardware, software, threads, and `details` such as vector units.
 
     The memory budget is left out: it changes with what else runs.
     """

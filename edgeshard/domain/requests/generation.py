@@ -107,7 +107,7 @@ Biases = tuple[tuple[int, float], ...]
 class Sampling:
     """How the next token is chosen.
 
-    The random draw at position p is a function of (seed, p) alone, so a replay on another box draws the same. What
+    The random draw at position p is a function of (seed, p) alone, so a replay on another node draws the same. What
     penalties subtract is a function of the tokens before p.
     """
 
@@ -326,7 +326,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StageTiming:
-    """Where one box's time went in one step, in seconds."""
+    """Where one node's time went in one step, in seconds."""
 
     stage: int
     wait_s: float

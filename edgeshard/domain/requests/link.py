@@ -44,7 +44,7 @@ class LinkPadding:
 
 @dataclass(frozen=True, slots=True)
 class LinkSuspected:
-    """What the box of a sending stage tells the coordinator: the link carries nothing, or it has `recovered`."""
+    """What the node of a sending stage tells the coordinator: the link carries nothing, or it has `recovered`."""
 
     deployment: DeploymentName
     epoch: Epoch

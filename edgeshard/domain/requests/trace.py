@@ -1,6 +1,6 @@
 """What each stage did in each step, put on one clock: bubbles seen instead of guessed. Pure.
 
-Every box tells times on its own monotonic clock. Steps go around a ring, so no clock has to be trusted: the quickest
+Every node tells times on its own monotonic clock. Steps go around a ring, so no clock has to be trusted: the quickest
 step over a hop bounds how far two clocks are apart, and around the whole ring the differences cancel.
 """
 
@@ -37,7 +37,7 @@ def check_seconds(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step on one stage, in seconds of the box's own clock.
+    """One step on one stage, in seconds of the node's own clock.
 
     It arrived, computing began and ended, and at `sent_s` its last frame was handed to the link, which may be at it for
     longer. `returned_s` is when the head had its result, on the first stage only, 0 while it had not. Of its `tokens`,
@@ -56,7 +56,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
-    """`size_bytes` of a layer's weights that were read from the disk, in seconds of the box's own clock.
+    """`size_bytes` of a layer's weights that were read from the disk, in seconds of the node's own clock.
 
     They are those of one `expert`, or None: of all that streams of the layer.
     """

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 MOST_CONNECTIONS = 512
-"""This process has its boxes' connections, too."""
+"""This process has its nodes' connections, too."""
 MOST_KEYLESS = 384
 """Connections from one address that have shown no key; one more costs the oldest of them its place. Some hundred may be
 there for a moment: a program that begins as many requests at once dials first and speaks then."""

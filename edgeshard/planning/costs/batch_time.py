@@ -1,4 +1,4 @@
-"""How long a batch takes over one cut, and how long each of its boxes computes. Pure.
+"""How long a batch takes over one cut, and how long each of its nodes computes. Pure.
 
 m micro-batches of b requests start together and go through two phases, their prompts and then their tokens:
 
@@ -23,7 +23,7 @@ class BatchTimes:
     """`prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, `request_s` until they have all their
-    tokens. `computing_s` is how long the box of each stage computes in that time, all micro-batches together. `slices`
+    tokens. `computing_s` is how long the node of each stage computes in that time, all micro-batches together. `slices`
     are those of a prompt alone.
     """
 

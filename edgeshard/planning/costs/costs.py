@@ -1,6 +1,6 @@
-"""From a model, boxes and links to what solvers see: seconds and bytes, for prefill and for decode. Pure.
+"""From a model, nodes and links to what solvers see: seconds and bytes, for prefill and for decode. Pure.
 
-Without a measured profile a box is a roofline: a part of the model takes as long as reading its bytes or as computing
+Without a measured profile a node is a roofline: a part of the model takes as long as reading its bytes or as computing
 its operations, whichever is longer. The constants below are the only numbers here that come from no data sheet; each
 says why it is what it is.
 """
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """ComputeTimes of a box nobody has measured, from its memory bandwidth and its operations a second."""
+    """ComputeTimes of a node nobody has measured, from its memory bandwidth and its operations a second."""
 
     device: DeviceSpec
     model: ModelSpec
@@ -75,10 +75,10 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """A stage's memory on its box, in bytes, with its parts.
+    """A stage's memory on its node, in bytes, with its parts.
 
     `workspace` are activations, logits, frames kept for resending and the allocator's slack; `loading` is the tensor
-    that is in memory twice while it is loaded. `usable` is what the box may give.
+    that is in memory twice while it is loaded. `usable` is what the node may give.
     """
 
     weights: int
@@ -93,7 +93,7 @@ class MemoryUse:
 
 
 class Costs:
-    """The instances of one problem. Boxes are those not excluded; indices 0 to M-1 into `nodes`.
+    """The instances of one problem. Nodes are those not excluded; indices 0 to M-1 into `nodes`.
 
     `bandwidth_bps` and `delay_s` are [M, M], sender by receiver, as `link_matrices` has them.
     """
@@ -105,7 +105,7 @@ class Costs:
         self.names = tuple(node.name for node in self.nodes)
         self.source = self.names.index(problem.cluster.source)
         self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
-        self._rooflines: dict[int, Roofline] = {}  # one for all boxes of a [[device]], which share its spec
+        self._rooflines: dict[int, Roofline] = {}  # one for all nodes of a [[device]], which share its spec
         self._times = [self.times_of(node) for node in self.nodes]
         self._capacity = np.array([self._room(node) for node in self.nodes])
         self._max_layers = self._layer_limits()
@@ -168,7 +168,7 @@ class Costs:
         return logits_bytes(self.problem.model, self.problem.dtype, load.batch)
 
     def loading_bytes(self, node: ClusterNode) -> int:
-        """The largest tensor a box may be given, once more. A discrete accelerator has the host's memory for that."""
+        """The largest tensor a node may be given, once more. A discrete accelerator has the host's memory for that."""
         model, itemsize = self.problem.model, self.problem.loading_itemsize
         if itemsize is not None:
             return model.largest_block_tensor * itemsize
@@ -188,7 +188,7 @@ class Costs:
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
     def times_of(self, node: ClusterNode) -> ComputeTimes:
-        """A box's measured times, else its roofline."""
+        """A node's measured times, else its roofline."""
         measured = self.problem.times.get(node.name)
         if measured is not None:
             return measured
@@ -273,7 +273,7 @@ def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
 
 
 def link_matrices(problem: PlanProblem, nodes: Sequence[ClusterNode]) -> tuple[Floats, Floats]:
-    """[M, M] bits a second and seconds of delay, sender by receiver; a box to itself is free."""
+    """[M, M] bits a second and seconds of delay, sender by receiver; a node to itself is free."""
     cluster = problem.cluster
     index = {node.name: position for position, node in enumerate(nodes)}
     bandwidth = np.full((len(nodes), len(nodes)), cluster.default_link.bandwidth_bps)
@@ -291,7 +291,7 @@ def link_matrices(problem: PlanProblem, nodes: Sequence[ClusterNode]) -> tuple[F
 
 
 def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: StepShape) -> Floats:
-    """[M, N] seconds; a kind of block and a kind of box are asked for once."""
+    """[M, N] seconds; a kind of block and a kind of node are asked for once."""
     kinds = list(dict.fromkeys(blocks))
     column = np.array([kinds.index(block) for block in blocks])
     known: dict[int, list[float]] = {}

@@ -1,9 +1,9 @@
-"""What a batch takes in joules, from the watts of its boxes, idle and busy. Pure.
+"""What a batch takes in joules, from the watts of its nodes, idle and busy. Pure.
 
-    J = sum over the boxes of the cut of  idle_w span + (busy_w - idle_w) computing
+    J = sum over the nodes of the cut of  idle_w span + (busy_w - idle_w) computing
 
-The span runs from the batch's start to its last token; a box computes during its prompts and its tokens. Only boxes of
-the cut are counted, relays among them: no link, no switch, and no box of the cluster that the plan does not use.
+The span runs from the batch's start to its last token; a node computes during its prompts and its tokens. Only nodes of
+the cut are counted, relays among them: no link, no switch, and no node of the cluster that the plan does not use.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def energy_j(costs: Costs, cut: Cut, load: Load, times: BatchTimes | None = None
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Watts of a box; `measured` by its own sensor, else of a data sheet or the cluster file."""
+    """Watts of a node; `measured` by its own sensor, else of a data sheet or the cluster file."""
 
     idle_w: float
     busy_w: float
@@ -58,5 +58,5 @@ def watts(costs: Costs) -> tuple[Floats, Floats]:
 
 
 def without_power(costs: Costs) -> tuple[str, ...]:
-    """The boxes whose watts are unknown."""
+    """The nodes whose watts are unknown."""
     return tuple(name for name, idle_w in zip(costs.names, watts(costs)[0], strict=True) if np.isnan(idle_w))

@@ -7,8 +7,8 @@ it. So the first token comes no sooner than
 
 `PromptFloor` takes each part as the least over all slicings, block by block; so is each link's. What remains is a sum
 over blocks and hops, which solvers and numpy can do. `CutFloor` takes the least of the whole over all first and last
-slices, which is close and takes a tenth of a millisecond for a cut. Both are exact for a single box and for a prompt in
-one piece. Where slices do not follow each other, the first token takes the sum of all steps' ways.
+slices, which is close and takes a tenth of a millisecond for a cut. Both are exact for a single node and for a prompt
+in one piece. Where slices do not follow each other, the first token takes the sum of all steps' ways.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def step_room(budget: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """[E, E] seconds of one kind of box by the edges where a step begins and ends, infinite where there is no step."""
+    """[E, E] seconds of one kind of node by the edges where a step begins and ends, infinite where there is no step."""
 
     blocks: dict[BlockSpec, Floats]
     embed: Floats
@@ -51,7 +51,7 @@ class _Steps:
 
 
 class StepTables:
-    """The seconds of every step that a prompt may be cut into, by kind of box."""
+    """The seconds of every step that a prompt may be cut into, by kind of node."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -168,9 +168,9 @@ class PromptFloor:
             return np.asarray((whole + way).sum(axis=1) + head_s)
         before = np.cumsum(first + way, axis=1) - (first + way)
         behind = np.cumsum((last + way)[:, ::-1], axis=1)[:, ::-1] - (last + way)
-        at_boxes = before + whole + behind + (way if instance.asynchronous else every + delay)
+        at_nodes = before + whole + behind + (way if instance.asynchronous else every + delay)
         at_links = before + first + every + delay + behind
-        return np.asarray(np.maximum(at_boxes.max(axis=1), at_links[:, :-1].max(axis=1)) + head_s)
+        return np.asarray(np.maximum(at_nodes.max(axis=1), at_links[:, :-1].max(axis=1)) + head_s)
 
 
 class CutFloor:
@@ -208,11 +208,11 @@ class CutFloor:
         behind[:-1] = np.cumsum((lasts[1:] + last_hops)[::-1], axis=0)[::-1]
         ends = self._prefill.return_s[cut.nodes[-1], source] + self._costs.delay_s[cut.nodes[-1], source]
         ends += self._prefill.head_s[source if self._prefill.head_on_source else cut.nodes[-1]]
-        boxes = (before + firsts)[:, :, None] + between + (lasts + behind)[:, None, :]
+        nodes = (before + firsts)[:, :, None] + between + (lasts + behind)[:, None, :]
         links = (before[:-1] + firsts[:-1] + first_hops - delay_s)[:, :, None] + sent + behind[:-1, None, :]
         if not self._prefill.asynchronous:
-            boxes[:-1] += (first_hops - delay_s)[:, :, None] + sent
-        least = np.where(self._open, np.maximum(boxes.max(axis=0), links.max(axis=0)), np.inf).min(initial=np.inf)
+            nodes[:-1] += (first_hops - delay_s)[:, :, None] + sent
+        least = np.where(self._open, np.maximum(nodes.max(axis=0), links.max(axis=0)), np.inf).min(initial=np.inf)
         return float(min(least, before[-1, -1] + firsts[-1, -1]) + ends)
 
     def _stage(self, node: int, first: int, end: int) -> tuple[Floats, Floats]:
@@ -244,7 +244,7 @@ def _least_between(steps: Floats) -> Floats:
 
 
 def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[_Least, ...]:
-    """Of one kind of box: the least of a first slice, of a last slice, of all slices."""
+    """Of one kind of node: the least of a first slice, of a last slice, of all slices."""
 
     def least(table: Floats) -> tuple[float, float, float]:
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])

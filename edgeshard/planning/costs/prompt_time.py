@@ -1,6 +1,6 @@
 """How long one request alone waits for its first token: its prompt in the slices that its head would cut. Pure.
 
-Slices follow each other through the stages. A box computes one slice at a time and a link carries one at a time; a
+Slices follow each other through the stages. A node computes one slice at a time and a link carries one at a time; a
 link's pure delay occupies nothing. Only the last slice is sampled from, and its token returns to the source.
 (docs/papers.md#slices-of-long-prompts)
 """
@@ -65,21 +65,23 @@ class PromptTimes:
         return tuple(min(room, length - first) for length in lengths for first in range(0, length, room))
 
     def seconds(self, cut: Cut, slices: tuple[int, ...]) -> float:
-        """The first token's time with these slices, by the recurrence with every box and link a station.
+        """The first token's time with these slices, by the recurrence with every node and link a station.
 
         As many steps are in flight as there are stages, one where slices do not follow each other.
         """
         parts, count = stages(cut), len(cut.nodes)
         window = count if self._costs.problem.sliced else 1
-        box_free, link_free, back = [0.0] * count, [0.0] * count, list[float]()
+        node_free, link_free, back = [0.0] * count, [0.0] * count, list[float]()
         first = 0
         for index, length in enumerate(slices):
             is_last = index == len(slices) - 1
             ready = back[index - window] if index >= window else 0.0
             for stage, (node, begin, end) in enumerate(parts):
                 headed = is_last and self._costs.has_head(cut, stage) and not self._head_apart(count)
-                done = max(ready, box_free[stage]) + self._step_s(node, begin, end, stage == 0, headed, (first, length))
-                box_free[stage] = ready = done
+                done = max(ready, node_free[stage]) + self._step_s(
+                    node, begin, end, stage == 0, headed, (first, length)
+                )
+                node_free[stage] = ready = done
                 if count == 1:
                     continue
                 receiver, returns = cut.nodes[(stage + 1) % count], stage == count - 1
@@ -88,17 +90,17 @@ class PromptTimes:
                 )
                 link_free[stage] = sent
                 if not self._costs.problem.asynchronous:
-                    box_free[stage] = sent
+                    node_free[stage] = sent
                 ready = sent + float(self._costs.delay_s[node, receiver])
             back.append(ready)
             first += length
         if self._head_apart(count):
             source = cut.nodes[0]
-            return max(back[-1], box_free[0]) + self._costs.times_of(self._costs.nodes[source]).head_s(_sampled())
+            return max(back[-1], node_free[0]) + self._costs.times_of(self._costs.nodes[source]).head_s(_sampled())
         return back[-1]
 
     def computing_s(self, cut: Cut) -> tuple[float, ...]:
-        """Seconds that the box of each stage computes for the prompt, all its slices together."""
+        """Seconds that the node of each stage computes for the prompt, all its slices together."""
         slices, apart = self.first_token(cut).slices, self._head_apart(len(cut.nodes))
         found = []
         for stage, (node, begin, end) in enumerate(stages(cut)):

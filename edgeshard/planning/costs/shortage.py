@@ -16,7 +16,7 @@ GB = 1e9
 GIB = 1 << 30
 _NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
-"""What a hypothetical box keeps for its system, as the catalogue's boxes of 16 GB and more do."""
+"""What a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Whole layers each box can hold, and once more with the head; -1 where not even that fits."""
+    """Whole layers each node can hold, and once more with the head; -1 where not even that fits."""
 
     plain: np.ndarray[tuple[int], np.dtype[np.int64]]
     with_head: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -61,18 +61,18 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
         if _missing(instance, room, len(costs.nodes)) <= 0 < _missing(instance, room):
             return _too_few_nodes(costs, instance, room)
         if _missing(instance, room) <= 0:
-            text = f"max_share leaves no box for {_layers(missing)}; allow larger shares or add a box"
+            text = f"max_share leaves no node for {_layers(missing)}; allow larger shares or add a node"
             return Shortage("max_share", float(missing), "layers", text)
         return _memory(costs, load, instance, room)
     usable = int(((room.plain > 0) & (instance.max_layers > 0)).sum())
     most = usable if instance.relays else min(usable, instance.layers)
     if instance.min_nodes > most:
         short = instance.min_nodes - most
-        text = f"min_nodes is {instance.min_nodes}, but only {most} boxes can take part; lower it or add {short}"
+        text = f"min_nodes is {instance.min_nodes}, but only {most} nodes can take part; lower it or add {short}"
         return Shortage("min_nodes", float(short), "nodes", text)
     text = (
-        "the boxes have the memory, but no placement keeps all constraints together "
-        f"(boxes {instance.min_nodes} to {instance.max_nodes}, shares, links); relax one of them"
+        "the nodes have the memory, but no placement keeps all constraints together "
+        f"(nodes {instance.min_nodes} to {instance.max_nodes}, shares, links); relax one of them"
     )
     return Shortage("constraints", 0.0, "", text)
 
@@ -82,13 +82,13 @@ def too_slow(fastest_s: float, limit_s: float) -> Shortage:
     over = fastest_s - limit_s
     text = (
         f"the fastest plan needs {1000 * fastest_s:.1f} ms per token, {1000 * over:.1f} ms above max_time_per_token "
-        f"{1000 * limit_s:.1f} ms; raise it, or add a faster box or link"
+        f"{1000 * limit_s:.1f} ms; raise it, or add a faster node or link"
     )
     return Shortage("max_time_per_token", over, "seconds", text)
 
 
 def node_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:
-    """Which boxes a fixed placement overfills, for baselines."""
+    """Which nodes a fixed placement overfills, for baselines."""
     short = [(name, need - room) for name, need, room in zip(names, needs, rooms, strict=True) if need > room]
     return ", ".join(f"{name} is {gibibytes(amount)} short" for name, amount in short)
 
@@ -113,7 +113,7 @@ def _limited(room: _Room, instance: Instance) -> _Room:
 
 
 def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> int:
-    """Layers for which there is no room in the best choice of boxes, 0 when all fit."""
+    """Layers for which there is no room in the best choice of nodes, 0 when all fit."""
     layers, source = instance.layers, instance.source
     held = int(room.with_head[source])
     best = min(layers, held) if held >= 1 else 0
@@ -143,7 +143,7 @@ def _too_few_nodes(costs: Costs, instance: Instance, room: _Room) -> Shortage:
 def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shortage:
     missing = _missing(instance, room, len(costs.nodes))
     layer = float(instance.layer_bytes.max())
-    # With no box for the head at all, it is missing as well.
+    # With no node for the head at all, it is missing as well.
     homeless = instance.head_bytes if not (room.with_head >= 1).any() and not instance.head_on_source else 0.0
     short = missing * layer + homeless
     hints = [_one_more_node(costs, instance, missing, homeless)]
@@ -159,11 +159,11 @@ def _one_more_node(costs: Costs, instance: Instance, missing: int, homeless: flo
     for size in _NODE_SIZES_GB:
         held = int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes - homeless) // layer)
         if held >= missing:
-            return f"one more {size} GB box would do"
+            return f"one more {size} GB node would do"
     size = next((s for s in (32, *_NODE_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
     held = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))
     count = -(-(missing + (1 if homeless else 0)) // held)
-    return f"{count} more {size} GB boxes would do"
+    return f"{count} more {size} GB nodes would do"
 
 
 def _fits_in_half(costs: Costs, load: Load) -> bool:
@@ -177,5 +177,5 @@ def _layers(count: int) -> str:
 
 
 def gibibytes(size: float) -> str:
-    """`3.1 GiB`, `12.0 MiB`: as everything of edgectl. Only boxes one might buy go by what their makers call them."""
+    """`3.1 GiB`, `12.0 MiB`: as everything of edgectl. Only nodes one might buy go by what their makers call them."""
     return f"{size / GIB:.1f} GiB" if size >= 0.05 * GIB else f"{size / (1 << 20):.1f} MiB"

@@ -37,7 +37,7 @@ Blocks = tuple[tuple[BlockSpec, int], ...]
 
 
 class StageCosts:
-    """The StageCosts of any cut of one problem. Stages of one kind of box with as many blocks are told once."""
+    """The StageCosts of any cut of one problem. Stages of one kind of node with as many blocks are told once."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

@@ -1,13 +1,13 @@
-"""What stages cost where boxes may stream weights: which layers stay, memory, and seconds of a sweep. Pure.
+"""What stages cost where nodes may stream weights: which layers stay, memory, and seconds of a sweep. Pure.
 
-A box whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
+A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
 in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
 micro-batches, layer by layer, so that a layer is read once for all of them:
 
     seconds = max( streamed bytes / disk rate, sweep * seconds of one step ) + largest layer / disk rate
 
 of which the last is the first slot's filling. A prompt goes in steps of `STEP_TOKENS`, each of which reads once more.
-(docs/papers.md#boxes-that-stream)
+(docs/papers.md#nodes-that-stream)
 
 A mixture whose other weights fit caches experts instead, where `domain.models.residency` says so. With C seconds of one
 step, of which A are the experts', and q = 1 - (1 - k / E)^b of a layer's experts that b tokens need where routing is
@@ -104,7 +104,7 @@ class _Experts:
 
 
 class StreamTables:
-    """The instances of one problem whose boxes may stream. Tables are kept by load and sweep."""
+    """The instances of one problem whose nodes may stream. Tables are kept by load and sweep."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -243,7 +243,7 @@ class StreamTables:
             step[:, :, layers] += plain.head_s[:, None]
         computing = sweep * step
         widest = _widest(self.weights)
-        with np.errstate(invalid="ignore"):  # of boxes without a disk, which cannot stream
+        with np.errstate(invalid="ignore"):  # of nodes without a disk, which cannot stream
             disk_s = self.disk_s[:, None, None]
             streams = np.maximum(len(steps) * streamed * disk_s, computing) + widest[None] * disk_s
             if caches.any():

@@ -1,4 +1,4 @@
-"""What boxes can do when nobody has measured them: figures from data sheets, each with its source. Pure.
+"""What nodes can do when nobody has measured them: figures from data sheets, each with its source. Pure.
 
 They are ceilings, not measurements: real kernels reach part of them. A measured profile is always better; a cluster
 file may override any figure.
@@ -19,19 +19,19 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A kind of box. Memory in bytes, bandwidth in bytes a second, operations a second by dtype (dense).
+    """A kind of node. Memory in bytes, bandwidth in bytes a second, operations a second by dtype (dense).
 
     `system_bytes` of the memory are not for stages: operating system, driver context, the daemon itself. `unified` says
     that processor and accelerator share one memory. `step_overhead_s` is what a step costs whatever its layers; no data
     sheet gives it, so it is 0 unless the cluster file says otherwise. `source` says where the figures are from.
 
-    `idle_w` and `busy_w` are the watts of a box that does nothing, and of one that computes a model; both or neither is
-    known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of a
-    discrete GPU, without the computer around it: for the energy of whole boxes, give a cluster file what a meter at the
-    socket shows.
+    `idle_w` and `busy_w` are the watts of a node that does nothing, and of one that computes a model; both or neither
+    is known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of
+    a discrete GPU, without the computer around it: for the energy of whole nodes, give a cluster file what a meter at
+    the socket shows.
 
-    A box's disk is read at `disk_bytes_per_s`, None where nobody knows, as for all of the catalogue; `disk_bytes` of it
-    are free, None for enough.
+    A node's disk is read at `disk_bytes_per_s`, None where nobody knows, as for all of the catalogue; `disk_bytes` of
+    it are free, None for enough.
     """
 
     kind: str
@@ -231,7 +231,7 @@ _ORIN_BY_MEMORY = ((48e9, "agx-orin-64"), (24e9, "agx-orin"), (12e9, "orin-nx"),
 
 
 def recognise(facts: DeviceFacts) -> DeviceSpec | None:
-    """The catalogue's device that a box says it is; None for every other, its slower or faster variants included."""
+    """The catalogue's device that a node says it is; None for every other, its slower or faster variants included."""
     name = facts.model.strip().lower()
     if _ORIN.fullmatch(name):
         kind = next(kind for least, kind in _ORIN_BY_MEMORY if facts.memory_total_bytes >= least)

@@ -1,4 +1,4 @@
-"""A cluster: its boxes, the links between them, and the reading of both from a mapping (a decoded TOML file). Pure.
+"""A cluster: its nodes, the links between them, and the reading of both from a mapping (a decoded TOML file). Pure.
 
 Every unknown key and every value that cannot be raises InvalidArgumentError naming the field: `device[1].count`.
 """
@@ -18,14 +18,15 @@ from edgeshard.planning.inputs.fields import Fields, invalid
 
 MAX_NODES = 10_000
 MAX_PAIRS = 500_000
-"""Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 boxes."""
+"""Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 nodes."""
 NO_NEIGHBOUR_BPS = 1e9
-"""What a box alone is given, so that it need not describe links it has not; used once boxes are added to it."""
+"""What a node alone is given, so that it need not describe links it has not; used once nodes are added to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """One box of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no cap)."""
+    """One node of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no
+    cap)."""
 
     name: str
     device: DeviceSpec
@@ -36,7 +37,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two boxes: bits a second (0 where there is no link), and the pure delay in seconds."""
+    """One direction between two nodes: bits a second (0 where there is no link), and the pure delay in seconds."""
 
     bandwidth_bps: float
     latency_s: float = 0.0
@@ -58,9 +59,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Boxes and links.
+    """Nodes and links.
 
-    `links` holds what differs from `default_link`, by (sender, receiver). `cloud` names the box that baselines offload
+    `links` holds what differs from `default_link`, by (sender, receiver). `cloud` names the node that baselines offload
     to (None: the one with the fastest memory beside the source).
     """
 
@@ -78,19 +79,19 @@ class Cluster:
         return tuple(node.name for node in self.nodes)
 
     def link(self, sender: ClusterNode, receiver: ClusterNode) -> Link:
-        """The link from one box to another, within what both ends can do."""
+        """The link from one node to another, within what both ends can do."""
         link = self.links.get((sender.name, receiver.name), self.default_link)
         caps = [rate for rate in (sender.up_bps, receiver.down_bps) if rate is not None]
         return replace(link, bandwidth_bps=min(link.bandwidth_bps, *caps)) if caps else link
 
     def index(self, name: str, field_name: str) -> int:
-        """Position of a box. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
+        """Position of a node. Raises InvalidArgumentError naming `field_name` when there is none of that name."""
         for index, node in enumerate(self.nodes):
             if node.name == name:
                 return index
         shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
         raise InvalidArgumentError(
-            f"{field_name}: there is no box {name!r}; boxes are {shown}", field=field_name, reason="UNKNOWN_NODE"
+            f"{field_name}: there is no node {name!r}; nodes are {shown}", field=field_name, reason="UNKNOWN_NODE"
         )
 
 
@@ -116,7 +117,7 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
     )
     cluster.index(cluster.source, "source")
     if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
-        raise invalid("cloud", f"{cluster.cloud!r} is the source; name another box")
+        raise invalid("cloud", f"{cluster.cloud!r} is the source; name another node")
     return cluster
 
 
@@ -171,7 +172,7 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
         name, count = table.text("name"), table.count("count", 1)
         check_name(name, table.name("name"))
         if len(nodes) + count > MAX_NODES:
-            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} boxes")
+            raise invalid(table.name("count"), f"is {count}; a cluster has at most {MAX_NODES} nodes")
         node = ClusterNode(
             name=name,
             device=_device(table),
@@ -271,13 +272,13 @@ def _links(value: Any, nodes: Sequence[ClusterNode]) -> tuple[Link, dict[tuple[s
 
 
 def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], list[str]]] | None:
-    """Senders and receivers of a [[link]], None for the default one. A group's name stands for all its boxes."""
+    """Senders and receivers of a [[link]], None for the default one. A group's name stands for all its nodes."""
     if table.given("between"):
         if table.given("from") or table.given("to"):
             raise invalid(table.name("between"), "stands beside from or to; give one or the other")
         pair = table.values["between"]
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(name, str) for name in pair):
-            raise invalid(table.name("between"), f"is {pair!r}; it must be two names of boxes")
+            raise invalid(table.name("between"), f"is {pair!r}; it must be two names of nodes")
         first, second = (_named(name, table.name("between"), nodes) for name in pair)
         return [(first, second), (second, first)]
     if not table.given("from") and not table.given("to"):
@@ -290,7 +291,7 @@ def _check_pairs(pairs: int, field_name: str) -> None:
     if pairs > MAX_PAIRS:
         raise invalid(
             field_name,
-            f"brings the links to {pairs} pairs of boxes; at most {MAX_PAIRS} can differ from the default [[link]], so "
+            f"brings the links to {pairs} pairs of nodes; at most {MAX_PAIRS} can differ from the default [[link]], so "
             "give what most pairs have as the default",
         )
 
@@ -298,12 +299,12 @@ def _check_pairs(pairs: int, field_name: str) -> None:
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
     found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
     if not found:
-        raise InvalidArgumentError(f"{field_name}: there is no box {name!r}", field=field_name, reason="UNKNOWN_NODE")
+        raise InvalidArgumentError(f"{field_name}: there is no node {name!r}", field=field_name, reason="UNKNOWN_NODE")
     return found
 
 
 def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
-    """The cluster with `count` more boxes of a kind: of one it has (with its caps), or of the catalogue."""
+    """The cluster with `count` more nodes of a kind: of one it has (with its caps), or of the catalogue."""
     like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         raise InvalidArgumentError(
@@ -312,7 +313,7 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
             reason="UNKNOWN_DEVICE",
         )
     if len(cluster.nodes) + count > MAX_NODES:
-        raise invalid(field_name, f"asks for {count} more boxes; a cluster has at most {MAX_NODES}")
+        raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
     taken, added, number = set(cluster.names), list[ClusterNode](), 0
     while len(added) < count:
@@ -325,26 +326,26 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
 
 
 def node_like(cluster: Cluster, kind: str) -> ClusterNode | None:
-    """The first box of a group or kind that the cluster has."""
+    """The first node of a group or kind that the cluster has."""
     return next((node for node in cluster.nodes if kind in (node.group, node.device.kind)), None)
 
 
 def without_nodes(cluster: Cluster, name: str, field_name: str) -> Cluster:
-    """The cluster without a box. Raises InvalidArgumentError when there is none, or when it is the source."""
+    """The cluster without a node. Raises InvalidArgumentError when there is none, or when it is the source."""
     index = cluster.index(name, field_name)
     if name == cluster.source:
-        raise invalid(field_name, f"would remove the source {name}; name another box")
+        raise invalid(field_name, f"would remove the source {name}; name another node")
     cloud = None if cluster.cloud == name else cluster.cloud
     return replace(cluster, nodes=cluster.nodes[:index] + cluster.nodes[index + 1 :], cloud=cloud)
 
 
 def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], DeviceSpec], field_name: str) -> Cluster:
-    """The cluster with other figures for a box, or for all boxes of a group; for all there are where no name is given.
+    """The cluster with other figures for a node, or for all nodes of a group; for all there are where no name is given.
 
-    Raises InvalidArgumentError naming `field_name` when there is no such box.
+    Raises InvalidArgumentError naming `field_name` when there is no such node.
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
-    devices: dict[int, DeviceSpec] = {}  # boxes that share a spec go on sharing one
+    devices: dict[int, DeviceSpec] = {}  # nodes that share a spec go on sharing one
     nodes = []
     for node in cluster.nodes:
         if node.name in named:
@@ -357,7 +358,7 @@ def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], Dev
 
 
 def with_bandwidth(cluster: Cluster, bandwidth_bps: float, pair: tuple[str, str] | None) -> Cluster:
-    """The cluster with every link it has at this rate, or only those between two boxes, in both directions."""
+    """The cluster with every link it has at this rate, or only those between two nodes, in both directions."""
     if pair is None:
         links = {ends: _at_rate(link, bandwidth_bps) for ends, link in cluster.links.items()}
         default = _at_rate(cluster.default_link, bandwidth_bps)

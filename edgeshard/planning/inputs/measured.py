@@ -1,4 +1,4 @@
-"""A box that was measured, as the planner asks it for times. Pure."""
+"""A node that was measured, as the planner asks it for times. Pure."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class MeasuredTimes:
 
 
 def power_measured(problem: PlanProblem, name: str) -> bool:
-    """Whether a box's watts are its sensor's, not those of a data sheet or of the cluster file."""
+    """Whether a node's watts are its sensor's, not those of a data sheet or of the cluster file."""
     times = problem.times.get(name)
     return isinstance(times, MeasuredTimes) and times.fit.profile.energy is not None
 
 
 def doubtful(problem: PlanProblem) -> dict[str, tuple[str, ...]]:
-    """What speaks against the profiles that a problem is planned with, in words, by box; those left out count too."""
+    """What speaks against the profiles that a problem is planned with, in words, by node; those left out count too."""
     found = {
         name: quality_warnings(times.fit)
         for name, times in problem.times.items()

@@ -29,7 +29,7 @@ class Objective(StrEnum):
     """Most tokens a second of a full pipeline."""
     ENERGY = "energy"
     """Fewest joules per token with at most `concurrency` requests (one alone unless given), within
-    `max_time_per_token_s`. The watts of every box are known then."""
+    `max_time_per_token_s`. The watts of every node are known then."""
     AUTO = "auto"
     """Most tokens a second with `concurrency` requests, within `max_time_per_token_s`; alone it is `request`."""
 
@@ -74,7 +74,7 @@ class StepShape:
 
 
 class ComputeTimes(Protocol):
-    """Seconds a box needs for the parts of a model: a roofline, or a measured profile."""
+    """Seconds a node needs for the parts of a model: a roofline, or a measured profile."""
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float: ...
 
@@ -99,20 +99,20 @@ class PlanProblem:
     batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
     concurrency           most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for
                           `throughput`
-    quantisation          how every box keeps its weights; None for the dtype
+    quantisation          how every node keeps its weights; None for the dtype
     loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
-                          it is; None: the dtype's, on boxes with one memory only
-    exclude, reserve      boxes not to use; bytes to leave free, by box
-    max_share             largest part of the layers a box may hold, in (0, 1], by box
+                          it is; None: the dtype's, on nodes with one memory only
+    exclude, reserve      nodes not to use; bytes to leave free, by node
+    max_share             largest part of the layers a node may hold, in (0, 1], by node
     min_nodes, max_nodes  bounds on the number of stages
-    head_on_source        the source computes norm and head, so that no other box sees a token
-    relays                whether a box without layers may pass frames around a slow link
+    head_on_source        the source computes norm and head, so that no other node sees a token
+    relays                whether a node without layers may pass frames around a slow link
     asynchronous          whether sending overlaps computing
-    allow_streaming       whether a box may read a part of its weights from its disk in every step
+    allow_streaming       whether a node may read a part of its weights from its disk in every step
     sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
                           `STEP_TOKENS`, each of which passes all stages before the next begins
-    times                 measured boxes by name; the others are estimated from their figures
-    held                  what of the model boxes keep packed on their disks, by box (`planning.search.locality`)
+    times                 measured nodes by name; the others are estimated from their figures
+    held                  what of the model nodes keep packed on their disks, by node (`planning.search.locality`)
     """
 
     model: ModelSpec

@@ -73,7 +73,7 @@ class ExpertKind:
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
-    `expert_kinds` are those that a box can read from its disk one by one; none, in families where layers pass whole.
+    `expert_kinds` are those that a node can read from its disk one by one; none, in families where layers pass whole.
 
     `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
     all that may be small integers, `expert_matrices` those of the experts. `float32_parameters` are held in float32
@@ -108,7 +108,7 @@ class BlockSpec:
         return every - missed * self.expert_matrices.weight_bytes(self.expert_parameters, dtype, integers)
 
     def expert_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> list[int]:
-        """Bytes of each expert that a box can read by itself."""
+        """Bytes of each expert that a node can read by itself."""
         integers = None if quantisation is None else quantisation.blocks
         found: list[int] = []
         for kind in self.expert_kinds:

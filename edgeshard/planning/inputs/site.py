@@ -1,7 +1,7 @@
 """A site as its coordinator knows it, as the planner's cluster: measured times and links. Pure.
 
-A plan must not rest on figures that nobody has. A box without times, measured or of the catalogue, therefore makes the
-site unplannable, by its name. Two boxes without a measured link have none: a plan never sends from one to the other.
+A plan must not rest on figures that nobody has. A node without times, measured or of the catalogue, therefore makes the
+site unplannable, by its name. Two nodes without a measured link have none: a plan never sends from one to the other.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from edgeshard.planning.inputs.shapes import ModelSpec
 from edgeshard.planning.inputs.workspace import largest_step_tokens
 
 NOT_MEASURED = "NOT_MEASURED"
-"""Reason of the error for a site that cannot be planned before boxes are measured."""
+"""Reason of the error for a site that cannot be planned before nodes are measured."""
 LOADING_ITEMSIZE = 4
-"""A box loads tensor by tensor, and the one at hand is there once more in fp32."""
+"""A node loads tensor by tensor, and the one at hand is there once more in fp32."""
 _NO_LINK = Link(bandwidth_bps=0.0)
 _NAMES_SHOWN = 5
 
@@ -55,9 +55,9 @@ class SiteNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SiteCluster:
-    """The boxes that layers can be placed on, by name, the source first.
+    """The nodes that layers can be placed on, by name, the source first.
 
-    `times` are the measured boxes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
+    `times` are the measured nodes'; those in `estimated` have the figures of the catalogue. `unmeasured` are the pairs
     (sender, receiver) without a measurement, between which there is no link. Those in `starting` are left out.
     """
 
@@ -80,12 +80,12 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
     exclude: Collection[str] = (),
     others: Mapping[NodeId, ComputeProfile] = MappingProxyType({}),
 ) -> SiteCluster:
-    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by box; a box that
+    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by node; a node that
     has none, and that no data sheet is known of, counts as one that would take as long for a model of `others`.
 
-    Boxes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
-    source that is not there, InvalidArgumentError for boxes that cannot run small integers, FailedPreconditionError
-    (reason NOT_MEASURED) naming the boxes nobody has times of.
+    Nodes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
+    source that is not there, InvalidArgumentError for nodes that cannot run small integers, FailedPreconditionError
+    (reason NOT_MEASURED) naming the nodes nobody has times of.
     """
     nodes = list(nodes)
     usable = _usable(nodes, source, exclude)
@@ -114,7 +114,7 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
             times[node.name] = MeasuredTimes.of(profile)
             known = _figures(profile, known)
         assert known is not None
-        # Memory as the coordinator counts it: what the box grants less what others hold there.
+        # Memory as the coordinator counts it: what the node grants less what others hold there.
         device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
         planned.append(ClusterNode(node.name, device, node.name))
     found, unmeasured = _links(usable, links)
@@ -125,7 +125,7 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Without relays: a box without layers cannot be deployed.
+    """A model on a site; `options` are PlanProblem's. Without relays: a node without layers cannot be deployed.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
@@ -143,7 +143,7 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
 def profile_command(
     model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
 ) -> str:
-    """What has boxes measured for a model; all that are connected when none is named."""
+    """What has nodes measured for a model; all that are connected when none is named."""
     quantise: tuple[str, ...] = ()
     if quantisation is not None:
         quantise = ("--quantise", quantisation.blocks)
@@ -159,9 +159,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def node_starting(field: str, name: str) -> UnavailableError:
-    """The error for a box that `field` names and that has joined, but still imports what computes."""
+    """The error for a node that `field` names and that has joined, but still imports what computes."""
     return UnavailableError(
-        f"{field}: box {name} is still starting; ask again in a moment, or leave it out",
+        f"{field}: node {name} is still starting; ask again in a moment, or leave it out",
         field=field,
         reason="NODE_STARTING",
         retry_after_s=1.0,
@@ -169,15 +169,15 @@ def node_starting(field: str, name: str) -> UnavailableError:
 
 
 def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) -> list[SiteNode]:
-    """Placeable boxes by name, the source first. `source` is a name or an id."""
+    """Placeable nodes by name, the source first. `source` is a name or an id."""
     found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
     if not found:
         names = listed(sorted(node.name for node in every)) or "none"
-        raise NotFoundError(f"source: there is no box {source}; boxes are {names}", field="source")
+        raise NotFoundError(f"source: there is no node {source}; nodes are {names}", field="source")
     first = found[-1]
     if not first.connected:
         raise UnavailableError(
-            f"source: box {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
+            f"source: node {source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
     if not first.placeable:
         raise node_starting("source", first.name)
@@ -189,7 +189,7 @@ def _check_processors(nodes: Sequence[SiteNode], quantisation: Quantisation) -> 
     others = [node.name for node in nodes if node.facts.kind != "cpu"]
     if others:
         raise InvalidArgumentError(
-            f"quantisation: weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these boxes",
+            f"quantisation: weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these nodes",
             field="quantisation",
             reason="UNSUPPORTED_QUANTISATION",
         )
@@ -210,7 +210,7 @@ def _links(
 
 
 def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
-    """A measured box as the device that would take as long by the roofline. Solvers do not see it, baselines do.
+    """A measured node as the device that would take as long by the roofline. Solvers do not see it, baselines do.
 
     Its watts are measured too where it has a sensor, else those of the catalogue where it is there.
     """

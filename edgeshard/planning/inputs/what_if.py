@@ -1,4 +1,4 @@
-"""What if there were other boxes: a problem with some added, or one taken away. Pure."""
+"""What if there were other nodes: a problem with some added, or one taken away. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIGURE = re.compile(
     r"(?(disk)(?:/s)?)",
     re.IGNORECASE,
 )
-"""`NODE disk=2.1GB/s` and `NODE memory=+8GB`; without a box they are for all."""
+"""`NODE disk=2.1GB/s` and `NODE memory=+8GB`; without a node they are for all."""
 
 
 def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
@@ -66,7 +66,7 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
 
 
 def typical_link(cluster: Cluster) -> Link:
-    """The median of a site's links, which a box that is not there yet is taken to have."""
+    """The median of a site's links, which a node that is not there yet is taken to have."""
     rates = [link for link in cluster.links.values() if link.bandwidth_bps]
     if not rates:
         return Link(NO_NEIGHBOUR_BPS)
@@ -76,7 +76,7 @@ def typical_link(cluster: Cluster) -> Link:
 
 
 def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
-    """With another rate of disks, or with more memory, on the boxes named or on all."""
+    """With another rate of disks, or with more memory, on the nodes named or on all."""
     value = float(figure["number"]) * _UNITS[figure["unit"].lower()]
 
     def change(device: DeviceSpec) -> DeviceSpec:
@@ -88,7 +88,7 @@ def _with_figure(problem: PlanProblem, figure: re.Match[str]) -> PlanProblem:
 
 
 def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
-    """A box like a measured one takes the same times."""
+    """A node like a measured one takes the same times."""
     before, like = problem.cluster, node_like(problem.cluster, kind)
     described = before.default_link.bandwidth_bps > 0
     after = with_nodes(before if described else _open(before), kind, count, "what_if")
@@ -102,7 +102,7 @@ def _with_nodes(problem: PlanProblem, kind: str, count: int) -> PlanProblem:
 
 
 def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> Cluster:
-    """The added boxes with the links of `like`; among themselves and with it those of its group."""
+    """The added nodes with the links of `like`; among themselves and with it those of its group."""
     links = dict(cluster.links)
     for (sender, receiver), link in cluster.links.items():
         if sender == like.name:
@@ -117,7 +117,7 @@ def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> C
 
 
 def _without(problem: PlanProblem, name: str) -> PlanProblem:
-    """Without a box, and what was asked of it."""
+    """Without a node, and what was asked of it."""
     cluster = without_nodes(problem.cluster, name, "what_if")
     return replace(
         problem,
@@ -129,7 +129,7 @@ def _without(problem: PlanProblem, name: str) -> PlanProblem:
 
 
 def _open(cluster: Cluster) -> Cluster:
-    """A site's cluster with a link for boxes to come; the pairs it has keep theirs, or keep having none."""
+    """A site's cluster with a link for nodes to come; the pairs it has keep theirs, or keep having none."""
     pairs = [(x, y) for x in cluster.nodes for y in cluster.nodes if x is not y]
     links = {(x.name, y.name): cluster.link(x, y) for x, y in pairs}
     return replace(cluster, default_link=typical_link(cluster), links=MappingProxyType(links))

@@ -1,13 +1,13 @@
 """What other ways of placing a model would reach, beside the plan: the paper's baselines and what other tools do. Pure.
 
 edge-solo            all layers on the source
-cloud-edge-even      half on the source, half on the cloud box
+cloud-edge-even      half on the source, half on the cloud node
 cloud-edge-opt       the best cut between these two, or the source alone
-edgeshard-even       the boxes of the plan, with equal shares; where that does not fit, more boxes, largest first
+edgeshard-even       the nodes of the plan, with equal shares; where that does not fit, more nodes, largest first
 edgeshard-paper      the paper's Algorithm 1 (latency) or 2 (throughput)
-memory-proportional  all boxes, shares by memory
-whole-fastest        all layers on the box that is best for the objective; requests come in there
-replicas             all layers on each box that can hold them, requests shared out (`replicas`)
+memory-proportional  all nodes, shares by memory
+whole-fastest        all layers on the node that is best for the objective; requests come in there
+replicas             all layers on each node that can hold them, requests shared out (`replicas`)
 edgeshard            the plan
 """
 
@@ -41,7 +41,7 @@ COMPARED = (*STRATEGIES[:-1], "whole-fastest", "replicas", "edgeshard")
 """The rows of a comparison: `STRATEGIES`, and the model whole where requests need not come in at the source."""
 
 Shares = Sequence[tuple[int, int]]
-"""(box, layers) in the order of the pipeline."""
+"""(node, layers) in the order of the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
 def _with_cloud(costs: Costs, strategy: Callable[[Costs, int], PlanResult]) -> PlanResult:
     cloud = cloud_of(costs)
     if cloud is None or costs.problem.model.layer_count < 2:
-        shortage = Shortage("nodes", 1.0, "nodes", "there is no second box to offload to")
+        shortage = Shortage("nodes", 1.0, "nodes", "there is no second node to offload to")
         return PlanResult(costs.problem, shortage=shortage)
     return strategy(costs, cloud)
 
@@ -112,7 +112,7 @@ def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
 
 
 def cloud_of(costs: Costs) -> int | None:
-    """The box to offload to: the cluster's own choice, or the fastest memory beside the source; None when alone."""
+    """The node to offload to: the cluster's own choice, or the fastest memory beside the source; None when alone."""
     wanted = costs.problem.cluster.cloud
     if wanted is not None and wanted in costs.names:
         return costs.names.index(wanted)
@@ -121,14 +121,14 @@ def cloud_of(costs: Costs) -> int | None:
 
 
 def even(nodes: Sequence[int], layers: int) -> Shares:
-    """Equal shares, the first boxes one layer more where it does not come out even."""
+    """Equal shares, the first nodes one layer more where it does not come out even."""
     nodes = nodes[:layers]
     each, over = divmod(layers, len(nodes))
     return [(node, each + (position < over)) for position, node in enumerate(nodes)]
 
 
 def cut_of(shares: Shares) -> Cut:
-    """The cut of these shares; a box with none is left out."""
+    """The cut of these shares; a node with none is left out."""
     nodes, ends, end = [], [], 0
     for node, count in shares:
         if count:
@@ -139,7 +139,7 @@ def cut_of(shares: Shares) -> Cut:
 
 
 def memory_proportional(costs: Costs, load: Load) -> Cut | None:
-    """Shares by memory over all boxes, by largest remainder, the source first; box by box when that overfills one."""
+    """Shares by memory over all nodes, by largest remainder, the source first; node by node when that overfills one."""
     instance = costs.decode(load)
     order = [costs.source, *(i for i in range(len(costs.nodes)) if i != costs.source)]
     rooms = [float(instance.capacity_bytes[i]) for i in order]
@@ -161,7 +161,7 @@ def memory_proportional(costs: Costs, load: Load) -> Cut | None:
 
 
 def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
-    """Box after box as many layers as fit; None when some find no room."""
+    """Node after node as many layers as fit; None when some find no room."""
     shares, first = [], 0
     for position, node in enumerate(order):
         free = float(instance.capacity_bytes[node]) - instance.stage_bytes - instance.embed_bytes * (position == 0)
@@ -179,7 +179,7 @@ def _filled(instance: Instance, order: Sequence[int]) -> Cut | None:
 
 
 def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
-    """Equal shares over the plan's boxes; where they do not fit, over the fewest boxes for which they do."""
+    """Equal shares over the plan's nodes; where they do not fit, over the fewest nodes for which they do."""
     instance = costs.decode(load)
     cut = cut_of(even(chosen, instance.layers))
     if not violations(instance, cut):
@@ -194,7 +194,7 @@ def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
 
 
 def _paper(costs: Costs) -> PlanResult:
-    """Algorithm 1 in its most favourable reading (memory tracked along the way, no box used twice), or Algorithm 2.
+    """Algorithm 1 in its most favourable reading (memory tracked along the way, no node used twice), or Algorithm 2.
 
     Algorithm 2 knows no load. It is asked, for each b, with the memory of the largest m for which it finds a cut.
     """

@@ -30,12 +30,12 @@ _LEAST_GB = 0.1 * _GB
 
 
 def describe_streaming(result: PlanResult) -> tuple[str, ...]:
-    """All there is to say of a plan whose boxes stream; nothing of any other."""
+    """All there is to say of a plan whose nodes stream; nothing of any other."""
     return (*describe_speed(result), *describe_daily(result))
 
 
 def describe_speed(result: PlanResult) -> tuple[str, ...]:
-    """What each box that streams holds and reads and, with the last of them, how fast the plan is."""
+    """What each node that streams holds and reads and, with the last of them, how fast the plan is."""
     streaming = [stage for stage in result.stages if stage.streaming is not None]
     if not streaming or result.prediction is None:
         return ()
@@ -59,7 +59,7 @@ def describe_daily(result: PlanResult) -> tuple[str, ...]:
 
 
 def advice_without_streaming(result: PlanResult) -> str:
-    """What a box more like the largest of those that stream would bring, and how much memory would do; '' for none."""
+    """What a node more like the largest of those that stream would bring, and how much memory would do; '' for none."""
     streaming = [stage for stage in result.stages if stage.streaming is not None]
     if not streaming:
         return ""
@@ -68,12 +68,12 @@ def advice_without_streaming(result: PlanResult) -> str:
     parts = []
     more = plan(changed(result.problem, [f"+1 {_group(result.problem, largest.node)}"]), alternatives=0)
     if more.prediction is not None:
-        parts.append(f"one more box like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
+        parts.append(f"one more node like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
     if (found := _enough_memory(result, streaming)) is not None:
         size, after = found
-        boxes = " and ".join(stage.node for stage in streaming)
+        nodes = " and ".join(stage.node for stage in streaming)
         each = " each" if len(streaming) > 1 else ""
-        parts.append(f"{size} GB more memory in {boxes}{each} would bring {_figures(after)}, without reading the disk")
+        parts.append(f"{size} GB more memory in {nodes}{each} would bring {_figures(after)}, without reading the disk")
     return "; ".join(parts)
 
 
@@ -117,7 +117,7 @@ def daily_bytes(stage: PlannedStage, prediction: CutPrediction) -> float:
 
 
 def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
-    """Whether the boxes have room for this load, though they may have to stream more for its KV."""
+    """Whether the nodes have room for this load, though they may have to stream more for its KV."""
     read = tables.streamed(load).streamed
     return all(isfinite(read[node, first, end]) for node, first, end in stages(cut))
 

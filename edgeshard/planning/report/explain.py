@@ -76,7 +76,7 @@ def is_saturated(prediction: CutPrediction) -> bool:
 
 
 def longest_part(score: Score, nodes: Sequence[str]) -> tuple[str, float]:
-    """The largest single part of a round: a box's compute, a hop, or all pure delays together."""
+    """The largest single part of a round: a node's compute, a hop, or all pure delays together."""
     parts = [(f"compute of {node}", seconds) for node, seconds in zip(nodes, score.stage_s, strict=True)]
     following = [*nodes[1:], nodes[0]]
     parts += [
@@ -101,13 +101,13 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}."]
     lines.append(_where_time_goes(prediction))
     if prediction.joules_per_token is not None:
-        lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its boxes alone.")
+        lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its nodes alone.")
     if not result.streams and (sliced := _sliced(result)):
         lines.append(sliced)
     tightest = max(result.stages, key=lambda stage: stage.memory.needed / max(1, stage.memory.usable))
     memory = tightest.memory
     lines.append(
-        f"Fullest box: {tightest.node} with {memory.needed / GIB:.1f} of {memory.usable / GIB:.1f} GiB "
+        f"Fullest node: {tightest.node} with {memory.needed / GIB:.1f} of {memory.usable / GIB:.1f} GiB "
         f"({memory.weights / GIB:.1f} weights, {memory.kv / GIB:.2f} KV)."
     )
     detour = _detour(result)

@@ -1,10 +1,10 @@
 """Should the model be split at all? The answer in words, and what would change it. Pure.
 
     verdict(problem, rows) -> str     under a comparison: which is better, and where the other one would be
-    advice(result) -> str             beside a plan: one sentence where the model whole on each box is clearly better
+    advice(result) -> str             beside a plan: one sentence where the model whole on each node is clearly better
 
 What would change the answer is found by planning again: for other numbers of requests, for faster or slower links, for
-boxes with less memory.
+nodes with less memory.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.plan import PlanResult, plan, predict
-from edgeshard.planning.search.replicas import BoxAlone, Replicas, boxes_alone, replicas
+from edgeshard.planning.search.replicas import NodeAlone, Replicas, nodes_alone, replicas
 from edgeshard.planning.search.spare import kinds_of
 
 CLEARLY = 0.05
 """A plan mentions replicas that are better by more than this part."""
 MOST_ADVISED = 64
-"""With more boxes a plan does not look at replicas."""
+"""With more nodes a plan does not look at replicas."""
 MOST_TRIED = 16
 MOST_KINDS_TRIED = 6
-"""With more boxes, or for a rate with more kinds of them, nothing is planned again: that takes up to thirty plans."""
+"""With more nodes, or for a rate with more kinds of them, nothing is planned again: that takes up to thirty plans."""
 _LINK_FACTORS = tuple(2**exponent for exponent in range(1, 11))
 _MEMORY_STEPS = 32
 _PRINTED = 0.1e9
@@ -72,7 +72,7 @@ def plan_wins(problem: PlanProblem) -> bool:
 
 
 def advice(result: PlanResult) -> str:
-    """One sentence where the model whole on each box, or on another one, is clearly better than this plan; else ''."""
+    """One sentence where the model whole on each node, or on another one, is clearly better than this plan; else ''."""
     problem = result.problem
     if result.prediction is None or len(problem.cluster.nodes) > MOST_ADVISED:
         return ""
@@ -87,7 +87,7 @@ def advice(result: PlanResult) -> str:
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
-    """Whether to split, by the rows of `compare`, and what would change that; '' where there is one box only."""
+    """Whether to split, by the rows of `compare`, and what would change that; '' where there is one node only."""
     by_name = {row.strategy: row for row in rows}
     planned, shared = by_name["edgeshard"], by_name["replicas"]
     if len(problem.cluster.nodes) - len(set(problem.exclude)) < 2:
@@ -112,9 +112,9 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
 
 def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
     """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
-    boxes = boxes_alone(problem)
+    nodes = nodes_alone(problem)
     if (
-        len(boxes) > MOST_TRIED
+        len(nodes) > MOST_TRIED
         or problem.goal is Objective.ENERGY
         or (not problem.goal.is_single and not _quickly_searched(problem))
     ):
@@ -126,7 +126,7 @@ def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
 
     found = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
     found.append(_by_links(problem, pair.plan_wins, better, other))
-    found.append(_lacking(boxes) if pair.plan_wins else _by_memory(problem, boxes, better, other))
+    found.append(_lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other))
     return [sentence for sentence in found if sentence]
 
 
@@ -184,10 +184,10 @@ def _by_links(problem: PlanProblem, slower: bool, better: str, other: Tried) -> 
     return f"{better} with links {f'of 1/{factor} of their rate' if slower else f'{factor} times as fast'}."
 
 
-def _by_memory(problem: PlanProblem, boxes: Sequence[BoxAlone], better: str, other: Tried) -> str:
-    """Less memory on every box: replicas hold fewer requests, and at last not the model."""
-    least = min(box.memory.needed for box in boxes if box.figures) * (1 - _SAME)
-    most = max(box.memory.usable for box in boxes)
+def _by_memory(problem: PlanProblem, nodes: Sequence[NodeAlone], better: str, other: Tried) -> str:
+    """Less memory on every node: replicas hold fewer requests, and at last not the model."""
+    least = min(node.memory.needed for node in nodes if node.figures) * (1 - _SAME)
+    most = max(node.memory.usable for node in nodes)
     steps = [most - (most - least) * step / _MEMORY_STEPS for step in range(1, _MEMORY_STEPS + 1)]
     sizes = [size // _PRINTED * _PRINTED for size in steps]
 
@@ -195,16 +195,16 @@ def _by_memory(problem: PlanProblem, boxes: Sequence[BoxAlone], better: str, oth
         return other(_with_memory(problem, size))
 
     if not wins(sizes[-1]):
-        return "Boxes with too little memory for the whole model would have too little for any plan."
-    return f"{better} if no box had more than {gibibytes(_first(sizes, wins))} to use."
+        return "Nodes with too little memory for the whole model would have too little for any plan."
+    return f"{better} if no node had more than {gibibytes(_first(sizes, wins))} to use."
 
 
-def _lacking(boxes: Sequence[BoxAlone]) -> str:
-    short = sorted((box for box in boxes if box.short_bytes), key=lambda box: box.short_bytes)
+def _lacking(nodes: Sequence[NodeAlone]) -> str:
+    short = sorted((node for node in nodes if node.short_bytes), key=lambda node: node.short_bytes)
     if not short:
         return ""
     more = f" and {len(short) - _NAMES_SHOWN} more" if len(short) > _NAMES_SHOWN else ""
-    shown = ", ".join(f"{box.node} ({gibibytes(box.short_bytes)})" for box in short[:_NAMES_SHOWN])
+    shown = ", ".join(f"{node.node} ({gibibytes(node.short_bytes)})" for node in short[:_NAMES_SHOWN])
     return f"Too little memory for the whole model: {shown}{more}."
 
 
@@ -233,7 +233,7 @@ def _with_links(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _with_memory(problem: PlanProblem, size: float) -> PlanProblem:
-    """No box with more than `size` bytes to use; what it has beyond is reserved."""
+    """No node with more than `size` bytes to use; what it has beyond is reserved."""
     reserve = {
         node.name: max(problem.reserve.get(node.name, 0.0), node.device.usable_bytes - size)
         for node in problem.cluster.nodes
@@ -267,10 +267,10 @@ def _cost(row: StrategyRow, goal: Objective) -> float:
 
 
 def _whole(problem: PlanProblem, whole: Replicas) -> str:
-    """`the model whole on each of 2 boxes (a=0:24 x4 | b=0:24 x4)`."""
+    """`the model whole on each of 2 nodes (a=0:24 x4 | b=0:24 x4)`."""
     if len(whole.replicas) > 1:
         placement = f" ({whole.placement})" if len(whole.replicas) <= _NAMES_SHOWN else ""
-        return f"the model whole on each of {len(whole.replicas)} boxes{placement}"
+        return f"the model whole on each of {len(whole.replicas)} nodes{placement}"
     node = whole.replicas[0].node
     return f"the model whole on {node}{'' if node == problem.cluster.source else ', where requests then come in,'}"
 

@@ -1,13 +1,13 @@
 """The cut over which one request alone takes the fewest joules, its prompt in the slices that its head would cut. Pure.
 
 Cuts are looked at, and changed step by step, as for the request's time (`request_search`). With E the joules of the
-computing above idle, I the idle watts of a cut's boxes and T its time, a cut takes E + I T, of which E and I are sums
+computing above idle, I the idle watts of a cut's nodes and T its time, a cut takes E + I T, of which E and I are sums
 over stages. With i <= I and t <= T for every cut,
 
     E + I T  >=  E + I t                and        E + I T  >=  E + t (I - i) + i T'
 
 where T' <= T is a sum over stages and hops as well. So solvers of sums find what no cut is below. And of the time
-that a box stands, a part may be bounded by how long it computes itself.
+that a node stands, a part may be bounded by how long it computes itself.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _WEIGHTS = (0.0, 1.0, 4.0, 20.0, 200.0)
-"""Candidates weigh time by so many times the mean idle watts of a box, beyond those of any cut."""
+"""Candidates weigh time by so many times the mean idle watts of a node, beyond those of any cut."""
 _PRESSURE = (0.1, 0.5, 2.0, 10.0)
 """How much a time per token beyond the limit costs, as multiples of the energy at the limit."""
 
 
 class EnergyAlone(RequestSearch):
-    """For one request alone, in joules of the whole request. The watts of all boxes are known."""
+    """For one request alone, in joules of the whole request. The watts of all nodes are known."""
 
     def __init__(self, costs: Costs) -> None:
         super().__init__(costs, Objective.ENERGY)
@@ -132,7 +132,7 @@ def bounded(instance: Instance, decode: Instance, limit_s: float | None) -> Boun
 
 
 def weighted(instance: Instance, weights: Floats) -> Instance:
-    """The computing seconds of each box times its weight; links take nothing, those that are missing are still."""
+    """The computing seconds of each node times its weight; links take nothing, those that are missing are still."""
     none = np.where(np.isfinite(instance.hop_s), 0.0, INFINITY)
     back = np.where(np.isfinite(instance.return_s), 0.0, INFINITY)
     return replace(
@@ -148,12 +148,12 @@ def weighted(instance: Instance, weights: Floats) -> Instance:
 
 
 def standing(instance: Instance, per_stage: Floats) -> Instance:
-    """So much more for each box that is a stage at all."""
+    """So much more for each node that is a stage at all."""
     return replace(instance, overhead_s=instance.overhead_s + per_stage)
 
 
 def power(instance: Instance, idle_w: Floats, more_w: Floats) -> Instance:
-    """An instance by which boxes of other watts are not equal."""
+    """An instance by which nodes of other watts are not equal."""
     return replace(instance, overhead_s=idle_w, embed_s=more_w)
 
 

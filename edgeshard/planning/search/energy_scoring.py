@@ -1,6 +1,6 @@
 """The tokens per joule of many cuts at once, each at the best load it can have. Pure.
 
-With I the idle watts of a cut's boxes, and C the joules above idle that one micro-batch's prompts and answers take,
+With I the idle watts of a cut's nodes, and C the joules above idle that one micro-batch's prompts and answers take,
 
     joules per token = I / rate + C / (b G)
 

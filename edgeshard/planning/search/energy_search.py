@@ -3,11 +3,11 @@
 One request alone has a search of its own (`energy_alone`). More of them go as throughput has them: few cuts are all
 looked at, each at every b and m (`energy_scoring`); of more, solvers of sums and the plan of the highest rate propose
 some, which are improved step by step. What no cut is below then comes from the bound on the rate, r, and from sums:
-with I the idle watts of a cut's boxes and C the joules above idle of a micro-batch's computing,
+with I the idle watts of a cut's nodes and C the joules above idle of a micro-batch's computing,
 
     joules per token  >=  C / (b G) + I / r       and       joules per token  >=  (C + idle_w computing) / (b G)
 
-since a box stands at least as long as it computes. Of the first, the part of the boxes that every cut has may be had
+since a node stands at least as long as it computes. Of the first, the part of the nodes that every cut has may be had
 by the way around the ring instead. All are sums over stages, for which the solvers find the least of all cuts.
 """
 
@@ -33,7 +33,7 @@ from edgeshard.planning.solvers.solve import solve_latency
 from edgeshard.planning.solvers.walks import INFINITY, Kinds
 
 _OWN = (0.5, 0.0, 1.0)
-"""Parts of a box's idle time that are bounded by its own computing instead of the rate; the first one suits most."""
+"""Parts of a node's idle time that are bounded by its own computing instead of the rate; the first one suits most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EnergySearch:
 
 
 def search_energy(costs: Costs) -> EnergySearch | None:
-    """None where no cut keeps every limit. The watts of all boxes are known."""
+    """None where no cut keeps every limit. The watts of all nodes are known."""
     some, kinds, index = without_spare(costs, split_by_watts(costs, kinds_of(costs)))
     tokens = costs.problem.new_tokens
     alone = EnergyAlone(some).run()
@@ -79,7 +79,7 @@ def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple
 
 
 def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
-    """Kinds whose boxes have the same watts too."""
+    """Kinds whose nodes have the same watts too."""
     if kinds is None:
         return None
     members: list[tuple[int, ...]] = []
@@ -135,7 +135,7 @@ class _Sums:
         return found
 
     def _offer_with_room(self, instance: Instance, batch: int, pool: Pool) -> None:
-        """Offer cuts whose boxes hold many micro-batches: a token's part of the idle time is less then."""
+        """Offer cuts whose nodes hold many micro-batches: a token's part of the idle time is less then."""
         most = most_micro_batches(self._costs, batch)
         for micro_batches in {most, most // 2, most // 4} - {0, 1}:
             room = self._costs.decode(Load(batch, micro_batches))
@@ -144,7 +144,7 @@ class _Sums:
             pool.offer(None if solution is None else solution.cut)
 
     def _least_computing(self, low: int, high: int) -> float:
-        """Joules per token that every block takes at the least on any box, of b from `low` to `high`."""
+        """Joules per token that every block takes at the least on any node, of b from `low` to `high`."""
         busy_w = self._more_w + self._idle_w
         busy = weighted(self._answer(low), busy_w / (high * self._costs.problem.new_tokens))
         head_s = busy.head_s[busy.source] if busy.head_on_source else busy.head_s.min()

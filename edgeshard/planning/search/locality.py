@@ -1,4 +1,4 @@
-"""Plans that make use of what boxes keep packed on their disks: nearly as good, and ready sooner. Pure.
+"""Plans that make use of what nodes keep packed on their disks: nearly as good, and ready sooner. Pure.
 
 Among cuts that cost at most `LOCALITY_MARGIN` more than the best one, and have no more stages, the one is taken for
 which the fewest bytes of weights must be fetched and packed. Looked at are the best cut, the cut that what is held
@@ -35,7 +35,7 @@ def is_near(cost: float, least: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """That a plan was taken for what its boxes hold: the best one's placement, and what that costs.
+    """That a plan was taken for what its nodes hold: the best one's placement, and what that costs.
 
     `slower` is how much more the plan costs in its objective, as a part of the best one's cost. `saved_bytes` of
     weights need not be fetched and packed, which they would for the best one; `lacking_bytes` must all the same.
@@ -48,7 +48,7 @@ class Locality:
 
 
 class Lacking:
-    """Bytes of weights that the boxes of a cut would have to fetch and pack."""
+    """Bytes of weights that the nodes of a cut would have to fetch and pack."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -85,7 +85,7 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
         return best
     lacking, instance = Lacking(costs), costs.decode(load)
     limit = cost(best) * (1.0 + LOCALITY_MARGIN)
-    # Each box that holds something is a kind: which one takes a stage matters.
+    # Each node that holds something is a kind: which one takes a stage matters.
     kinds = Kinds(((costs.source,), *((node,) for node in holders if node != costs.source)))
     weighed: dict[Cut, tuple[int, float] | None] = {}
 
@@ -112,7 +112,7 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
 
 
 def _suggested(costs: Costs, best: Cut) -> Iterator[Cut]:
-    """The cut of an earlier placement, as what is held tells of it: each box as many layers as it holds in a row."""
+    """The cut of an earlier placement, as what is held tells of it: each node as many layers as it holds in a row."""
     held = [costs.problem.held.get(name, NOTHING_HELD).layers for name in costs.names]
     layer_count = costs.problem.model.layer_count
 

@@ -1,4 +1,4 @@
-"""Planning: boxes, cuts and loads chosen together, with the figures they are predicted to reach. Pure.
+"""Planning: nodes, cuts and loads chosen together, with the figures they are predicted to reach. Pure.
 
     plan(problem) -> PlanResult
 
@@ -9,7 +9,7 @@ then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
 
-Where boxes may stream weights from their disks, the best plan with boxes that do is compared with the best without
+Where nodes may stream weights from their disks, the best plan with nodes that do is compared with the best without
 (`tiers.joint`); where nothing fits and they may not, it is offered.
 
 Energy is the joules that a token takes (`energy`), of one request alone or of a load chosen with the cuts
@@ -60,7 +60,7 @@ _GAPS = {
 OFFERED = ("memory", "source_memory")
 """Constraints for want of which streaming is offered."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
-"""Reason of the error for boxes whose watts are not known."""
+"""Reason of the error for nodes whose watts are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
 
     `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
-    alone with its prompt in `slices`. Where boxes stream, `sweep` micro-batches go as one step, whose scores these are.
-    `request_s` is the time until they have all their tokens. `joules_per_token` is what all boxes of the cut take in
+    alone with its prompt in `slices`. Where nodes stream, `sweep` micro-batches go as one step, whose scores these are.
+    `request_s` is the time until they have all their tokens. `joules_per_token` is what all nodes of the cut take in
     that time for each token, None where the watts of one are unknown.
     """
 
@@ -100,7 +100,7 @@ class CutPrediction:
             case Objective.LATENCY:
                 return self.time_per_token_s
             case Objective.ENERGY:
-                assert self.joules_per_token is not None  # `plan` refuses boxes of unknown power
+                assert self.joules_per_token is not None  # `plan` refuses nodes of unknown power
                 return self.joules_per_token
             case _:
                 return 1.0 / self.throughput_tps
@@ -108,9 +108,9 @@ class CutPrediction:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: its box, layers and memory; seconds to compute one token and to send it on (the last returns it).
+    """One stage: its node, layers and memory; seconds to compute one token and to send it on (the last returns it).
 
-    `power` are its box's watts, None where they are unknown. `streaming` says what it reads from its disk in every
+    `power` are its node's watts, None where they are unknown. `streaming` says what it reads from its disk in every
     step, None where all its weights stay in memory.
     """
 
@@ -142,7 +142,7 @@ class PlanResult:
     """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
 
     `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
-    `offer` is what streaming would give where nothing fits and it was not allowed. `locality` says that what boxes hold
+    `offer` is what streaming would give where nothing fits and it was not allowed. `locality` says that what nodes hold
     decided, None where the plan is simply the best.
     """
 
@@ -158,7 +158,7 @@ class PlanResult:
 
     @property
     def streams(self) -> bool:
-        """Whether a box of the plan streams weights from its disk."""
+        """Whether a node of the plan streams weights from its disk."""
         return any(stage.streaming is not None for stage in self.stages)
 
     @property
@@ -175,14 +175,14 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     """The best plan for a problem.
 
     Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
-    the watts of a box that may be used are unknown.
+    the watts of a node that may be used are unknown.
     """
     problem.check()
     costs = Costs(problem)
     if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
         raise InvalidArgumentError(
             f"objective: the power of {listed(unknown)} is not known; give idle_w and busy_w in a cluster file, or "
-            "exclude these boxes",
+            "exclude these nodes",
             field="objective",
             reason=UNKNOWN_POWER,
         )
@@ -245,7 +245,7 @@ def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_ob
 
 
 def streaming_result(costs: Costs) -> PlanResult | None:
-    """The best plan whose boxes may stream; None where there is none, or none that is more than a plan without."""
+    """The best plan whose nodes may stream; None where there is none, or none that is more than a plan without."""
     tables = StreamTables(costs)
     if not tables.any_disk or costs.problem.goal is Objective.ENERGY:
         return None
@@ -258,7 +258,8 @@ def streaming_result(costs: Costs) -> PlanResult | None:
 
 
 def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
-    """A cut and a load that were given; None where a box has no room, not even streaming, or no disk to stream from."""
+    """A cut and a load that were given; None where a node has no room, not even streaming, or no disk to stream
+    from."""
     tables = StreamTables(costs)
     prediction = predict_streaming(tables, load, cut)
     if not isfinite(prediction.request_s):
@@ -272,7 +273,7 @@ def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | 
 
 
 def predict_streaming(tables: StreamTables, load: StreamedLoad, cut: Cut, pool: Load | None = None) -> CutPrediction:
-    """The figures of a cut whose boxes may stream, by the two-phase formula with sweeps for micro-batches.
+    """The figures of a cut whose nodes may stream, by the two-phase formula with sweeps for micro-batches.
 
     `pool` is the load that memory was given to, where it is more than `load`.
     """
@@ -302,7 +303,7 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
 
 
 def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
-    """The plan for which least is fetched and packed, of those nearly as good. Boxes that stream stay as they are."""
+    """The plan for which least is fetched and packed, of those nearly as good. Nodes that stream stay as they are."""
     best, problem = result.prediction, costs.problem
     if best is None or result.streams or not problem.held:
         return result
@@ -377,7 +378,7 @@ def _energy(costs: Costs) -> PlanResult:
 
 
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
-    """The best plans that use other boxes: with one fewer of each kind in use, and the source alone."""
+    """The best plans that use other nodes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
     found: list[tuple[Costs, CutPrediction]] = []
     others = [Cut((costs.source,), (problem.model.layer_count,))]
@@ -431,13 +432,13 @@ def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
 
 
 def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[object, ...]:
-    """A cut with interchangeable boxes taken as equal."""
+    """A cut with interchangeable nodes taken as equal."""
     names = [(costs.names[node], end - first) for node, first, end in stages(cut)]
     return tuple((kind_of.get(name, name), layers) for name, layers in names)
 
 
 def _one_fewer(costs: Costs, cut: Cut, groups: Sequence[Sequence[int]]) -> list[tuple[str, ...]]:
-    """For each kind of box in use but the source: the boxes to exclude so that one fewer of it can be used."""
+    """For each kind of node in use but the source: the nodes to exclude so that one fewer of it can be used."""
     choices = []
     for members in groups:
         used = [node for node in cut.nodes if node in members and node != costs.source]

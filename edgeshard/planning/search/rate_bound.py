@@ -44,7 +44,7 @@ _NARROWING = 10
 """Questions for the least station of a phase."""
 _NEAR = 0.005
 """A least station is told to this part of itself, or to what makes this part of the time needed."""
-_NEAR_OF_SINGLE_BOXES = 0.02
+_NEAR_OF_SINGLE_NODES = 0.02
 _THIN = 0.1
 """A rectangle that matters by less than this part of the tolerance is not split."""
 
@@ -122,7 +122,7 @@ class RateBound:
         self._costs, self._pool = costs, pool
         few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
         self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
-        self._few, self._near = few, _NEAR if few else _NEAR_OF_SINGLE_BOXES
+        self._few, self._near = few, _NEAR if few else _NEAR_OF_SINGLE_NODES
         self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
         one = len(self._kinds.members) ** 2.5 * pool.rates.least.layers
         self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))

@@ -83,7 +83,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One phase at one b, flat: `done` [M (N + 1)] seconds of a box's first blocks, links [M M]."""
+    """One phase at one b, flat: `done` [M (N + 1)] seconds of a node's first blocks, links [M M]."""
 
     done: Floats
     embed_s: Floats

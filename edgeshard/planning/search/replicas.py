@@ -1,11 +1,12 @@
-"""The model whole on one box, or whole on several with the requests shared out among them. Pure.
+"""The model whole on one node, or whole on several with the requests shared out among them. Pure.
 
-A box alone is an otherwise equal problem whose only box, and so whose source, it is: requests come in there. One box is
-one station, so more micro-batches only wait: k requests run as one micro-batch of b <= k, the b with the highest rate.
+A node alone is an otherwise equal problem whose only node, and so whose source, it is: requests come in there. One node
+is one station, so more micro-batches only wait: k requests run as one micro-batch of b <= k, the b with the highest
+rate.
 
     rate of the replicas = max over k_1 + ... + k_n <= concurrency of sum_i rate_i(k_i)
 
-Each box takes its next request when it has finished one, so rates add up. The split is found by a DP over the boxes,
+Each node takes its next request when it has finished one, so rates add up. The split is found by a DP over the nodes,
 exact whatever the shape of rate_i.
 """
 
@@ -30,8 +31,8 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class BoxAlone:
-    """What one box reaches with the whole model.
+class NodeAlone:
+    """What one node reaches with the whole model.
 
     `figures[k - 1]` is its best with at most k requests; none where it cannot serve one, and `reason` says why.
     `memory` is what the model and one request need there; `short_bytes` is what is missing of that.
@@ -49,7 +50,7 @@ class BoxAlone:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A box that holds the whole model, and its figures with its share of the requests."""
+    """A node that holds the whole model, and its figures with its share of the requests."""
 
     node: str
     prediction: CutPrediction
@@ -61,14 +62,14 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """The model on each of several boxes. Times are those of the slowest one, the rate is that of all together.
+    """The model on each of several nodes. Times are those of the slowest one, the rate is that of all together.
 
-    `left_out` are the boxes that cannot hold the model, or may not. No replica where no box can.
+    `left_out` are the nodes that cannot hold the model, or may not. No replica where no node can.
     """
 
     layers: int
     replicas: tuple[Replica, ...]
-    left_out: tuple[BoxAlone, ...]
+    left_out: tuple[NodeAlone, ...]
 
     @property
     def throughput_tps(self) -> float:
@@ -88,12 +89,12 @@ class Replicas:
 
     @property
     def placement(self) -> str:
-        """`a=0:24 x4 | b=0:24 x4`: what each box holds, and how many requests it takes at once."""
+        """`a=0:24 x4 | b=0:24 x4`: what each node holds, and how many requests it takes at once."""
         return " | ".join(f"{item.node}=0:{self.layers} x{item.requests}" for item in self.replicas)
 
     @property
     def reason(self) -> str:
-        """What each box adds, and which ones are left out."""
+        """What each node adds, and which ones are left out."""
         if not self.replicas:
             return none_holds(self.left_out)
         rates = [(item.prediction.throughput_tps, item.node) for item in self.replicas]
@@ -101,9 +102,9 @@ class Replicas:
         if len(rates) <= _NAMES_SHOWN:
             text = f"{', '.join(f'{node} {rate:.2f}' for rate, node in rates)} tokens/s"
         elif high <= low * (1 + _ROUNDING):
-            text = f"{high:.2f} tokens/s on each box"
+            text = f"{high:.2f} tokens/s on each node"
         else:
-            text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) on a box"
+            text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) on a node"
         return f"{text}; left out: {_listed(_reasons(self.left_out))}" if self.left_out else text
 
     @property
@@ -125,9 +126,9 @@ class Replicas:
         return max(replica.prediction.cost(goal) for replica in self.replicas)
 
 
-def boxes_alone(problem: PlanProblem) -> tuple[BoxAlone, ...]:
-    """Every box that may be used, with the whole model on it; boxes that nothing tells apart are computed once."""
-    known: dict[tuple[object, ...], BoxAlone] = {}
+def nodes_alone(problem: PlanProblem) -> tuple[NodeAlone, ...]:
+    """Every node that may be used, with the whole model on it; nodes that nothing tells apart are computed once."""
+    known: dict[tuple[object, ...], NodeAlone] = {}
     found = []
     for node in problem.cluster.nodes:
         if node.name in problem.exclude:
@@ -135,55 +136,55 @@ def boxes_alone(problem: PlanProblem) -> tuple[BoxAlone, ...]:
         asked = problem.reserve.get(node.name), problem.max_share.get(node.name)
         key = (id(node.device), id(problem.times.get(node.name)), *asked, node.name == problem.cluster.source)
         if key not in known:
-            known[key] = _box_alone(problem, node)
+            known[key] = _node_alone(problem, node)
         found.append(replace(known[key], node=node.name))
     return tuple(found)
 
 
 def whole_fastest(problem: PlanProblem) -> PlanResult:
-    """The model whole on the box that is best for the objective. The result's problem has that box as its source."""
-    boxes = boxes_alone(problem)
-    able = [box for box in boxes if box.figures]
+    """The model whole on the node that is best for the objective. The result's problem has that node as its source."""
+    nodes = nodes_alone(problem)
+    able = [node for node in nodes if node.figures]
     if not able:
-        return PlanResult(problem, shortage=_none_holds(boxes))
+        return PlanResult(problem, shortage=_none_holds(nodes))
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
 
 
 def replicas(problem: PlanProblem) -> Replicas:
-    """The model on each box that can hold it, with the requests shared out for the highest rate together.
+    """The model on each node that can hold it, with the requests shared out for the highest rate together.
 
-    One request alone goes to the box that is best for the objective, and so do all for the least energy, since a second
-    box only adds its own. At most `max_nodes` boxes are used.
+    One request alone goes to the node that is best for the objective, and so do all for the least energy, since a
+    second node only adds its own. At most `max_nodes` nodes are used.
     """
-    boxes = boxes_alone(problem)
-    able = [box for box in boxes if box.figures]
-    left_out = tuple(box for box in boxes if not box.figures)
+    nodes = nodes_alone(problem)
+    able = [node for node in nodes if node.figures]
+    left_out = tuple(node for node in nodes if not node.figures)
     if not able:
         chosen = []
     elif problem.goal.is_single or problem.goal is Objective.ENERGY:
         best = _best(problem, able)
         chosen = [Replica(best.node, best.figures[-1])]
     else:
-        rates = [[figure.throughput_tps for figure in box.figures] for box in able]
+        rates = [[figure.throughput_tps for figure in node.figures] for node in able]
         split = shared_out(rates, problem.request_limit, problem.max_nodes)
-        chosen = [Replica(box.node, box.figures[k - 1]) for box, k in zip(able, split, strict=True) if k]
+        chosen = [Replica(node.node, node.figures[k - 1]) for node, k in zip(able, split, strict=True) if k]
     return Replicas(problem.model.layer_count, tuple(chosen), left_out)
 
 
-def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_boxes: int | None = None) -> list[int]:
-    """How many requests each box gets, for the highest rate together; the fewest where more do not help.
+def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_nodes: int | None = None) -> list[int]:
+    """How many requests each node gets, for the highest rate together; the fewest where more do not help.
 
-    `rates[i][k - 1]` is box i's rate with at most k requests and rises with k; more than it lists add nothing.
+    `rates[i][k - 1]` is node i's rate with at most k requests and rises with k; more than it lists add nothing.
     """
     total = sum(map(len, rates))
     requests = total if requests is None else min(requests, total)
-    limited = most_boxes is not None and most_boxes < len(rates)
+    limited = most_nodes is not None and most_nodes < len(rates)
     if requests == total and not limited:
         return [len(own) for own in rates]
-    # best[n, r]: the highest rate of the boxes so far with r requests, on at most n of them where that is limited.
-    counts, step = (most_boxes + 1, 1) if limited and most_boxes is not None else (1, 0)
+    # best[n, r]: the highest rate of the nodes so far with r requests, on at most n of them where that is limited.
+    counts, step = (most_nodes + 1, 1) if limited and most_nodes is not None else (1, 0)
     best = np.zeros((counts, requests + 1))
     taken = np.zeros((len(rates), *best.shape), dtype=np.int32)
     for index, own in enumerate(rates):
@@ -201,23 +202,23 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_boxe
     return split
 
 
-def none_holds(boxes: Sequence[BoxAlone]) -> str:
-    """Why no box can serve the whole model; those that lack least come first."""
-    return f"no box can hold the whole model: {_listed(_reasons(sorted(boxes, key=lambda box: box.short_bytes)))}"
+def none_holds(nodes: Sequence[NodeAlone]) -> str:
+    """Why no node can serve the whole model; those that lack least come first."""
+    return f"no node can hold the whole model: {_listed(_reasons(sorted(nodes, key=lambda node: node.short_bytes)))}"
 
 
-def _best(problem: PlanProblem, able: Sequence[BoxAlone]) -> BoxAlone:
+def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
     """The best for the objective; of equal ones the source."""
     source = problem.cluster.source
-    return min(able, key=lambda box: (box.figures[-1].cost(problem.goal), box.node != source))
+    return min(able, key=lambda node: (node.figures[-1].cost(problem.goal), node.node != source))
 
 
-def _none_holds(boxes: Sequence[BoxAlone]) -> Shortage:
-    return Shortage("memory", float(min(box.short_bytes for box in boxes)), "bytes", none_holds(boxes))
+def _none_holds(nodes: Sequence[NodeAlone]) -> Shortage:
+    return Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes))
 
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
-    """The same problem for one box, where its requests then come in."""
+    """The same problem for one node, where its requests then come in."""
     cluster = replace(problem.cluster, nodes=(node,), source=node.name, cloud=None, links=MappingProxyType({}))
     return replace(
         problem,
@@ -229,15 +230,15 @@ def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
     )
 
 
-def _box_alone(problem: PlanProblem, node: ClusterNode) -> BoxAlone:
+def _node_alone(problem: PlanProblem, node: ClusterNode) -> NodeAlone:
     costs = Costs(_problem_alone(problem, node))
     cut = Cut((0,), (problem.model.layer_count,))
     memory = costs.memory(Load(), cut)[0]
     limit_s = problem.max_time_per_token_s
     if problem.head_on_source and node.name != problem.cluster.source:
-        return BoxAlone(node.name, (), memory, "other boxes than the source may see no token")
+        return NodeAlone(node.name, (), memory, "other nodes than the source may see no token")
     if violations(costs.decode(Load()), cut):
-        return BoxAlone(node.name, (), memory, _why_not(problem, node, memory))
+        return NodeAlone(node.name, (), memory, _why_not(problem, node, memory))
     figures: list[CutPrediction] = []
     for batch in range(1, problem.batch_limit + 1):
         load = Load(batch)
@@ -246,16 +247,16 @@ def _box_alone(problem: PlanProblem, node: ClusterNode) -> BoxAlone:
         found = predict(costs, load, cut)
         if limit_s is not None and found.time_per_token_s > limit_s:
             if not figures:
-                return BoxAlone(node.name, (), memory, f"needs {1000 * found.time_per_token_s:.1f} ms per token")
+                return NodeAlone(node.name, (), memory, f"needs {1000 * found.time_per_token_s:.1f} ms per token")
             break
         figures.append(min(figures[-1], found, key=lambda item: item.cost(problem.goal)) if figures else found)
     while len(figures) > 1 and figures[-1] is figures[-2]:
         figures.pop()
-    return BoxAlone(node.name, tuple(figures), memory)
+    return NodeAlone(node.name, tuple(figures), memory)
 
 
 def _why_not(problem: PlanProblem, node: ClusterNode, memory: MemoryUse) -> str:
-    """What a box breaks with the whole model and one request, in words."""
+    """What a node breaks with the whole model and one request, in words."""
     if problem.min_nodes > 1:
         return f"min_nodes is {problem.min_nodes}"
     if memory.needed > memory.usable:
@@ -263,8 +264,8 @@ def _why_not(problem: PlanProblem, node: ClusterNode, memory: MemoryUse) -> str:
     return f"max_share is {problem.max_share.get(node.name, 1.0):g}"
 
 
-def _reasons(boxes: Sequence[BoxAlone]) -> list[str]:
-    return [f"{box.node} ({box.reason})" for box in boxes]
+def _reasons(nodes: Sequence[NodeAlone]) -> list[str]:
+    return [f"{node.node} ({node.reason})" for node in nodes]
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ class Found:
 
 
 def search_request(costs: Costs, objective: Objective) -> Found | None:
-    """The best cut of all boxes, those left out that a plan cannot use. None where no cut keeps every limit."""
+    """The best cut of all nodes, those left out that a plan cannot use. None where no cut keeps every limit."""
     some, _, index = without_spare(costs, kinds_of(costs))
     found = RequestSearch(some, objective).run()
     if found is None:
@@ -102,7 +102,7 @@ class RequestSearch:
         return request_s
 
     def _instances(self, floor: PromptFloor) -> list[Instance]:
-        """What tells boxes apart."""
+        """What tells nodes apart."""
         return [self._prefill, self._decode, floor.first, floor.last, floor.whole]
 
     def run(self) -> Found | None:

@@ -1,4 +1,4 @@
-"""Boxes that nothing tells apart at any load, and how many of them a plan can use at all. Pure."""
+"""Nodes that nothing tells apart at any load, and how many of them a plan can use at all. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from edgeshard.planning.inputs.problem import ComputeTimes
 from edgeshard.planning.solvers.classes import MOST_KINDS
 from edgeshard.planning.solvers.walks import Kinds, equal_kinds
 
-_FEW_BOXES = 64
-"""With more boxes, kinds are looked for only as far as the class solver can use them."""
+_FEW_NODES = 64
+"""With more nodes, kinds are looked for only as far as the class solver can use them."""
 
 
 def kinds_of(costs: Costs) -> Kinds | None:
-    """Boxes that are equal at every load, as kinds; None when there are too many kinds."""
+    """Nodes that are equal at every load, as kinds; None when there are too many kinds."""
     instance = costs.decode(Load())
-    found = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_BOXES else instance.nodes)
+    found = equal_kinds(instance, MOST_KINDS if instance.nodes > _FEW_NODES else instance.nodes)
     if found is None:
         return None
     # Links that are equal for one size are for all; times that are equal at one load may be so by chance.
@@ -32,11 +32,11 @@ def kinds_of(costs: Costs) -> Kinds | None:
             else:
                 groups.append((times, [node]))
         members += [tuple(group) for _, group in groups]
-    return Kinds(tuple(members)) if instance.nodes <= _FEW_BOXES or len(members) <= MOST_KINDS + 1 else None
+    return Kinds(tuple(members)) if instance.nodes <= _FEW_NODES or len(members) <= MOST_KINDS + 1 else None
 
 
 def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | None, tuple[int, ...]]:
-    """The problem with no more boxes of a kind than a plan has stages, its kinds, and each box's index in `costs`."""
+    """The problem with no more nodes of a kind than a plan has stages, its kinds, and each node's index in `costs`."""
     most = len(costs.nodes) if costs.problem.relays else costs.problem.model.layer_count
     if kinds is None or max(map(len, kinds.members)) <= most:
         return costs, kinds, tuple(range(len(costs.nodes)))

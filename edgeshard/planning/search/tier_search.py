@@ -1,10 +1,10 @@
-"""The best plan where boxes may stream: boxes, cuts, load and sweep, chosen together with who streams. Pure.
+"""The best plan where nodes may stream: nodes, cuts, load and sweep, chosen together with who streams. Pure.
 
 A stage stays wherever it fits, because streaming the same stage is never quicker; so the cuts decide who streams. A
 sweep of k micro-batches is one step of the pipeline, and m / k sweeps are in flight. Few cuts are all looked at, under
 every load that is tried. Of more, solvers propose some and neighbours are tried. What no plan beats then is the best
-plan of boxes with memory without end: more memory makes no stage slower, and sweeps are no quicker than as many
-micro-batches one by one. (docs/papers.md#boxes-that-stream)
+plan of nodes with memory without end: more memory makes no stage slower, and sweeps are no quicker than as many
+micro-batches one by one. (docs/papers.md#nodes-that-stream)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_COUNTED = 30_000
 """Cuts that are all looked at under each load."""
 MOST_LOADS = 256
 """Loads that are all tried; where there are more, micro-batches and sweeps grow in steps."""
-_FEW_BOXES = 8
+_FEW_NODES = 8
 """Up to so many, the DP over subsets proposes cuts."""
 _CLIMBS = 40
 
@@ -155,7 +155,7 @@ class StreamSearch:
             ends = np.maximum.accumulate(np.maximum(np.arange(1, count + 2), np.rint(layers * room / room[-1])))
             ends = np.minimum(ends, layers - np.arange(count, -1, -1)).astype(int)
             yield Cut(nodes, tuple(ends.tolist()))
-        if self._least.nodes <= _FEW_BOXES:
+        if self._least.nodes <= _FEW_NODES:
             for load in {loads[0], loads[-1]}:
                 instance = self._sums(load)
                 found = subset.solve_throughput(instance, load.in_flight)
@@ -231,7 +231,7 @@ def _counts(most: int, every: bool) -> list[int]:
 
 
 def _kinds_of(costs: Costs, least: Instance) -> Kinds | None:
-    """Boxes that nothing tells apart, their disks among it."""
+    """Nodes that nothing tells apart, their disks among it."""
     kinds = kinds_of(costs)
     if kinds is None:
         return single_kinds(least)
@@ -246,7 +246,7 @@ def _kinds_of(costs: Costs, least: Instance) -> Kinds | None:
 
 
 def _without_limits(costs: Costs) -> Costs:
-    """The same boxes with memory without end."""
+    """The same nodes with memory without end."""
     problem = costs.problem
     nodes = tuple(
         replace(node, device=replace(node.device, memory_bytes=1e18, system_bytes=0.0))

@@ -1,4 +1,4 @@
-"""The lab's file as a value: emulated boxes and links, the model they pretend to run, and what to measure. Pure."""
+"""The lab's file as a value: emulated nodes and links, the model they pretend to run, and what to measure. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LabRun:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Emulated boxes and links (`cluster`), the emulated model and its dtype, and the runs the file asks for."""
+    """Emulated nodes and links (`cluster`), the emulated model and its dtype, and the runs the file asks for."""
 
     cluster: Cluster
     model: ModelSpec
@@ -44,7 +44,7 @@ class Lab:
     runs: tuple[LabRun, ...]
 
     def times(self, name: str) -> ComputeTimes:
-        """The compute times of box `name`: what the emulator charges."""
+        """The compute times of node `name`: what the emulator charges."""
         return Costs(self.problem()).times_of(self.cluster.nodes[self.cluster.index(name, "name")])
 
     def problem(self, **changes: Any) -> PlanProblem:

@@ -22,7 +22,7 @@ from edgeshard.planning.solvers.scoring import stages
 
 
 def ring(costs: Costs, cut: Cut, batch: int) -> Pipeline:
-    """The ring of a cut, for micro-batches of `batch` sequences. Boxes are indices of `costs.nodes`."""
+    """The ring of a cut, for micro-batches of `batch` sequences. Nodes are indices of `costs.nodes`."""
     problem = costs.problem
     count = len(cut.nodes)
     head_apart = problem.head_on_source and count > 1
@@ -46,7 +46,7 @@ def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
     """The ring of a cut for steps that mix decodes and chunks of prompts. The head is with the last stage."""
     problem = costs.problem
     if problem.head_on_source:
-        why = "is set, but arrivals are simulated with the head on the last box; leave it out, or simulate together"
+        why = "is set, but arrivals are simulated with the head on the last node; leave it out, or simulate together"
         raise invalid("head_on_source", why)
     found = []
     for index, (node, first, end) in enumerate(stages(cut)):

@@ -1,10 +1,10 @@
 """A discrete-event simulation of a pipeline ring: from stage and hop times to what users will see. Pure.
 
 A step passes compute, link, compute, ..., return in order. Each is a station that serves one step at a time, first come
-first served; after a link's station the frame is on its way for the pure latency. A box's compute, uplink and downlink
-are stations of their own when sending is asynchronous, otherwise a box's compute and its sends are one. In a ring a box
-has one uplink and one downlink, so a hop is one station for both. Slices of a prompt follow each other through the
-stages; only the last one returns. With the head on the source, its box serves first-stage work before head work.
+first served; after a link's station the frame is on its way for the pure latency. A node's compute, uplink and downlink
+are stations of their own when sending is asynchronous, otherwise a node's compute and its sends are one. In a ring a
+node has one uplink and one downlink, so a hop is one station for both. Slices of a prompt follow each other through the
+stages; only the last one returns. With the head on the source, its node serves first-stage work before head work.
 (docs/papers.md#simulation)
 """
 
@@ -43,7 +43,7 @@ class Simulation:
     inter_token_s      mean time between two tokens of a sequence; 0 when there is only one
     time_per_token_s   a sequence's whole time over its tokens, the mean over requests
     tokens_per_s       all tokens over the makespan
-    node_utilisation   share of the makespan that a box's station is busy, by stage
+    node_utilisation   share of the makespan that a node's station is busy, by stage
     link_utilisation   the same of the hops, the return last
     bubble_s           seconds a stage does not compute, by stage; bubble_share their share of all stages' time
     """
@@ -84,7 +84,7 @@ class _Path:
     """The stations a step passes, one position after the other, with the seconds of every kind of step at each.
 
     hold_s[row][position] is how long the station is held; row k < slices is the prompt's slice k, row slices + t the
-    decode step t. send_s is the sending part of it (all of it on a link, the end of it on a box that sends itself).
+    decode step t. send_s is the sending part of it (all of it on a link, the end of it on a node that sends itself).
     `last_stage` is the position where a slice that is not the last ends.
     """
 
@@ -154,7 +154,7 @@ class _Path:
         return piece if token == 0 else self.pieces + token - 1
 
     def named(self, visits: list[_Raw]) -> list[Visit]:
-        """Visits with the names of stations. A box that sends itself gives two: its compute, then its send."""
+        """Visits with the names of stations. A node that sends itself gives two: its compute, then its send."""
         found = []
         for position, micro_batch, token, piece, start, end in visits:
             stage, link = self.stage[position], self.link[position]

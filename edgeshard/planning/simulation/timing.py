@@ -37,10 +37,10 @@ class Pipeline:
     """A ring of stages.
 
     hops          hop s leads from stage s to s+1, the last one back to the first; empty for a single stage
-    asynchronous  sending overlaps computing; otherwise a box's compute and its sends are one station
-    head_s        (sequences) -> seconds of norm, head and sampling when the first stage's box does them once hidden
+    asynchronous  sending overlaps computing; otherwise a node's compute and its sends are one station
+    head_s        (sequences) -> seconds of norm, head and sampling when the first stage's node does them once hidden
                   states are back (`head_on_source`); None when the last stage's times hold them
-    names         of the boxes, for the timeline; "stage 0", ... when empty
+    names         of the nodes, for the timeline; "stage 0", ... when empty
     """
 
     stages: tuple[StageTimes, ...]

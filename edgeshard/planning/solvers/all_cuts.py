@@ -1,9 +1,9 @@
-"""Every cut of a small instance, as arrays: ordered distinct boxes from the source on, and where each stage ends. Pure.
+"""Every cut of a small instance, as arrays: ordered distinct nodes from the source on, and where each stage ends. Pure.
 
     for cuts in every_cut(instance):        # in parts, those that break a rule left out
         round_s, bottleneck_s = scores(instance, cuts)
 
-`count_cuts` says beforehand how many there are. Of boxes that nothing tells apart, only the first ones are tried: any
+`count_cuts` says beforehand how many there are. Of nodes that nothing tells apart, only the first ones are tried: any
 other choice costs the same.
 """
 
@@ -31,7 +31,7 @@ PART = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """K cuts of S stages each: box `nodes[k, s]` ([K, S]) holds blocks up to `ends[k, s]` ([K, S])."""
+    """K cuts of S stages each: node `nodes[k, s]` ([K, S]) holds blocks up to `ends[k, s]` ([K, S])."""
 
     nodes: Integers
     ends: Integers
@@ -46,7 +46,7 @@ class Cuts:
 
     @property
     def receivers(self) -> Integers:
-        """[K, S] the box each stage sends to; the last one returns to the source."""
+        """[K, S] the node each stage sends to; the last one returns to the source."""
         return np.roll(self.nodes, -1, axis=1)
 
     def take(self, index: Integers | Booleans) -> Cuts:
@@ -63,11 +63,11 @@ class Cuts:
 
 
 def kinds_of_all(instances: Sequence[Instance]) -> Kinds:
-    """Boxes that may be swapped without changing any of these instances, as kinds; kind 0 is the source alone."""
+    """Nodes that may be swapped without changing any of these instances, as kinds; kind 0 is the source alone."""
     marks: list[tuple[int, ...]] = [()] * instances[0].nodes
     for instance in instances:
         kinds = equal_kinds(instance, instance.nodes)
-        assert kinds is not None  # there are at most as many kinds as boxes
+        assert kinds is not None  # there are at most as many kinds as nodes
         for kind, members in enumerate(kinds.members):
             for node in members:
                 marks[node] = (*marks[node], kind)
@@ -94,7 +94,7 @@ def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
 def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) -> Iterator[Cuts]:
     """All cuts that break no rule of the instance, in parts of about `part` before the filter.
 
-    `kinds` are the boxes to take as equal (found when None); give those of all instances when the cuts serve several.
+    `kinds` are the nodes to take as equal (found when None); give those of all instances when the cuts serve several.
     """
     members = _others(instance, kinds)
     for stages in _stage_counts(instance, sum(map(len, members))):
@@ -154,7 +154,7 @@ def scores(instance: Instance, cuts: Cuts) -> tuple[Floats, Floats]:
 
 
 def _others(instance: Instance, kinds: Kinds | None) -> list[tuple[int, ...]]:
-    """The kinds but the source, of boxes that can be a stage at all."""
+    """The kinds but the source, of nodes that can be a stage at all."""
     if kinds is None:
         kinds = kinds_of_all([instance])
     least = 0.0 if instance.relays else float(instance.layer_bytes.min(initial=np.inf))
@@ -173,7 +173,7 @@ def _stage_counts(instance: Instance, others: int) -> range:
 
 
 def _order_counts(sizes: Sequence[int], most: int) -> list[int]:
-    """How many orders there are of 0, 1, 2, ... and at most `most` boxes out of kinds of these sizes."""
+    """How many orders there are of 0, 1, 2, ... and at most `most` nodes out of kinds of these sizes."""
     counts = [1]
     for size in sizes:
         longer = [0] * min(len(counts) + size, most + 1)
@@ -185,7 +185,7 @@ def _order_counts(sizes: Sequence[int], most: int) -> list[int]:
 
 
 def _orders(members: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[int, ...]]:
-    """Every order of `count` boxes, of each kind its first ones only."""
+    """Every order of `count` nodes, of each kind its first ones only."""
     used = [0] * len(members)
     order: list[int] = []
 

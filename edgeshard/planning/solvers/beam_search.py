@@ -104,7 +104,7 @@ class Labels:
 
 
 class Fill:
-    """Least time for the layers left, by what is left of every kind: quickest boxes first, full, links at their best.
+    """Least time for the layers left, by what is left of every kind: quickest nodes first, full, links at their best.
 
     It forgets which link leads where, but not what was used; the relaxation does the reverse. Only for few kinds.
     """
@@ -128,7 +128,7 @@ class Fill:
     def to_go(self, labels: Labels, start: int, arrived: bool) -> Floats:
         """[labels] seconds certainly left after `start` layers; infinite when what is left cannot hold the rest.
 
-        A box that has just `arrived` still has its own room, its hop is paid.
+        A node that has just `arrived` still has its own room, its hop is paid.
         """
         keys = labels.keys - self._counters.units[labels.kind] if arrived else labels.keys
         need = np.full(len(keys), float(self._problem.layers - start))

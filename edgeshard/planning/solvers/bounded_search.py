@@ -96,7 +96,7 @@ class _Question:
             self.cut, self.value = cut, result.round_s
 
     def _expand(self, stages: tuple[tuple[int, int], ...]) -> Cut:
-        """Boxes for kinds, in the order of the kind's members."""
+        """Nodes for kinds, in the order of the kind's members."""
         used = [0] * len(self._kinds.members)
         nodes = []
         for kind, _ in stages:

@@ -1,7 +1,7 @@
-"""Class DP: exact when the boxes form few kinds of equal boxes, however many boxes there are. Pure.
+"""Class DP: exact when the nodes form few kinds of equal nodes, however many nodes there are. Pure.
 
 The state is (layers done, last kind, how many of every kind were used), with two savings that lose
-nothing. A kind with more boxes than a plan can have stages needs no counter. A state that provably ends above the best
+nothing. A kind with more nodes than a plan can have stages needs no counter. A state that provably ends above the best
 plan is dropped, by a bound that is exact when no counter binds. Blocks may differ. (docs/papers.md#class-dp)
 """
 
@@ -33,5 +33,5 @@ def solve_throughput(instance: Instance, micro_batches: int, kinds: Kinds | None
 
 def _oracle(instance: Instance, kinds: Kinds | None) -> Oracle:
     kinds = kinds if kinds is not None else equal_kinds(instance, instance.nodes)
-    assert kinds is not None  # there are at most as many kinds as boxes
+    assert kinds is not None  # there are at most as many kinds as nodes
     return Oracle(instance, kinds, EFFORT)

@@ -1,6 +1,6 @@
-"""Label DP with a Lagrangian bound: any link matrix, about a hundred boxes, and a certified gap in the answer. Pure.
+"""Label DP with a Lagrangian bound: any link matrix, about a hundred nodes, and a certified gap in the answer. Pure.
 
-Every box is its own kind. A search keeps only the most promising labels of every (layers done, box), so the plan may
+Every node is its own kind. A search keeps only the most promising labels of every (layers done, node), so the plan may
 miss the optimum, by at most what the answer states. The problem is strongly NP-hard.
 (docs/papers.md#label-search-with-a-lagrangian-bound)
 """

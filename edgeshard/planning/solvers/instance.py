@@ -2,7 +2,7 @@
 
 Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`).
 Layers are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
-`head_on_source`, to the source). Boxes are 0..M-1; `source` holds layer 0. A missing link is an infinite hop.
+`head_on_source`, to the source). Nodes are 0..M-1; `source` holds layer 0. A missing link is an infinite hop.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Floats = npt.NDArray[np.float64]
 class Instance:
     """One micro-batch's step through a pipeline.
 
-    compute_s      [M, N]  seconds box j needs for block i
+    compute_s      [M, N]  seconds node j needs for block i
     embed_s        [M]     seconds for the embedding, on the first stage
     head_s         [M]     seconds for norm, LM head and sampling, on the last stage
-    overhead_s     [M]     seconds a step costs a box whatever its layers
+    overhead_s     [M]     seconds a step costs a node whatever its layers
     hop_s          [M, M]  seconds one hop's activations occupy the link k -> j (its serial station), latency left out
     return_s       [M, M]  the same for what the last stage returns to the source
     latency_s      [M, M]  pure delay of the link k -> j; it is part of R, never of a station
-    layer_bytes    [N]     memory of block i on the box that holds it: weights and KV of all m micro-batches
+    layer_bytes    [N]     memory of block i on the node that holds it: weights and KV of all m micro-batches
     embed_bytes, head_bytes   memory of the embedding and of norm + head; a tied embedding is in both
-    tied_bytes     what is saved when embedding and head are on one box: a tied tensor, memory to load the second one
+    tied_bytes     what is saved when embedding and head are on one node: a tied tensor, memory to load the second one
     stage_bytes    memory a stage takes whatever its layers (workspace, resend buffer)
-    capacity_bytes [M]     memory a box may give
-    max_layers     [M]     most blocks a box may hold (N when unlimited)
-    relays         whether a box may be a stage of zero layers
+    capacity_bytes [M]     memory a node may give
+    max_layers     [M]     most blocks a node may hold (N when unlimited)
+    relays         whether a node may be a stage of zero layers
     asynchronous   whether sending overlaps computing: then compute, uplink and downlink are stations of their own;
-                   otherwise a box's compute and its sends are one station
+                   otherwise a node's compute and its sends are one station
     head_on_source the source computes norm and head: hidden states return, and its station serves both
     min_nodes, max_nodes      bounds on the number of stages
-    stage_s        [M, N+1, N+1]  seconds of a whole stage on box j with the blocks from n to e, its overhead, embedding
-                   and head among them; infinite where the box can hold it in no way. It stands where a stage's time is
-                   no sum over blocks, because weights stream from a disk, and replaces the sums and the memory. None
-                   otherwise.
+    stage_s        [M, N+1, N+1]  seconds of a whole stage on node j with the blocks from n to e, its overhead,
+                   embedding and head among them; infinite where the node can hold it in no way. It stands where a
+                   stage's time is no sum over blocks, because weights stream from a disk, and replaces the sums and the
+                   memory. None otherwise.
     """
 
     compute_s: Floats
@@ -85,7 +85,7 @@ def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A placement: box `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
+    """A placement: node `nodes[s]` holds blocks [ends[s-1], ends[s]), the last end is N; the source is first."""
 
     nodes: tuple[int, ...]
     ends: tuple[int, ...]

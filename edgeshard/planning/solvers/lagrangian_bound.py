@@ -1,8 +1,8 @@
-"""The walk relaxation: a plan that may visit a box again, at a price. Its optimum is a certified lower bound. Pure.
+"""The walk relaxation: a plan that may visit a node again, at a price. Its optimum is a certified lower bound. Pure.
 
 With a price mu_c >= 0 for every visit of kind c, L(mu) = (cheapest priced walk) - sum mu_c size_c is at most the best R
 for every mu: a plan visits kind c at most size_c times. Prices per visit imply prices per layer, since one visit holds
-at most what the box's memory holds, so this bound is at least as high. The maximum of L is found by subgradient steps;
+at most what the node's memory holds, so this bound is at least as high. The maximum of L is found by subgradient steps;
 what is left to go from every (layers done, kind) steers and prunes the label search.
 (docs/papers.md#label-search-with-a-lagrangian-bound)
 """
@@ -21,7 +21,7 @@ from edgeshard.planning.solvers.walks import INFINITY, Integers, Problem
 class Relaxed:
     """One priced walk problem, solved backwards.
 
-    arrived [N+1, C] the least priced time to go for a box about to start at n layers (its own visit already paid);
+    arrived [N+1, C] the least priced time to go for a node about to start at n layers (its own visit already paid);
     entered [N+1, C] the same when it may also pass everything on as a relay; worked [N+1, C] for one that has just
     finished at n; `bound` = L(mu); `walk` = (kind, start, end) of the stages after the source's; `walk_s` its unpriced
     time; `visits` how often each kind is in it. `prices` are what a visit costs in all, `paid` what the bound
@@ -70,7 +70,7 @@ def relax(problem: Problem, prices: Floats, stage_price: float = 0.0) -> Relaxed
 
 
 def _priced_hops(problem: Problem, prices: Floats) -> tuple[Floats, Integers | None]:
-    """[C, C] cheapest way from box to box, directly or over relays, with the visits' prices; and the next stop."""
+    """[C, C] cheapest way from node to node, directly or over relays, with the visits' prices; and the next stop."""
     priced = problem.hop + prices[None, :]
     if not problem.relay.any():
         return priced, None

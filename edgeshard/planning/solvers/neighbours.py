@@ -11,16 +11,16 @@ from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.walks import Kinds
 
 _ALL_PAIRS = 12
-"""Stages up to which any two boxes are swapped or share layers, not only neighbours."""
+"""Stages up to which any two nodes are swapped or share layers, not only neighbours."""
 _MOVED = (1, 2, 4, 8)
 """Layers moved at once."""
 
 _Stages = tuple[list[int], list[int]]
-"""Boxes, and the layers of each."""
+"""Nodes, and the layers of each."""
 
 
 def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
-    """Layers moved; a box dropped, added, swapped with another, or replaced by an unused one of each kind."""
+    """Layers moved; a node dropped, added, swapped with another, or replaced by an unused one of each kind."""
     nodes = list(cut.nodes)
     shares = [end - start for start, end in zip((0, *cut.ends), cut.ends, strict=False)]
     spare = [next((node for node in members if node not in cut.nodes), None) for members in kinds.members[1:]]
@@ -32,8 +32,8 @@ def neighbours(cut: Cut, kinds: Kinds) -> list[Cut]:
         *_replaced(nodes, shares, unused),
         *_added(nodes, shares, unused),
     ]
-    whole = [(boxes, counts) for boxes, counts in found if counts[0] > 0 and counts[-1] > 0]
-    return [Cut(tuple(boxes), tuple(np.cumsum(counts).tolist())) for boxes, counts in whole]
+    whole = [(nodes, counts) for nodes, counts in found if counts[0] > 0 and counts[-1] > 0]
+    return [Cut(tuple(nodes), tuple(np.cumsum(counts).tolist())) for nodes, counts in whole]
 
 
 def _moved(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
@@ -61,7 +61,7 @@ def _dropped(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
 
 
 def _swapped(nodes: list[int], shares: list[int]) -> Iterator[_Stages]:
-    """The boxes alone, and their layers alone."""
+    """The nodes alone, and their layers alone."""
     for one, other in combinations(range(1, len(nodes)), 2):
         if len(nodes) <= _ALL_PAIRS or other == one + 1:
             swapped, counts = list(nodes), list(shares)

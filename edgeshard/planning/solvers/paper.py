@@ -1,10 +1,10 @@
 """The paper's own Algorithms 1 and 2 (EdgeShard, IEEE IoT-J 2025), to stand beside the exact solvers. Pure.
 
-Algorithm 1 chooses for every layer its box: DP(i, j) = min_k DP(i-1, k) + t_comm(i-1, k, j) + t_comp(i, j), and the
-return after the last layer. Its state forgets how much memory the way to it has used. Read literally, a box's memory
+Algorithm 1 chooses for every layer its node: DP(i, j) = min_k DP(i-1, k) + t_comm(i-1, k, j) + t_comp(i, j), and the
+return after the last layer. Its state forgets how much memory the way to it has used. Read literally, a node's memory
 shrinks for good whenever a value of its column improves. *Tracked* keeps for every state what its own way has used,
 which is still not optimal: the quickest way to (i, j) may have used up what the rest needs (27 becomes 32 in the
-4-layer case of the tests, 40 literally). Both may come back to a box. *Distinct* is tracked without that, so that the
+4-layer case of the tests, 40 literally). Both may come back to a node. *Distinct* is tracked without that, so that the
 plan can be deployed.
 
 The embedding counts as part of layer 0, norm and head as part of the last layer, a stage's fixed costs as part of the
@@ -35,7 +35,7 @@ class Memory(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A box per layer, and the algorithm's own time for it. `cut` is None when it comes back to a box."""
+    """A node per layer, and the algorithm's own time for it. `cut` is None when it comes back to a node."""
 
     nodes: tuple[int, ...]
     value_s: float
@@ -59,7 +59,7 @@ def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignme
 def algorithm_2(instance: Instance) -> Cut | None:
     """The paper's throughput DP: the cut of least bottleneck, the return left out; None when nothing fits.
 
-    The paper's table over sets of boxes costs N^2 2^M M^2. The same optimum comes from bisecting the bottleneck T with
+    The paper's table over sets of nodes costs N^2 2^M M^2. The same optimum comes from bisecting the bottleneck T with
     "least R with every station <= T"; of the plans of that bottleneck it is one of least R, where the paper is silent.
     """
     nothing = np.zeros_like(instance.hop_s)
@@ -100,7 +100,7 @@ class _Costs:
 
 
 class _LiteralDP:
-    """One memory budget per box for the whole table, taken from whenever a value is improved."""
+    """One memory budget per node for the whole table, taken from whenever a value is improved."""
 
     def __init__(self, instance: Instance) -> None:
         self._costs = _Costs(instance)
@@ -134,7 +134,7 @@ class _LiteralDP:
 
 
 class _TrackedDP:
-    """Every state keeps the way that led to it and what that way has used of every box."""
+    """Every state keeps the way that led to it and what that way has used of every node."""
 
     def __init__(self, instance: Instance, memory: Memory) -> None:
         self._costs, self._distinct = _Costs(instance), memory is Memory.DISTINCT

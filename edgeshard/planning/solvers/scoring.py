@@ -1,8 +1,8 @@
 """What a cut costs, and whether it may be used at all. Pure; every solver's answer is scored here, never by the solver.
 
 R, the round, is the time a micro-batch needs once around the ring: stages, hops, delays and the return to the source.
-B, the bottleneck, is the time of the busiest *station*, what serves one micro-batch at a time: a box's compute, a link.
-A link's pure delay is part of R only. (docs/papers.md#the-placement-problem)
+B, the bottleneck, is the time of the busiest *station*, what serves one micro-batch at a time: a node's compute, a
+link. A link's pure delay is part of R only. (docs/papers.md#the-placement-problem)
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def within(value: float, limit: float) -> bool:
 
 
 def stages(cut: Cut) -> tuple[tuple[int, int, int], ...]:
-    """(box, first layer, end) per stage, in the order of the ring."""
+    """(node, first layer, end) per stage, in the order of the ring."""
     starts = (0, *cut.ends[:-1])
     return tuple(zip(cut.nodes, starts, cut.ends, strict=True))
 
 
 def score(instance: Instance, cut: Cut, names: Sequence[str] | None = None) -> Score:
-    """R, B and the bottleneck in words. `names` are the boxes' names, else "box 3".
+    """R, B and the bottleneck in words. `names` are the nodes' names, else "node 3".
 
     It does not ask whether the cut is allowed: that is `violations`. A missing link gives an infinite R and B.
     """
-    title = names if names is not None else [f"box {node}" for node in range(instance.nodes)]
+    title = names if names is not None else [f"node {node}" for node in range(instance.nodes)]
     source, count = instance.source, len(cut.nodes)
     stage_s = [_stage_seconds(instance, cut, index) for index in range(count)]
     hops = _hops(instance, cut)
@@ -72,7 +72,7 @@ def _carries_head(instance: Instance, cut: Cut, index: int) -> bool:
 
 
 def _hops(instance: Instance, cut: Cut) -> list[tuple[int, int, float, float]]:
-    """(sender, receiver, seconds on the link, pure delay) of every hop, the return last; none for a single box."""
+    """(sender, receiver, seconds on the link, pure delay) of every hop, the return last; none for a single node."""
     if len(cut.nodes) == 1:
         return []
     hops = [
@@ -85,7 +85,7 @@ def _hops(instance: Instance, cut: Cut) -> list[tuple[int, int, float, float]]:
 
 
 def stage_bytes(instance: Instance, cut: Cut) -> tuple[float, ...]:
-    """The memory each stage takes on its box."""
+    """The memory each stage takes on its node."""
     needs = []
     for index, (_, start, end) in enumerate(stages(cut)):
         first, head = index == 0, _carries_head(instance, cut, index)
@@ -102,22 +102,22 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
         return tuple(found)
     if len(set(cut.nodes)) != len(cut.nodes):
         twice = sorted({node for node in cut.nodes if cut.nodes.count(node) > 1})
-        found.append(f"a box is more than one stage: {twice}")
+        found.append(f"a node is more than one stage: {twice}")
     if cut.nodes[0] != instance.source:
-        found.append(f"the first stage is box {cut.nodes[0]}, not the source {instance.source}")
+        found.append(f"the first stage is node {cut.nodes[0]}, not the source {instance.source}")
     if not instance.min_nodes <= len(cut.nodes) <= instance.max_nodes:
         found.append(f"{len(cut.nodes)} stages, not {instance.min_nodes} to {instance.max_nodes}")
     for index, ((node, start, end), need) in enumerate(zip(stages(cut), stage_bytes(instance, cut), strict=True)):
         relay = instance.relays and 0 < index < len(cut.nodes) - 1
         if end < start or (end == start and not relay):
-            found.append(f"box {node} has no layers and is no relay")
+            found.append(f"node {node} has no layers and is no relay")
         if end - start > instance.max_layers[node]:
-            found.append(f"box {node} has {end - start} layers, more than its {instance.max_layers[node]}")
+            found.append(f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}")
         if instance.stage_s is not None:
             if not np.isfinite(instance.stage_s[node, start, end]):
-                found.append(f"box {node} cannot hold {end - start} layers, not even streaming them")
+                found.append(f"node {node} cannot hold {end - start} layers, not even streaming them")
         elif not within(need, float(instance.capacity_bytes[node])):
-            found.append(f"box {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
+            found.append(f"node {node} needs {need:.0f} bytes of its {instance.capacity_bytes[node]:.0f}")
     if not np.isfinite(score(instance, cut).round_s):
         found.append("two neighbours have no link")
     return tuple(found)
@@ -126,10 +126,10 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
 def _shape_violations(instance: Instance, cut: Cut) -> list[str]:
     """Whether it is a cut of this instance at all; the other rules cannot be asked otherwise."""
     if not cut.nodes or len(cut.nodes) != len(cut.ends):
-        return [f"{len(cut.nodes)} boxes for {len(cut.ends)} ends"]
+        return [f"{len(cut.nodes)} nodes for {len(cut.ends)} ends"]
     unknown = [node for node in cut.nodes if not 0 <= node < instance.nodes]
     if unknown:
-        return [f"no such box: {unknown}"]
+        return [f"no such node: {unknown}"]
     if cut.ends[-1] != instance.layers:
         return [f"the last stage ends at layer {cut.ends[-1]}, not {instance.layers}"]
     if any(end < start for start, end in zip((0, *cut.ends[:-1]), cut.ends, strict=True)):

@@ -1,6 +1,6 @@
 """The solvers behind one door: the exact one that suits the instance, or the one that certifies a gap. Pure.
 
-Few kinds of equal boxes: `classes`, exact. Few boxes: `subset`, exact. Otherwise `general`, with a gap in the answer.
+Few kinds of equal nodes: `classes`, exact. Few nodes: `subset`, exact. Otherwise `general`, with a gap in the answer.
 """
 
 from __future__ import annotations

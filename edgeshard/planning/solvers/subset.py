@@ -1,6 +1,6 @@
-"""Subset DP: exact for any instance of up to about a dozen boxes; what the other solvers are tested against. Pure.
+"""Subset DP: exact for any instance of up to about a dozen nodes; what the other solvers are tested against. Pure.
 
-g[S, j, n] is the least time until n layers are done and box j, the last of the set S, is about to start. The state
+g[S, j, n] is the least time until n layers are done and node j, the last of the set S, is about to start. The state
 holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does. Time 2^M M^2 N^2, memory 2^M M N, both
 spent inside numpy. (docs/papers.md#subset-dp)
 """
@@ -50,7 +50,7 @@ def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:
 
 
 def _station_values(instance: Instance) -> Floats:
-    """Every value a station can have, rising: all stages by box, start and end, and all hops."""
+    """Every value a station can have, rising: all stages by node, start and end, and all hops."""
     tables = _Tables(instance)
     stages = [tables.middle, tables.last]
     hops = [instance.hop_s, instance.return_s]
@@ -128,7 +128,7 @@ class _End:
 
 
 class _Search:
-    """One pass over all sets of boxes, by the number of their members."""
+    """One pass over all sets of nodes, by the number of their members."""
 
     def __init__(self, instance: Instance, threshold_s: float) -> None:
         self._instance = instance
@@ -179,7 +179,7 @@ class _Search:
             self._arrive[1 << bit, node] = np.where(ok, first + self._hop[self._source, node], np.inf)
 
     def _step(self, node: int, following: int) -> Floats:
-        """[N+1, N+1] seconds of a stage of `box` and its hop to `following`, by start and end."""
+        """[N+1, N+1] seconds of a stage of `node` and its hop to `following`, by start and end."""
         if (node, following) not in self._steps:
             stage = self._tables.middle[node]
             station = stage if self._instance.asynchronous else stage + self._instance.hop_s[node, following]
@@ -187,7 +187,7 @@ class _Search:
         return self._steps[node, following]
 
     def _grow(self, sets: npt.NDArray[np.int64]) -> None:
-        """From every set to every set with one box more."""
+        """From every set to every set with one node more."""
         for bit, node in enumerate(self._others):
             inside = sets[(sets >> bit) & 1 == 1]
             if self._instance.asynchronous:

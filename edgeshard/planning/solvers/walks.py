@@ -1,8 +1,8 @@
-"""The instance as the walk solvers see it: *kinds* of boxes instead of boxes, and windows instead of memory. Pure.
+"""The instance as the walk solvers see it: *kinds* of nodes instead of nodes, and windows instead of memory. Pure.
 
-A kind is a set of boxes that nothing tells apart (`classes`), or one box (`general`). A plan is a walk over
-(layers done, kind) that visits a kind at most as often as it has boxes. Compute and memory only grow with the layers of
-a stage, so what a box may hold from layer n on is a window, `reach[kind, n]` its last end.
+A kind is a set of nodes that nothing tells apart (`classes`), or one node (`general`). A plan is a walk over
+(layers done, kind) that visits a kind at most as often as it has nodes. Compute and memory only grow with the layers of
+a stage, so what a node may hold from layer n on is a window, `reach[kind, n]` its last end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """members[c] are the boxes of kind c; kind 0 is the source alone."""
+    """members[c] are the nodes of kind c; kind 0 is the source alone."""
 
     members: tuple[tuple[int, ...], ...]
 
@@ -33,13 +33,13 @@ class Kinds:
 
 
 def single_kinds(instance: Instance) -> Kinds:
-    """Every box its own kind, but boxes that can never be a stage are left out."""
+    """Every node its own kind, but nodes that can never be a stage are left out."""
     others = [node for node in range(instance.nodes) if node != instance.source]
     return Kinds(((instance.source,), *((node,) for node in others)))
 
 
 def equal_kinds(instance: Instance, most: int) -> Kinds | None:
-    """Boxes that may be swapped without changing anything, as kinds; None when there are more than `most`."""
+    """Nodes that may be swapped without changing anything, as kinds; None when there are more than `most`."""
     left = [node for node in range(instance.nodes) if node != instance.source]
     members: list[tuple[int, ...]] = [(instance.source,)]
     remaining = np.array(left, dtype=np.int64)
@@ -53,7 +53,7 @@ def equal_kinds(instance: Instance, most: int) -> Kinds | None:
 
 
 def _swappable(instance: Instance, one: int, others: Integers) -> Booleans:
-    """Which of `others` may be swapped with box `one`: equal in themselves and towards every third box."""
+    """Which of `others` may be swapped with node `one`: equal in themselves and towards every third node."""
     same = np.ones(len(others), dtype=bool)
     for table in (instance.embed_s, instance.head_s, instance.overhead_s, instance.capacity_bytes, instance.max_layers):
         same &= table[others] == table[one]
@@ -123,7 +123,7 @@ class Problem:
         out = np.zeros(self.count)
         if not instance.asynchronous:
             out = np.minimum(self.occupied.min(axis=1), self._back_station)
-        # Without a way out, or any at this threshold, a box is no stage but the last.
+        # Without a way out, or any at this threshold, a node is no stage but the last.
         can_send = np.isfinite(out)
         out[~can_send] = 0.0
         time_left = np.where(can_send, self.limit - self.overhead - out, -INFINITY)
@@ -160,7 +160,7 @@ class Problem:
         self.alone = alone if allowed else INFINITY
 
     def restrict(self, other: Problem) -> None:
-        """Leave out the stages and links that another problem of the same boxes, layers and memory does not have.
+        """Leave out the stages and links that another problem of the same nodes, layers and memory does not have.
 
         Where sending is part of a station, what is left may be more than the other problem allows, never less.
         """

@@ -144,7 +144,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListPacked(self, request, context):
-        """The packed units that a connected box keeps.
+        """The packed units that a connected node keeps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,14 +169,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSite(self, request, context):
-        """All that a plan for a model is made from: boxes, links, and their measured times for it.
+        """All that a plan for a model is made from: nodes, links, and their measured times for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Has boxes measure themselves for a model, and their links; says how far each is until all are done.
+        """Has nodes measure themselves for a model, and their links; says how far each is until all are done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -214,21 +214,21 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Replan(self, request, context):
-        """Plans a deployment that is ready for the boxes that are there now, and moves it where that is worth it.
+        """Plans a deployment that is ready for the nodes that are there now, and moves it where that is worth it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Trace(self, request, context):
-        """Has every box of a deployment record its steps for a while; then a message for each stage, once all have answered.
+        """Has every node of a deployment record its steps for a while; then a message for each stage, once all have answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Dump(self, request, context):
-        """What the coordinator and every connected box know and did lately, for whoever looks for a fault.
+        """What the coordinator and every connected node know and did lately, for whoever looks for a fault.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -242,7 +242,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListEvents(self, request, context):
-        """What happened on the site lately: boxes, links, deployments. The stream ends behind the newest, unless it follows.
+        """What happened on the site lately: nodes, links, deployments. The stream ends behind the newest, unless it follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorServiceStub:
-    """Dialled by agents; the coordinator never dials a box, so a box behind NAT works.
+    """Dialled by agents; the coordinator never dials a node, so a node behind NAT works.
     """
 
     def __init__(self, channel):
@@ -58,11 +58,11 @@ class CoordinatorServiceStub:
 
 
 class CoordinatorServiceServicer:
-    """Dialled by agents; the coordinator never dials a box, so a box behind NAT works.
+    """Dialled by agents; the coordinator never dials a node, so a node behind NAT works.
     """
 
     def Register(self, request, context):
-        """Announces a box. Idempotent: the same node id replaces what was known of it. A box registers as soon as it runs,
+        """Announces a node. Idempotent: the same node id replaces what was known of it. A node registers as soon as it runs,
         and once more when it has imported what computes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -70,7 +70,7 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request_iterator, context):
-        """Commands down, their results and heartbeats up. One per box; a newer stream of the same box replaces the older.
+        """Commands down, their results and heartbeats up. One per node; a newer stream of the same node replaces the older.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CoordinatorService:
-    """Dialled by agents; the coordinator never dials a box, so a box behind NAT works.
+    """Dialled by agents; the coordinator never dials a node, so a node behind NAT works.
     """
 
     @staticmethod

@@ -215,7 +215,7 @@ class IdentityServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveNode(self, request, context):
-        """A box leaves the site: its deployments go on without it, and its certificates are revoked.
+        """A node leaves the site: its deployments go on without it, and its certificates are revoked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

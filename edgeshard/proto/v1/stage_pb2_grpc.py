@@ -58,7 +58,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Probe(self, request_iterator, context):
-        """Measures the link from the caller to this box: a payload in parts, acknowledged when its last part is here.
+        """Measures the link from the caller to this node: a payload in parts, acknowledged when its last part is here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

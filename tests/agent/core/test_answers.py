@@ -15,7 +15,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from tests.agent.core.boxes import STARTED
+from tests.agent.core.nodes import STARTED
 
 NAME, EPOCH = DeploymentName("tales"), Epoch(1)
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)

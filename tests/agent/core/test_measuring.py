@@ -26,7 +26,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from tests.agent.core.boxes import STARTED
+from tests.agent.core.nodes import STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -144,7 +144,7 @@ def test_a_lost_control_stream_ends_it_and_the_same_command_begins_anew(command:
     assert node.answers == {"m": None}
 
 
-def test_a_lost_control_stream_is_nothing_to_a_box_that_measures_nothing() -> None:
+def test_a_lost_control_stream_is_nothing_to_a_node_that_measures_nothing() -> None:
     node = Node()
     node.post(ControlLost())
     node.command("p", PREPARE)

@@ -1,4 +1,4 @@
-"""The agent's state machine: commands in any order, each answered once, and the box ends up holding what is wanted."""
+"""The agent's state machine: commands in any order, each answered once, and the node ends up holding what is wanted."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from edgeshard.domain.errors import InternalError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from tests.agent.core.boxes import FACTS, STARTED
+from tests.agent.core.nodes import FACTS, STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
 LATER_STAGE = frozenset({5, 9})
-"""Epochs at which the box has not the first stage."""
+"""Epochs at which the node has not the first stage."""
 
 
 def prepare(epoch: int) -> PrepareStage:
@@ -199,7 +199,7 @@ def test_any_order_settles_and_every_command_is_answered(seed: int) -> None:
 
 @dataclass
 class Expected:
-    """What a box owes, told anew by epochs: the answers each event must bring at once, and what is held at the end."""
+    """What a node owes, told anew by epochs: the answers each event must bring at once, and what is held at the end."""
 
     started: int = 0
     """Epoch of the newest load that was begun, 0 for none."""
@@ -320,7 +320,7 @@ def test_each_event_brings_the_answers_it_must_and_no_others(seed: int) -> None:
         assert slot.phase is phases[expected.head]
 
 
-def test_a_box_that_starts_answers_but_loads_nothing_before_it_has_said_what_it_is() -> None:
+def test_a_node_that_starts_answers_but_loads_nothing_before_it_has_said_what_it_is() -> None:
     node = Node()
     node.state = AgentState()
     node.post(CommandReceived(OperationId("p"), prepare(1)))
@@ -331,7 +331,7 @@ def test_a_box_that_starts_answers_but_loads_nothing_before_it_has_said_what_it_
     assert node.state.reported and ReportStarted(FACTS) not in reconcile(node.state)
 
 
-def test_a_deployment_that_goes_while_the_box_starts_leaves_nothing() -> None:
+def test_a_deployment_that_goes_while_the_node_starts_leaves_nothing() -> None:
     node = Node()
     node.state = AgentState()
     node.post(CommandReceived(OperationId("p"), prepare(1)))

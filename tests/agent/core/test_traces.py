@@ -20,7 +20,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.trace import StageTrace, StepRecord
-from tests.agent.core.boxes import STARTED
+from tests.agent.core.nodes import STARTED
 
 NAME = DeploymentName("tales")
 STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 4), 0, 0)
@@ -66,7 +66,7 @@ class Node:
 
 @pytest.fixture
 def node() -> Node:
-    """A box with a stage at epoch 2."""
+    """A node with a stage at epoch 2."""
     node = Node()
     node.command("prepare", PREPARE)
     node.post(LOADED)

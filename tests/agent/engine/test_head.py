@@ -137,7 +137,7 @@ async def test_what_comes_right_behind_a_request_finds_it() -> None:
 
 
 async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> None:
-    rig, broken = Rig(), UnavailableError("the next box is gone")
+    rig, broken = Rig(), UnavailableError("the next node is gone")
     task = await begin(rig)
     rig.head.fail(broken)
     rig.tokenizer.go.set()
@@ -193,7 +193,7 @@ async def test_a_head_that_fails_says_so_once(what: str) -> None:
     (failure,) = rig.failures
     assert isinstance(failure, InternalError)
     rig.head.on_return(ReturnedStep(7, StepResult()))
-    rig.head.fail(UnavailableError("the next box is gone"))
+    rig.head.fail(UnavailableError("the next node is gone"))
     assert rig.failures == [failure]
 
 

@@ -131,6 +131,6 @@ async def test_more_tokens_than_a_message_holds_stay_where_they_are(tmp_path: Pa
     assert refused.value.reason == "PROMPT_TOO_LONG"
 
 
-def test_a_text_has_a_quarter_of_the_box_within_limits() -> None:
+def test_a_text_has_a_quarter_of_the_node_within_limits() -> None:
     budgets = (64 << 20, 2 << 30, 64 << 30)
     assert [text_memory_bytes(budget) for budget in budgets] == [LEAST_BYTES, 512 << 20, MOST_BYTES]

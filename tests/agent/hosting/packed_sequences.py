@@ -1,4 +1,5 @@
-"""Random sequences of what a box that packs goes through, each decided by its seed: stages, standbys, damage, eviction.
+"""Random sequences of what a node that packs goes through, each decided by its seed: stages, standbys, damage,
+eviction.
 
 After each step every stage computes what a stage computes that was loaded from the checkpoint, the cache is within its
 limit, and what it counts is what lies on the disk. In the end nothing is held, open or left behind.
@@ -30,7 +31,7 @@ from edgeshard.domain.control.commands import Command, CommandResult
 from edgeshard.domain.errors import DataLossError, EdgeShardError
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from tests.agent.hosting.packed_box import LAYERS, MODELS, Box, Form, model, reference
+from tests.agent.hosting.packed_node import LAYERS, MODELS, Form, Node, model, reference
 
 STEPS = 7
 NAMES = ("a", "b")
@@ -52,10 +53,10 @@ class Violation(AssertionError):
 
 
 class Sequence:
-    """One box, and what a seed has happen to it."""
+    """One node, and what a seed has happen to it."""
 
-    def __init__(self, seed: int, box: Box) -> None:
-        self._box = box
+    def __init__(self, seed: int, node: Node) -> None:
+        self._node = node
         self._random = random.Random(seed)
         self.met: Counter[str] = Counter()
         names = self._random.sample(list(MODELS), 2)
@@ -89,7 +90,7 @@ class Sequence:
             await step()
             await self._check()
         for name in NAMES:
-            await self._box.delete(name)
+            await self._node.delete(name)
         await self._end()
 
     def _say(self, what: str, **details: object) -> None:
@@ -102,11 +103,11 @@ class Sequence:
         name, form = self._drawn_name(), self._drawn_form()
         self._say("form", name=name, form=form)
         before, free = self._expected(form), self._free(name)
-        self._box.store.fetched.clear()
-        result = await self._box.deploy(name, form)
+        self._node.store.fetched.clear()
+        result = await self._node.deploy(name, form)
         self._judge(result, form, free)
-        if result.failure is None and self._box.cache.limit_bytes > 20 * model(form.model).blob_bytes:
-            _demand(set(self._box.store.fetched) <= before, f"{form} fetched more than it lacked")
+        if result.failure is None and self._node.cache.limit_bytes > 20 * model(form.model).blob_bytes:
+            _demand(set(self._node.store.fetched) <= before, f"{form} fetched more than it lacked")
 
     async def _deploy_beside(self) -> None:
         """A load beside a standby's, a drop, damage, or an eviction."""
@@ -115,71 +116,71 @@ class Sequence:
         beside = self._random.choice(["standby", "its standby", "drop", "damage", "evict", "deploy"])
         self._say(beside, name=name, form=form)
         other, other_form = next(one for one in NAMES if one != name), self._drawn_form()
-        commands: dict[str, tuple[str, Command, Form]] = {"": (name, self._box.prepare(name, form), form)}
+        commands: dict[str, tuple[str, Command, Form]] = {"": (name, self._node.prepare(name, form), form)}
         if beside == "its standby":
             other_form = Form(form.model, self._random.choice(_CUTS), form.dtype, form.quantisation)
-            commands[beside] = (name, self._box.standby(name, other_form), other_form)
+            commands[beside] = (name, self._node.standby(name, other_form), other_form)
         elif beside == "standby":
-            commands[beside] = (other, self._box.standby(other, other_form), other_form)
+            commands[beside] = (other, self._node.standby(other, other_form), other_form)
         elif beside == "deploy":
-            commands[beside] = (other, self._box.prepare(other, other_form), other_form)
+            commands[beside] = (other, self._node.prepare(other, other_form), other_form)
         order = list(commands.items())
         self._random.shuffle(order)
         waiting = {}
         for key, (_, command, _) in order:
-            waiting[key] = self._box.post(command)
+            waiting[key] = self._node.post(command)
             await self._pass_time()
         if beside == "drop":
-            await asyncio.to_thread(self._box.cache.packed.drop_units, [])
+            await asyncio.to_thread(self._node.cache.packed.drop_units, [])
         elif beside == "damage":
             await asyncio.to_thread(self._spoil_one)
         elif beside == "evict":
-            await self._box.cache.make_room_for_packed(self._random.randrange(self._box.cache.limit_bytes))
+            await self._node.cache.make_room_for_packed(self._random.randrange(self._node.cache.limit_bytes))
         if beside == "its standby":  # one that the load called off is answered with the next one
-            await self._box.answer(waiting[""])
-            await self._box.ask(self._box.standby(name, other_form, nothing=True))
+            await self._node.answer(waiting[""])
+            await self._node.ask(self._node.standby(name, other_form, nothing=True))
         room = free - sum(_most_bytes(command_form, packs=True) for _, _, command_form in commands.values())
         for key, (command_name, _, command_form) in commands.items():
-            result = await self._box.answer(waiting[key])
+            result = await self._node.answer(waiting[key])
             self._judge(result, command_form, room + _most_bytes(command_form, packs=True))
             if key in ("", "deploy"):
-                self._box.held.pop(command_name, None)
+                self._node.held.pop(command_name, None)
                 if result.failure is None:
-                    self._box.held[command_name] = command_form
+                    self._node.held[command_name] = command_form
 
     async def _deploy_and_delete(self) -> None:
         name, form = self._drawn_name(), self._drawn_form()
         self._say("form", name=name, form=form)
-        self._box.post(self._box.prepare(name, form))
+        self._node.post(self._node.prepare(name, form))
         await self._pass_time()
-        await self._box.delete(name)
+        await self._node.delete(name)
 
     async def _standby(self) -> None:
         name, form = self._drawn_name(), self._drawn_form(streams=False)
         free = self._free(name)
-        self._judge(await self._box.ask(self._box.standby(name, form)), form, free)
+        self._judge(await self._node.ask(self._node.standby(name, form)), form, free)
 
     async def _no_standby(self) -> None:
         name = self._drawn_name()
-        failure = (await self._box.ask(self._box.standby(name, self._drawn_form(), nothing=True))).failure
+        failure = (await self._node.ask(self._node.standby(name, self._drawn_form(), nothing=True))).failure
         _demand(failure is None, f"no standby: {failure}")
 
     async def _delete(self) -> None:
-        await self._box.delete(self._drawn_name())
+        await self._node.delete(self._drawn_name())
 
     async def _damage(self) -> None:
         self._spoil_one()
 
     async def _drop(self) -> None:
-        units = self._box.cache.packed.units()
+        units = self._node.cache.packed.units()
         some = self._random.sample(units, self._random.randint(0, len(units)))
         before = {unit.id for unit in units if unit.in_use}
-        dropped = self._box.cache.packed.drop_units([unit.id for unit in some])
+        dropped = self._node.cache.packed.drop_units([unit.id for unit in some])
         _demand({unit.id for unit in dropped if unit.in_use} <= before, "a unit that nobody uses stayed")
         _demand(not {unit.id for unit in dropped if not unit.in_use} & before, "a unit in use went")
 
     async def _evict(self) -> None:
-        await self._box.cache.make_room_for_packed(self._random.randrange(self._box.cache.limit_bytes))
+        await self._node.cache.make_room_for_packed(self._random.randrange(self._node.cache.limit_bytes))
 
     # -- what they draw ------------------------------------------------------------------------------------------------
 
@@ -199,7 +200,7 @@ class Sequence:
         await asyncio.sleep(self._random.choice([0, 0.001, 0.01, 0.03]))
 
     def _spoil_one(self) -> None:
-        paths = self._box.packed_paths()
+        paths = self._node.packed_paths()
         if not paths:
             return
         path, how = self._random.choice(paths), self._random.choice(["flip", "cut", "header", "gone"])
@@ -223,11 +224,11 @@ class Sequence:
 
     def _free(self, name: str) -> int:
         """Bytes of the cache that nobody holds."""
-        return self._box.cache.limit_bytes - self._box.pinned_bytes
+        return self._node.cache.limit_bytes - self._node.pinned_bytes
 
     def _expected(self, form: Form) -> frozenset[str]:
         """Digests of the blobs that a load of this form has to fetch at most."""
-        packed, sizes = self._box.packed_units(form), self._box.cache._sizes
+        packed, sizes = self._node.packed_units(form), self._node.cache._sizes
         if self._spoilt:
             packed = set()
         lacking = form.digests([unit for unit in form.units if unit not in packed])
@@ -244,10 +245,10 @@ class Sequence:
             _demand(failure.reason == "SUPERSEDED", f"{form}: {failure!r}")
 
     async def _check(self) -> None:
-        box = self._box
-        for name, form in list(box.held.items()):
+        node = self._node
+        for name, form in list(node.held.items()):
             try:
-                same = await box.computes(name)
+                same = await node.computes(name)
             except EdgeShardError as error:
                 _demand(
                     self._spoilt and form.streams and isinstance(error, DataLossError),
@@ -255,22 +256,22 @@ class Sequence:
                 )
                 self.met["a stream ended"] += 1
                 free = self._free(name)
-                result = await box.deploy(name, form)
+                result = await node.deploy(name, form)
                 self._judge(result, form, free)
                 if result.failure is not None:
                     continue
-                same = await box.computes(name)
+                same = await node.computes(name)
             _demand(same, f"{name} of {form} computes something else")
-        counted = box.cache.used_bytes + box.cache.packed.used_bytes
-        limit = box.cache.limit_bytes
+        counted = node.cache.used_bytes + node.cache.packed.used_bytes
+        limit = node.cache.limit_bytes
         _demand(counted <= limit, f"{counted} bytes are counted, {limit} allowed")
-        _demand(box.disk_bytes() <= limit, f"{box.disk_bytes()} bytes are on the disk, {limit} allowed")
+        _demand(node.disk_bytes() <= limit, f"{node.disk_bytes()} bytes are on the disk, {limit} allowed")
 
     async def _end(self) -> None:
-        box = self._box
-        await box.settled()
+        node = self._node
+        await node.settled()
         for _ in range(1000):  # threads and descriptors of reads go a little later
-            left = box.leftovers()
+            left = node.leftovers()
             begun = set(threading.enumerate()) - self._threads
             threads = [thread.name for thread in begun if thread.name.startswith(_READING)]
             if not left and not threads:
@@ -278,12 +279,12 @@ class Sequence:
             await asyncio.sleep(0.005)
         _demand(not left, f"left behind: {left}")
         _demand(not threads, f"threads that go on: {threads}")
-        box.cache.packed.files()
-        again = BlobCache(box.cache.directory, box.cache.limit_bytes)
+        node.cache.packed.files()
+        again = BlobCache(node.cache.directory, node.cache.limit_bytes)
         await again.start()
         for what, one, other in (
-            ("blobs", box.cache.used_bytes, again.used_bytes),
-            ("packed files", box.cache.packed.used_bytes, again.packed.used_bytes),
+            ("blobs", node.cache.used_bytes, again.used_bytes),
+            ("packed files", node.cache.packed.used_bytes, again.packed.used_bytes),
         ):
             _demand(one == other, f"{one} bytes of {what} were counted, {other} are there")
 
@@ -303,13 +304,13 @@ def _demand(holds: bool, what: str) -> None:
 
 
 async def _run(seed: int, directory: Path, worker: ComputeThread, aside: BackgroundThread) -> Counter[str]:
-    box = Box(directory, Sequence.limit(seed), worker, aside)
-    await box.start()
-    sequence = Sequence(seed, box)
+    node = Node(directory, Sequence.limit(seed), worker, aside)
+    await node.start()
+    sequence = Sequence(seed, node)
     try:
         await sequence.run()
     finally:
-        await box.close()
+        await node.close()
     return sequence.met
 
 
@@ -328,7 +329,7 @@ def run_sequences(
     """Run the sequences of `count` seeds. Returns what was violated, with its seed, and how often things were met."""
     failed, met, worker = list[str](), Counter[str](), ComputeThread(1)
     aside, files = BackgroundThread(worker), 0
-    # A box collects garbage when it lets a stage go: only its own here, not all that was imported.
+    # A node collects garbage when it lets a stage go: only its own here, not all that was imported.
     gc.collect()
     gc.freeze()
     with mock.patch("os.fsync", lambda file: None):

@@ -1,4 +1,4 @@
-"""A compute thread that hangs: the stages of the box fail, and what else it is asked for is refused and not left."""
+"""A compute thread that hangs: the stages of the node fail, and what else it is asked for is refused and not left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
         return self.time
 
 
-async def test_when_a_step_hangs_every_stage_of_the_box_fails_once() -> None:
+async def test_when_a_step_hangs_every_stage_of_the_node_fails_once() -> None:
     """They share the thread: nothing of any of them is computed any more."""
     stages = [Stage(RunningStep(3, 1e6, 0.0)), Stage()]
     worker, clock, busy = ComputeThread(1), Clock(), threading.Event()

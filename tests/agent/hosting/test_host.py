@@ -182,7 +182,7 @@ def stage_tasks() -> list[str]:
 
 @pytest.fixture
 async def starting(tiny_llama: Path, tmp_path: Path) -> AsyncIterator[Node]:
-    """A box that has joined and has no tools yet."""
+    """A node that has joined and has no tools yet."""
     node = Node(tiny_llama, tmp_path)
     yield node
     await node.hosting.close()
@@ -235,7 +235,7 @@ async def test_an_epoch_that_is_overtaken_while_it_takes_over_leaves_nothing(nod
 
 
 async def test_a_stage_that_cannot_start_after_its_load_leaves_nothing(node: Node) -> None:
-    node.neighbour = "192.0.2.1:1"  # beyond loopback, and this box has no TLS
+    node.neighbour = "192.0.2.1:1"  # beyond loopback, and this node has no TLS
     node.command("p", node.prepare(1))
     failure = (await node.answer("p")).failure
     assert failure is not None and failure.reason == "TLS_REQUIRED"
@@ -334,7 +334,7 @@ async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(node: Node, monk
     assert node.pins == 0
 
 
-async def test_closing_a_box_ends_its_traces(node: Node) -> None:
+async def test_closing_a_node_ends_its_traces(node: Node) -> None:
     node.command("p", node.prepare(1))
     await node.answer("p")
     node.command("t", TraceSteps(NAME, Epoch(1), 60.0))
@@ -342,7 +342,7 @@ async def test_closing_a_box_ends_its_traces(node: Node) -> None:
     assert not [task for task in asyncio.all_tasks() if "(trace)" in task.get_name()]
 
 
-async def test_a_dump_of_a_box_replays_and_says_what_it_is(node: Node) -> None:
+async def test_a_dump_of_a_node_replays_and_says_what_it_is(node: Node) -> None:
     sent: dict[str, bytes] = {}
     dumps = Dumps(node.hosting, lambda: {"versions": {"edgeshard": "1"}}, sent.__setitem__, node._answered)
     node.command("p", node.prepare(1))
@@ -381,7 +381,7 @@ async def test_every_event_and_action_is_said_at_debug_and_none_is_worded_above(
     assert worded == {"debug": ["CommandReceived", "SendResults"], "info": []}[level]
 
 
-async def test_commands_that_come_while_the_box_starts_are_carried_out_once_it_has(starting: Node) -> None:
+async def test_commands_that_come_while_the_node_starts_are_carried_out_once_it_has(starting: Node) -> None:
     starting.command("gone", ReleaseStage(NAME, Epoch(1)))
     starting.command("prepare", starting.prepare(1))
     assert (await starting.answer("gone")).failure is None
@@ -403,8 +403,8 @@ async def test_the_start_is_in_the_dump_and_replays(starting: Node) -> None:
     assert state.facts == FACTS and not machine().replay(document).differs
 
 
-async def test_a_box_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(node: Node) -> None:
-    """Its coordinator must not wait for it: it goes on without this box."""
+async def test_a_node_whose_compute_thread_hangs_refuses_a_stage_and_releases_one(node: Node) -> None:
+    """Its coordinator must not wait for it: it goes on without this node."""
     node.command("p1", node.prepare(1))
     assert (await node.answer("p1")).failure is None
     busy = threading.Event()

@@ -1,4 +1,4 @@
-"""What the head's box reads of a model beside its tensors: bounded, off the event loop, and typed when it is wrong."""
+"""What the head's node reads of a model beside its tensors: bounded, off the event loop, and typed when it is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timing
 SETTINGS = "generation_config.json"
 
 
-class Box:
+class Node:
     """A model in a coordinator's store, and a loader that fetches from it. `files` are those of the model."""
 
     def __init__(self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache) -> None:
@@ -61,19 +61,19 @@ class Box:
 
 
 @pytest.fixture
-async def box(
+async def node(
     run_store: Callable[..., Awaitable[Any]],
     connect: Callable[[str], grpc.aio.Channel],
     make_checkpoint: Callable[..., Path],
     tmp_path: Path,
-) -> AsyncIterator[Box]:
+) -> AsyncIterator[Node]:
     server = await run_store()
     cache = BlobCache(tmp_path / "cache", 1 << 30)
     await cache.start()
-    box = Box(server, connect(server.address), make_checkpoint(), cache)
-    write_tokenizer(box.files / "tokenizer.json")
-    yield box
-    box.close()
+    node = Node(server, connect(server.address), make_checkpoint(), cache)
+    write_tokenizer(node.files / "tokenizer.json")
+    yield node
+    node.close()
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("of_an_older_version")
-async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(box: Box) -> None:
-    write_tokenizer(box.files / "tokenizer.json", **PANICS["load"])
+async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(node: Node) -> None:
+    write_tokenizer(node.files / "tokenizer.json", **PANICS["load"])
     with pytest.raises(DataLossError) as caught:
-        await box.load(await box.add())
+        await node.load(await node.add())
     assert caught.value.field == "tokenizer.json"
 
 
@@ -97,15 +97,15 @@ async def test_a_tokenizer_that_panics_while_it_is_read_fails_the_load(box: Box)
     ids=lambda text: text[:30],
 )
 @pytest.mark.usefixtures("of_an_older_version")
-async def test_settings_that_cannot_be_read_fail_the_load_by_name(box: Box, text: str) -> None:
-    (box.files / SETTINGS).write_text(text)
+async def test_settings_that_cannot_be_read_fail_the_load_by_name(node: Node, text: str) -> None:
+    (node.files / SETTINGS).write_text(text)
     with pytest.raises(DataLossError) as caught:
-        await box.load(await box.add())
+        await node.load(await node.add())
     assert caught.value.field == SETTINGS
 
 
-async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    (box.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
+async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    (node.files / SETTINGS).write_text(json.dumps({"eos_token_id": [3, 4]}))
     threads: list[threading.Thread] = []
 
     def parse(text: str, name: str) -> Any:
@@ -113,25 +113,25 @@ async def test_settings_are_read_off_the_event_loop(box: Box, monkeypatch: pytes
         return json.loads(text)
 
     monkeypatch.setattr(loading, "parse_json_object", parse)
-    loaded = await box.load(await box.add())
+    loaded = await node.load(await node.add())
     assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
     assert threads and threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(("name", "size"), [(SETTINGS, 1 << 20), ("tokenizer.json", 64 << 20)])
 async def test_a_file_that_is_too_large_is_refused_when_it_is_added_and_where_it_is_loaded(
-    box: Box, monkeypatch: pytest.MonkeyPatch, of_an_older_version: None, name: str, size: int
+    node: Node, monkeypatch: pytest.MonkeyPatch, of_an_older_version: None, name: str, size: int
 ) -> None:
-    with (box.files / name).open("r+b") as file:
+    with (node.files / name).open("r+b") as file:
         file.truncate(size + 1)
     with pytest.raises(InvalidArgumentError) as caught:
-        await box.add()
+        await node.add()
     assert caught.value.field == name and str(size) in caught.value.message
-    assert box.server.servicer.put_bytes == 0
+    assert node.server.servicer.put_bytes == 0
     monkeypatch.setattr(models, "skim_small_file", lambda name, chunks: None)
     with monkeypatch.context() as older:
         older.setattr(checkpoint, "_FILE_LIMITS", {})
-        digest = await box.add()
+        digest = await node.add()
     with pytest.raises(InvalidArgumentError) as caught:
-        await box.load(digest)
-    assert caught.value.field == name and not box.server.servicer.reads, "nothing is fetched of it"
+        await node.load(digest)
+    assert caught.value.field == name and not node.server.servicer.reads, "nothing is fetched of it"

@@ -1,4 +1,4 @@
-"""Random sequences of a box that packs; `packed_sequences` runs more of them by hand."""
+"""Random sequences of a node that packs; `packed_sequences` runs more of them by hand."""
 
 from __future__ import annotations
 

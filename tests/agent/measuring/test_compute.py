@@ -282,7 +282,7 @@ def test_what_attention_takes_far_into_a_prompt_shows_through_noise(grid: Grid, 
     assert fit.prefill_s(256, 3840) == pytest.approx(true(256, 3840), rel=0.12)
 
 
-def test_a_box_without_its_kernels_is_another_box(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_its_kernels_is_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
     if not native_available():
         pytest.skip("no native kernels were built here")
     facts = read_facts("cpu", None)

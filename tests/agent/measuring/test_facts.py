@@ -1,4 +1,4 @@
-"""What a box finds out about itself."""
+"""What a node finds out about itself."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def test_a_loopback_link_is_measured() -> None:
     raise AssertionError(f"{link} of {schedule.answers}")
 
 
-async def test_a_box_that_is_not_there_is_named() -> None:
+async def test_a_node_that_is_not_there_is_named() -> None:
     server = Server("127.0.0.1:0", None)
     address = await server.start()
     await server.stop(0)

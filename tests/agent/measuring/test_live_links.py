@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timing
 
 KNOWN = LinkProfile(0.05, 1e8, 0.01, 20, 4 << 20)
 NAME = DeploymentName("tales")
-BOX = NodeName("a")
+NODE = NodeName("a")
 WIDTH = 1024
 MIB = 1 << 20
 
@@ -128,9 +128,9 @@ async def test_a_receiver_tells_the_sender_how_a_large_step_came(
     servicer, arrived = StageServicer(), list[WireStep]()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     contract = FrameContract(NAME, 1, DType.FLOAT32, WIDTH, 2048, 8)
-    servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, arrived.append, lambda step: None))
+    servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, arrived.append, lambda step: None))
     heard, failures = asyncio.Queue[LinkSample](), list[EdgeShardError]()
-    hop = Hop(NAME, Epoch(1), 0, 1, await server.start(), BOX)
+    hop = Hop(NAME, Epoch(1), 0, 1, await server.start(), NODE)
     sender = LinkSender(hop, 8, None, failures.append, on_timing=heard.put_nowait)
     sender.start()
     try:

@@ -89,7 +89,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a box that answers probes."""
+    """Of a node that answers probes."""
     server = Server("127.0.0.1:0", None)
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
     yield await server.start()
@@ -207,13 +207,13 @@ async def test_in_the_lab_a_probe_sees_the_shaped_link(emulation: Emulation, tmp
     assert 0.7 * (0.020 + 0.060) / 2 < link.profile.latency_s < 1, "half of the round trip"
 
 
-async def test_in_the_lab_a_box_tells_what_the_emulator_charges(
+async def test_in_the_lab_a_node_tells_what_the_emulator_charges(
     emulation: Emulation, tmp_path: Path, tiny_config: dict[str, Any]
 ) -> None:
     stand_in = tiny_config | {"num_hidden_layers": 32, "max_position_embeddings": 4096}
     node = Node(tmp_path, emulation=emulation)
     (profile,) = (await node.do(measure(stand_in))).compute
-    assert not node.progress and not workers(), "an emulated box measures nothing"
+    assert not node.progress and not workers(), "an emulated node measures nothing"
     assert profile.model_hash == config_hash(stand_in)
     assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
     told, charged = MeasuredTimes.of(profile), emulation.times

@@ -1,4 +1,4 @@
-"""What others take of a box's cores: as values, and of this machine."""
+"""What others take of a node's cores: as values, and of this machine."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def blocks(weights: StageWeights) -> list[Block]:
     return [module for module in weights.modules.modules() if isinstance(module, Block)]
 
 
-def test_each_expert_has_its_width_and_the_rest_that_of_the_box() -> None:
+def test_each_expert_has_its_width_and_the_rest_that_of_the_node() -> None:
     for layer, block in enumerate(blocks(load(MIXED))):
         assert isinstance(block.mlp, MixtureMlp)
         for expert, mlp in enumerate(block.mlp.experts):
@@ -70,7 +70,7 @@ def test_bytes_held_are_those_that_were_counted(widths: list[str] | None) -> Non
     assert load(widths).modules.parameter_bytes == counted
 
 
-def test_widths_that_are_the_box_s_own_change_nothing() -> None:
+def test_widths_that_are_the_node_s_own_change_nothing() -> None:
     assert torch.equal(logits(["8" * 8] * LAYERS, Quantisation.INT8), logits(None, Quantisation.INT8))
     assert torch.equal(logits([""] * LAYERS, Quantisation.INT4), logits(None, Quantisation.INT4))
     assert not torch.equal(logits(MIXED, Quantisation.INT8), logits(None, Quantisation.INT8))

@@ -73,7 +73,7 @@ def load(checkpoint: Any, source: Any, layers: LayerRange, **options: Any) -> St
 def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
     checkpoint: Any, broken: int, bad: float
 ) -> None:
-    """They pass from box to box: only who samples looks, and tells whose they were."""
+    """They pass from node to node: only who samples looks, and tells whose they were."""
     first, last = (load(checkpoint, SafetensorsDirectory(checkpoint.path), layers) for layers in RANGES[::2])
     with torch.no_grad():
         for parameter in (first, last)[broken]._modules.parameters():
@@ -131,7 +131,7 @@ def test_quantised_weights_weigh_what_placing_counts(checkpoint: Any, quantisati
 def test_a_tied_model_has_the_same_bits_however_it_is_cut(
     checkpoint: Any, tiny_head: Any, quantisation: Quantisation
 ) -> None:
-    """The embedding keeps its dtype beside a head of integers, whether or not one box has both."""
+    """The embedding keeps its dtype beside a head of integers, whether or not one node has both."""
     found = []
     for ends in ((4,), (2, 4), (1, 2, 3, 4)):
         ranges = [LayerRange(first, end) for first, end in pairwise((0, *ends))]

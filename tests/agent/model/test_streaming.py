@@ -128,7 +128,7 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     every = frozenset(range(_layer_count(checkpoint)))
     form = UnitForm(MODEL, first.dtype, None, first.shape)
     held = held_of(form, checkpoint.config, frozenset(units.ids))
-    assert held.layers == every and held.head, "by the ids of its files, others know what this box has"
+    assert held.layers == every and held.head, "by the ids of its files, others know what this node has"
     assert held_of(replace(form, dtype=DType.FLOAT16), checkpoint.config, frozenset(units.ids)) == NOTHING_HELD
     nothing = NothingLeft(SafetensorsDirectory(checkpoint.path))
     again = load(checkpoint, units, source=nothing)

@@ -1,4 +1,4 @@
-"""A box's heartbeats on its control stream: the first whole, then what changed; and a box that finds its way back."""
+"""A node's heartbeats on its control stream: the first whole, then what changed; and a node that finds its way back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 
 class Site(CoordinatorServiceServicer):
-    """Keeps what boxes say, stream by stream, and ends a stream as it is told to."""
+    """Keeps what nodes say, stream by stream, and ends a stream as it is told to."""
 
     def __init__(self) -> None:
         self.registered: list[float] = []
@@ -81,8 +81,8 @@ class Site(CoordinatorServiceServicer):
         return self.streams[stream][1:]
 
 
-class Box:
-    """A control client of a box that holds `stages`."""
+class Node:
+    """A control client of a node that holds `stages`."""
 
     def __init__(self, address: str) -> None:
         self.stages: tuple[StageStatus, ...] = (STAGE,)
@@ -121,76 +121,76 @@ async def site(server: Server) -> Site:
 
 
 @pytest.fixture
-async def box(server: Server, site: Site) -> AsyncIterator[Box]:
-    box = Box(await server.start())
-    yield box
-    await box.close()
+async def node(server: Server, site: Site) -> AsyncIterator[Node]:
+    node = Node(await server.start())
+    yield node
+    await node.close()
 
 
-async def test_the_first_is_whole_and_the_others_say_what_changed(site: Site, box: Box) -> None:
+async def test_the_first_is_whole_and_the_others_say_what_changed(site: Site, node: Node) -> None:
     whole = Heartbeat(NodeId("n"), "i", (STAGE,), 1000, HugePages(4, 2))
     assert await site.until(0, 1) == [whole]
     worked = replace(STAGE, steps_done=5)
-    box.hold(worked)
+    node.hold(worked)
     assert (await site.until(0, 2))[1] == HeartbeatChange((worked,))
-    box.hold()
+    node.hold()
     gone = HeartbeatChange(removed=(StageKey(STAGE.deployment, 0),), urgent=True)
     assert (await site.until(0, 3))[2] == gone
     assert (await site.until(0, 4))[3] == NOTHING, "it still says that it lives"
 
 
-async def test_a_new_stream_begins_with_a_whole_one(site: Site, box: Box) -> None:
+async def test_a_new_stream_begins_with_a_whole_one(site: Site, node: Node) -> None:
     await site.until(0, 2)
     site.hang_up.set()
     first, *_ = await site.until(1, 2)
     assert isinstance(first, Heartbeat) and first.stages == (STAGE,)
-    assert len(site.registered) == 2, "a box that is not known any more registers again"
+    assert len(site.registered) == 2, "a node that is not known any more registers again"
 
 
-async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(site: Site, box: Box) -> None:
+async def test_a_heartbeat_behind_the_answer_to_a_release_does_not_name_the_stage(site: Site, node: Node) -> None:
     """Whatever was about to be said when the stage went."""
     await site.until(0, 1)
     for number in range(2, 22):
-        box.hold(replace(STAGE, epoch=Epoch(number)))
+        node.hold(replace(STAGE, epoch=Epoch(number)))
         await asyncio.sleep(PROMPT_HEARTBEAT_S + 0.001 * (number - 6))
-        box.hold()
-        box.client.send_results((CommandResult(OperationId(f"release {number}")),))
+        node.hold()
+        node.client.send_results((CommandResult(OperationId(f"release {number}")),))
         async with asyncio.timeout(DEADLINE_S), site.came:
             await site.came.wait_for(lambda: isinstance(site.streams[0][-1], CommandResult))
-        box.client.changed()
+        node.client.changed()
         said = len(site.streams[0])
         await site.until(0, said)
         assert not site.streams[0][said].stages
 
 
 @pytest.mark.parametrize("holds", [True, False])
-async def test_how_often_a_box_says_that_it_lives_goes_by_whether_it_holds_a_stage(
+async def test_how_often_a_node_says_that_it_lives_goes_by_whether_it_holds_a_stage(
     site: Site, server: Server, monkeypatch: pytest.MonkeyPatch, holds: bool
 ) -> None:
     """Either is soon enough for no ping to be sent between two of them."""
     assert (HOLDING_INTERVAL_S, IDLE_INTERVAL_S) == (0.9, 1.8) and IDLE_INTERVAL_S < CONTROL_KEEPALIVE_S
     for name, used in (("HOLDING_INTERVAL_S", holds), ("IDLE_INTERVAL_S", not holds)):
         monkeypatch.setattr(control, name, 0.005 if used else 1e6)
-    box = Box(await server.start())
-    box.hold(*(STAGE,) * holds)
+    node = Node(await server.start())
+    node.hold(*(STAGE,) * holds)
     await site.until(0, 20)
-    await box.close()
+    await node.close()
 
 
-async def test_a_box_that_is_refused_tries_again_twice_a_second(site: Site, server: Server) -> None:
+async def test_a_node_that_is_refused_tries_again_twice_a_second(site: Site, server: Server) -> None:
     """However often it was refused before."""
     site.refuses = True
-    box = Box(await server.start())
+    node = Node(await server.start())
     async with asyncio.timeout(DEADLINE_S):
         while len(site.registered) < 9:  # noqa: ASYNC110 (what is watched has no event)
             await asyncio.sleep(0.01)
-    await box.close()
+    await node.close()
     gaps = [later - earlier for earlier, later in itertools.pairwise(site.registered[-5:])]
     # The least: under load any of them may be longer.
     assert min(gaps) < 1.0
 
 
-def test_boxes_do_not_come_back_all_at_once() -> None:
+def test_nodes_do_not_come_back_all_at_once() -> None:
     delays = [drawn(MAX_RETRY_S) for _ in range(1000)]
     assert max(delays) <= MAX_RETRY_S and min(delays) >= MAX_RETRY_S / 2
     shares = [sum(low <= delay / MAX_RETRY_S < low + 0.1 for delay in delays) for low in (0.5, 0.6, 0.7, 0.8, 0.9)]

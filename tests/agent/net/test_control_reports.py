@@ -1,4 +1,4 @@
-"""What a box measured, up to a coordinator that listens: progress, the report, and only then the result."""
+"""What a node measured, up to a coordinator that listens: progress, the report, and only then the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROBE = ProbeLinks(())
 
 
 class Site(CoordinatorServiceServicer):
-    """Sends one command on each stream, and ends the stream when the box answers or `hang_up` is set."""
+    """Sends one command on each stream, and ends the stream when the node answers or `hang_up` is set."""
 
     def __init__(self, command: ControlMessage) -> None:
         self.heard: list[tuple[str, Any]] = []
@@ -161,7 +161,7 @@ async def test_a_suspicion_and_its_end_arrive_as_they_were_said(node: Node, site
     assert [agent_message_from_wire(message) for _, message in site.heard] == [suspected, recovered]
 
 
-async def test_reported_facts_are_what_the_box_registers_with_later(node: Node, site: Site) -> None:
+async def test_reported_facts_are_what_the_node_registers_with_later(node: Node, site: Site) -> None:
     await asyncio.wait_for(node.commands.get(), 30)
     await node.client.report(ProfileReport(NodeId("n"), replace(FACTS, memory_budget_bytes=70)))
     assert site.heard[-1][1].facts.memory_budget_bytes == 70
@@ -170,7 +170,7 @@ async def test_reported_facts_are_what_the_box_registers_with_later(node: Node, 
     assert [request.facts.memory_budget_bytes for request in site.registered[:2]] == [50, 70]
 
 
-async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(server: Server) -> None:
+async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(server: Server) -> None:
     """Between the call and the stream the coordinator refuses to deploy to it."""
     site, hello, answer = Site(PROBE), asyncio.Event(), asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_a_box_counts_as_registered_once_its_stream_has_been_answered(serv
     await node.close()
 
 
-async def test_what_no_message_holds_ends_neither_the_box_nor_the_stream(node: Node, site: Site) -> None:
+async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(node: Node, site: Site) -> None:
     node.client.send_progress(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
     node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
     large = StageStatus(DeploymentName("x" * (9 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
@@ -234,7 +234,7 @@ async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
     await node.close()
 
 
-async def test_a_box_that_has_started_says_so_over_the_stream_it_has(server: Server, site: Site) -> None:
+async def test_a_node_that_has_started_says_so_over_the_stream_it_has(server: Server, site: Site) -> None:
     node = Node(await server.start(), starting=True)
     await asyncio.wait_for(node.client.joined.wait(), 30)
     assert [request.starting for request in site.registered] == [True] and not node.client.placeable.is_set()
@@ -245,7 +245,7 @@ async def test_a_box_that_has_started_says_so_over_the_stream_it_has(server: Ser
     await node.close()
 
 
-async def test_a_box_that_starts_while_it_has_no_coordinator_says_it_with_its_next_registration(
+async def test_a_node_that_starts_while_it_has_no_coordinator_says_it_with_its_next_registration(
     server: Server, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "RETRY_S", 0.0)

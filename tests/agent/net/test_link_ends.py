@@ -26,7 +26,7 @@ from edgeshard.wire.status import from_rpc_error
 pytestmark = pytest.mark.timing
 
 NAME = DeploymentName("tales")
-BOX = NodeName("a")
+NODE = NodeName("a")
 SOON_S = 30.0
 NARROW = [("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
 """A caller's flow control that lets 64 KiB through until the caller reads."""
@@ -85,7 +85,7 @@ class Neighbour:
         self.stub = StageServiceStub(channel)
         self.narrow = StageServiceStub(narrow)
         contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-        servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, lambda step: None, lambda step: None))
+        servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, lambda step: None, lambda step: None))
 
     async def dial(self, stub: StageServiceStub | None = None) -> Any:
         call = (stub or self.stub).Exchange()

@@ -109,7 +109,7 @@ class Ring:
 async def open_ring(
     model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, **options: Any
 ) -> AsyncIterator[Ring]:
-    """Real servers, real streams, real weights; one event loop and one compute thread stand for all boxes."""
+    """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes."""
     torch.set_num_threads(1)
     front, worker, broken = Front(), ComputeThread(1), list[str]()
     coordinator = Server("127.0.0.1:0", None)

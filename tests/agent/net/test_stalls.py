@@ -26,7 +26,7 @@ from tests.support.stalling_proxy import StallingProxy, Way
 pytestmark = pytest.mark.timing
 
 NAME = DeploymentName("tales")
-BOX = NodeName("a")
+NODE = NodeName("a")
 WIDTH = 1024
 WINDOW = 64
 SOON_S = 60.0
@@ -73,7 +73,7 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
     add_StageServiceServicer_to_server(servicer, server.grpc)
     async with StallingProxy(await server.start(), bits_per_s).running() as proxy:
         sender = LinkSender(
-            Hop(NAME, Epoch(1), 0, 1, proxy.address, BOX),
+            Hop(NAME, Epoch(1), 0, 1, proxy.address, NODE),
             WINDOW,
             None,
             lambda error: made.failures.append(error),
@@ -81,7 +81,7 @@ async def line(bits_per_s: float = 0.0) -> AsyncIterator[Line]:
         )
         made = Line(sender, proxy)
         contract = FrameContract(NAME, 1, DType.FLOAT32, WIDTH, 4096, WINDOW)
-        servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, made.arrived.put_nowait, lambda step: None))
+        servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, made.arrived.put_nowait, lambda step: None))
         counting = asyncio.create_task(made.count_lateness())
         sender.start()
         try:

@@ -1,4 +1,4 @@
-"""Only the box that the placement names opens a hop: no other box, no application, and none is put off by them."""
+"""Only the node that the placement names opens a hop: no other node, no application, and none is put off by them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ async def dial(channel: grpc.aio.Channel) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("stranger", [(Role.AGENT, "c"), (Role.CLIENT, "a"), (Role.OPERATOR, "a")], ids=str)
-async def test_a_hop_is_opened_by_the_box_before_it_alone(tmp_path: Path, stranger: tuple[Role, str]) -> None:
+async def test_a_hop_is_opened_by_the_node_before_it_alone(tmp_path: Path, stranger: tuple[Role, str]) -> None:
     identities = Identities(tmp_path)
     server, servicer = Server("127.0.0.1:0", identities.of(Role.AGENT, "b")), StageServicer()
     add_StageServiceServicer_to_server(servicer, server.grpc)
     contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
     servicer.open(NAME, 1, LinkReceiver(0, NodeName("a"), contract, lambda step: None, lambda step: None))
-    address, box = await server.start(), NodeName("b")
+    address, node = await server.start(), NodeName("b")
     try:
         async with (
-            open_channel(address, identities.of(Role.AGENT, "a"), box=box) as before,
-            open_channel(address, identities.of(*stranger), box=box) as strange,
+            open_channel(address, identities.of(Role.AGENT, "a"), node=node) as before,
+            open_channel(address, identities.of(*stranger), node=node) as strange,
         ):
             call, welcome = await dial(before)
             assert welcome.message.HasField("welcome")
@@ -58,14 +58,14 @@ async def test_a_hop_is_opened_by_the_box_before_it_alone(tmp_path: Path, strang
         await server.stop(0)
 
 
-async def test_a_box_is_dialled_by_its_name_and_nobody_else_answers_for_it(tmp_path: Path) -> None:
-    """As when another box of the site listens at its address."""
+async def test_a_node_is_dialled_by_its_name_and_nobody_else_answers_for_it(tmp_path: Path) -> None:
+    """As when another node of the site listens at its address."""
     identities = Identities(tmp_path)
     server = Server("127.0.0.1:0", identities.of(Role.AGENT, "c"))
     add_StageServiceServicer_to_server(StageServicer(), server.grpc)
     address = await server.start()
     try:
-        async with open_channel(address, identities.of(Role.AGENT, "a"), box=NodeName("b")) as channel:
+        async with open_channel(address, identities.of(Role.AGENT, "a"), node=NodeName("b")) as channel:
             call: Any = StageServiceStub(channel).Exchange()
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(pb.ExchangeRequest(message=pb.LinkMessage(hello=HELLO)))

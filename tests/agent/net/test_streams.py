@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timing
 
 CUTS = [LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)]
 NAME = DeploymentName("tales")
-BOX = NodeName("a")
+NODE = NodeName("a")
 
 
 class Quiet:
@@ -327,7 +327,7 @@ async def no_huge_pages(stages: object) -> None:
     """As on a system that does not tell."""
 
 
-async def test_a_box_survives_a_write_on_a_finished_control_stream(
+async def test_a_node_survives_a_write_on_a_finished_control_stream(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "RETRY_S", 0.0)
@@ -366,7 +366,7 @@ async def receiving(server: Server) -> AsyncIterator[tuple[StageServicer, Callab
     add_StageServiceServicer_to_server(servicer, server.grpc)
     channel = open_channel(await server.start(), None)
     contract = FrameContract(NAME, 1, DType.FLOAT32, 4, 8, 2)
-    servicer.open(NAME, 1, LinkReceiver(0, BOX, contract, lambda step: None, lambda step: None))
+    servicer.open(NAME, 1, LinkReceiver(0, NODE, contract, lambda step: None, lambda step: None))
     hello = stage_pb2.LinkHello(
         deployment=NAME, epoch=1, from_stage=0, to_stage=1, dialler_sends=True, wire_version=WIRE_VERSION
     )

@@ -1,4 +1,4 @@
-"""A box follows no coordinator of an older term than one that it has followed."""
+"""A node follows no coordinator of an older term than one that it has followed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ async def server() -> AsyncIterator[Server]:
 async def test_only_an_older_term_of_the_same_site_is_refused(server: Server) -> None:
     site = TermSite()
     add_CoordinatorServiceServicer_to_server(site, server.grpc)
-    box = Node(await server.start())
+    node = Node(await server.start())
     try:
-        box.running.cancel()
+        node.running.cancel()
         for term in (("home", 5), ("home", 5), ("home", 6), ("elsewhere", 1)):
             site.term = term
-            await box.client._register()
+            await node.client._register()
         site.term = ("home", 5)
         with pytest.raises(UnavailableError, match="of term 5") as refused:
-            await box.client._register()
+            await node.client._register()
         assert refused.value.reason == "STALE_COORDINATOR" and "restart this agent" in refused.value.message
         site.term = ("home", 7)
-        await box.client._register()
+        await node.client._register()
     finally:
-        await box.close()
+        await node.close()

@@ -1,4 +1,4 @@
-"""The fingerprint of a box's bits: the same each time, and another one wherever an operator gives other bits."""
+"""The fingerprint of a node's bits: the same each time, and another one wherever an operator gives other bits."""
 
 from __future__ import annotations
 

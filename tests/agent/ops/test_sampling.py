@@ -152,7 +152,7 @@ def test_arrivals_are_exponentially_distributed() -> None:
     ],
 )
 def test_a_seed_draws_what_it_always_drew(sampling: Sampling, tokens: list[int], kernels: str) -> None:
-    """A generation replayed after an upgrade, or half of it on another box, must go on as it began."""
+    """A generation replayed after an upgrade, or half of it on another node, must go on as it began."""
     sampler = RequestSampler(sampling, (1, 2, 3), len(SPREAD))
     for position, token in zip((0, 1, 2, 1000, 100_000), tokens, strict=True):
         assert sample_rows(SPREAD[None], [sampler], [position])[0].token == token

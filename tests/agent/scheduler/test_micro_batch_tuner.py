@@ -42,7 +42,7 @@ class Site:
         return max(sum(stages) + len(stages) * self.hop_s, parts * max(stages))
 
     def profile(self) -> list[StageCost]:
-        """What the boxes take alone."""
+        """What the nodes take alone."""
         rows = (1, 64)
         return [
             StageCost(rows, tuple(w + r * n for n in rows), (1.0, 1.0), 0.0, 0.0, self.hop_s, 0.0, 0.0)
@@ -94,7 +94,7 @@ def spread_of(site: Site, profiled: bool, batching: Batching = OPEN) -> MicroBat
 
 TWO = Site([(0.012, 0.0008), (0.011, 0.0008)])
 DISTURBED = Site(TWO.stages, disturbed=lambda parts: 1.0 if parts == 1 else 1.5)
-"""Two boxes that share their memory, as those of one machine do: apart they are slower than one after the other."""
+"""Two nodes that share their memory, as those of one machine do: apart they are slower than one after the other."""
 UNEVEN = Site([(0.02, 0.002), (0.002, 0.0002)])
 
 

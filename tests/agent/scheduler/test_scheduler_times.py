@@ -187,7 +187,7 @@ def test_a_long_prompt_keeps_nobody_from_decoding(make_rig: type[Rig]) -> None:
     assert timed.times["long"][0] - 2.0 <= 2 * alone_s
 
 
-def test_boxes_slower_than_their_profile_get_smaller_chunks(make_rig: type[Rig]) -> None:
+def test_nodes_slower_than_their_profile_get_smaller_chunks(make_rig: type[Rig]) -> None:
     timed, deaf = (long_prompt_run(make_rig, 8, scale=1.5, told=told) for told in (True, False))
     gaps, longer = (
         sorted(gap for name in run.times if name != "long" for gap in run.gaps(name)) for run in (timed, deaf)

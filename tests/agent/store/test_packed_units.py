@@ -1,4 +1,4 @@
-"""The packed files of a box as an operator sees and drops them."""
+"""The packed files of a node as an operator sees and drops them."""
 
 from __future__ import annotations
 

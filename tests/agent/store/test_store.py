@@ -91,7 +91,7 @@ def embedding(manifest: ModelManifest) -> TensorInfo:
     return next(tensor for tensor in manifest.tensors if "embed_tokens" in tensor.name)
 
 
-async def test_a_box_with_4_of_12_layers_fetches_only_their_tensors(
+async def test_a_node_with_4_of_12_layers_fetches_only_their_tensors(
     make_checkpoint: MakeCheckpoint, run_store: RunStore, connect: Connect, cache: BlobCache
 ) -> None:
     server = await run_store()

@@ -65,20 +65,20 @@ MOST_DESCRIPTORS = 8192
 LATE_S = 20.0
 """Behind its time an attack is given up that a site holds up."""
 ENDS_S = 5.0
-"""A box hears with its next heartbeat who was revoked."""
+"""A node hears with its next heartbeat who was revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an attacker has of a site: addresses, `key` and `client` of its own, and a box's certificate of its own for
-    attacks by boxes. `operator` is for what an operator does meanwhile, `leaver` for who is revoked. It knows the id
+    """What an attacker has of a site: addresses, `key` and `client` of its own, and a node's certificate of its own for
+    attacks by nodes. `operator` is for what an operator does meanwhile, `leaver` for who is revoked. It knows the id
     of the token by which an honest joiner, with whom it has nothing to do, joins; `scratch` is a directory for it."""
 
     address: str
     enrolment: str
     gateway: str
-    box: str
-    box_address: str
+    node: str
+    node_address: str
     model: str
     site: str
     authority: str
@@ -88,7 +88,7 @@ class Target:
     operator: TlsFiles
     leaver: str
     leaving_client: TlsFiles
-    leaving_box: TlsFiles
+    leaving_node: TlsFiles
     token_id: str
     state: Path
     scratch: Path
@@ -205,12 +205,12 @@ async def _drown(target: Target, seconds: float) -> Outcome:
 async def _linger(target: Target, seconds: float) -> Outcome:
     outcome = Outcome()
     async with Client(target.address, target.operator) as admin:
-        for role, address, files, box in (
+        for role, address, files, node in (
             (Role.CLIENT, target.address, target.leaving_client, ""),
-            (Role.AGENT, target.box_address, target.leaving_box, target.box),
+            (Role.AGENT, target.node_address, target.leaving_node, target.node),
         ):
             revoke = partial(admin.revoke, role, target.leaver)
-            ends = await revocation.linger(address, files, revoke, box=box, seconds=ENDS_S)
+            ends = await revocation.linger(address, files, revoke, node=node, seconds=ENDS_S)
             for call, end in ends.items():
                 outcome.said[end] += 1
                 if end != "PERMISSION_DENIED":
@@ -232,12 +232,15 @@ async def _hold_turns(target: Target, seconds: float) -> Outcome:
 async def _steer(target: Target, seconds: float) -> Outcome:
     """Both ways to say it, in turns, over and over."""
     wrong = set[str]()
-    async with open_channel(target.address, target.agent) as box, open_channel(target.address, target.client) as client:
+    async with (
+        open_channel(target.address, target.agent) as node,
+        open_channel(target.address, target.client) as client,
+    ):
 
         async def once() -> Counter[str]:
             said: Counter[str] = Counter()
             for text in terminal.STEERING:
-                met = await terminal.say_as_a_box(box, "mallory", text)
+                met = await terminal.say_as_a_node(node, "mallory", text)
                 met["request_id"] = await terminal.say_as_a_client(client, text)
                 wrong.update(f"{field} takes {text!r}" for field, refused in met.items() if refused != field)
                 said["refused"] += sum(refused == field for field, refused in met.items())

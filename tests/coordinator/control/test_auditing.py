@@ -126,7 +126,7 @@ async def test_a_call_that_its_caller_left_says_so(site: Any) -> None:
 
 
 async def test_whoever_is_refused_is_there(site: Any, failing: Any) -> None:
-    """By the table of roles, or because a box acts for another."""
+    """By the table of roles, or because a node acts for another."""
     await site.connected("b")
     admin = admin_pb2_grpc.AdminServiceStub(site.channel_of(Role.CLIENT, "app"))
     async with failing(DeniedError):
@@ -156,7 +156,7 @@ async def test_only_operators_read_it_and_within_a_limit(site: Any, failing: Any
         assert caught[0].field == "limit"
 
 
-async def test_a_box_has_an_entry_when_it_is_new_or_another(site: Any) -> None:
+async def test_a_node_has_an_entry_when_it_is_new_or_another(site: Any) -> None:
     """Not when it comes again, or its process is another."""
     (agent,) = await site.connected("a")
     await agent.register()

@@ -1,4 +1,4 @@
-"""Calls to measure boxes, by themselves: who hears what, and what is kept."""
+"""Calls to measure nodes, by themselves: who hears what, and what is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def progress(calls: MeasureCalls, node_id: NodeId, done: int, number: int = 0) -
     calls.progress(node_id, CommandProgress(OperationId(f"uid{number}/0/measure/0"), done, 100, f"point {done}"))
 
 
-async def test_a_slow_listener_gets_the_newest_of_every_box() -> None:
+async def test_a_slow_listener_gets_the_newest_of_every_node() -> None:
     calls = MeasureCalls()
     call = begin(calls)
     stream = calls.follow(call)

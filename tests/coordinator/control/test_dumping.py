@@ -1,4 +1,4 @@
-"""Dumps against a real coordinator over real sockets: every box is asked, and none keeps the others' from coming."""
+"""Dumps against a real coordinator over real sockets: every node is asked, and none keeps the others' from coming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def read_all(call: Any) -> dict[str, Any]:
 
 
 async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:
-    """A call under way, and the command at each box, not yet answered."""
+    """A call under way, and the command at each node, not yet answered."""
     for agent in agents:
         agent.held = {TakeDump}
     call = asyncio.create_task(read_all(site.admin.Dump(admin_pb2.DumpRequest(), timeout=DEADLINE_S)))
@@ -66,7 +66,7 @@ async def test_a_refused_request_is_in_the_ring_and_changes_nothing(site: Any) -
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
-async def test_boxes_dumps_come_whole_whatever_their_size(site: Any, size: int) -> None:
+async def test_nodes_dumps_come_whole_whatever_their_size(site: Any, size: int) -> None:
     agents = await site.connected("b", "a")
     call, commands = await asked(site, agents)
     for agent, command in zip(agents, commands, strict=True):
@@ -75,7 +75,7 @@ async def test_boxes_dumps_come_whole_whatever_their_size(site: Any, size: int) 
     assert list(dumps) == ["", "a", "b"] and dumps["a"].text == b"a" * size and dumps["b"].text == b"b" * size
 
 
-async def test_a_box_that_is_away_is_named_and_one_that_refuses_says_why(site: Any) -> None:
+async def test_a_node_that_is_away_is_named_and_one_that_refuses_says_why(site: Any) -> None:
     agents = await site.connected("a", "b", "c")
     await agents[2].vanish()
     await site.until(lambda state: not state.is_connected(agents[2].node_id))
@@ -86,7 +86,7 @@ async def test_a_box_that_is_away_is_named_and_one_that_refuses_says_why(site: A
     assert [dumps[name].failure.reason for name in "abc"] == ["INVALID_ARGUMENT", "UNAVAILABLE", "NODE_AWAY"]
 
 
-async def test_a_box_that_goes_away_meanwhile_does_not_hold_up_the_others(site: Any) -> None:
+async def test_a_node_that_goes_away_meanwhile_does_not_hold_up_the_others(site: Any) -> None:
     agents = await site.connected("a", "b")
     call, commands = await asked(site, agents)
     await agents[0].send_dump(commands[0][0], b"{}")
@@ -95,7 +95,7 @@ async def test_a_box_that_goes_away_meanwhile_does_not_hold_up_the_others(site: 
     assert dumps["a"].text == b"{}" and dumps["b"].failure is not None and dumps["b"].failure.reason == "NODE_LOST"
 
 
-async def test_a_silent_box_is_named_in_time_and_what_it_says_later_harms_nobody(site: Any) -> None:
+async def test_a_silent_node_is_named_in_time_and_what_it_says_later_harms_nobody(site: Any) -> None:
     agents = await site.connected("a", "b")
     for agent in agents:
         agent.held = {TakeDump}
@@ -107,7 +107,7 @@ async def test_a_silent_box_is_named_in_time_and_what_it_says_later_harms_nobody
     await site.heard(agents[0])
 
 
-async def test_a_box_cannot_answer_for_another(site: Any) -> None:
+async def test_a_node_cannot_answer_for_another(site: Any) -> None:
     agents = await site.connected("a", "b")
     call, commands = await asked(site, agents)
     await agents[1].send_dump(commands[0][0], b"forged")
@@ -118,7 +118,7 @@ async def test_a_box_cannot_answer_for_another(site: Any) -> None:
     assert {dump.text for name, dump in (await call).items() if name} == {b"own"}
 
 
-async def test_a_box_cannot_fill_the_memory(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_cannot_fill_the_memory(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumping, "MOST_BYTES", 1 << 20)
     agents = await site.connected("a")
     call, commands = await asked(site, agents)
@@ -126,7 +126,7 @@ async def test_a_box_cannot_fill_the_memory(site: Any, monkeypatch: pytest.Monke
     assert type((await call)["a"].failure) is ResourceExhaustedError and site.coordinator.dumps.waiting == 0
 
 
-async def test_a_part_that_is_too_long_costs_its_box_no_stream(site: Any) -> None:
+async def test_a_part_that_is_too_long_costs_its_node_no_stream(site: Any) -> None:
     agents = await site.connected("a")
     call, commands = await asked(site, agents)
     part = coordinator_pb2.DumpPart(operation_id=commands[0][0], part=bytes(PART_BYTES + 1), last=True)

@@ -68,7 +68,7 @@ def change(**changes: Any) -> coordinator_pb2.ControlRequest:
     return agent_message_to_wire(HeartbeatChange(**changes))
 
 
-async def test_heartbeats_wait_for_each_other_and_go_as_one_event_the_newest_of_each_box(make_facts: Any) -> None:
+async def test_heartbeats_wait_for_each_other_and_go_as_one_event_the_newest_of_each_node(make_facts: Any) -> None:
     loop = Loop(make_facts, *"abc")
     batches, streams = HeartbeatBatches(loop), loop.streams()  # type: ignore[arg-type]
     for stream in streams:
@@ -98,7 +98,7 @@ async def test_news_of_a_stage_goes_at_once_and_takes_along_what_waits(make_fact
     assert isinstance(event, HeartbeatsReceived) and event.heartbeats[0].stages == ()
 
 
-async def test_before_what_else_a_box_says_comes_what_it_said_before(make_facts: Any) -> None:
+async def test_before_what_else_a_node_says_comes_what_it_said_before(make_facts: Any) -> None:
     loop = Loop(make_facts, *"ab")
     batches, (first, second) = HeartbeatBatches(loop), loop.streams()  # type: ignore[arg-type]
     batches.heard(first, beat(first))
@@ -128,7 +128,7 @@ async def test_a_stream_that_was_replaced_or_has_ended_says_nothing_more(make_fa
         (agent_message_to_wire(Heartbeat(NodeId("id-b"), "i1", (), 0)), "node_id"),
         (agent_message_to_wire(Heartbeat(NodeId("id-a"), "i2", (), 0)), "node_id"),
     ],
-    ids=["a change first", "of another box", "of another process"],
+    ids=["a change first", "of another node", "of another process"],
 )
 async def test_a_stream_whose_heartbeats_cannot_be_is_ended(
     site: Any, failing: Any, message: coordinator_pb2.ControlRequest, field: str
@@ -142,7 +142,7 @@ async def test_a_stream_whose_heartbeats_cannot_be_is_ended(
     await site.heard(b)
 
 
-async def test_a_heartbeat_with_more_stages_than_a_box_can_hold_is_refused_by_name(site: Any, failing: Any) -> None:
+async def test_a_heartbeat_with_more_stages_than_a_node_can_hold_is_refused_by_name(site: Any, failing: Any) -> None:
     (agent,) = await site.connected("a")
     stages = [replace(STAGE, stage=number) for number in range(MOST_STAGES + 1)]
     await site.heard(agent, *stages[:MOST_STAGES])
@@ -171,7 +171,7 @@ async def test_a_change_is_part_of_the_state_and_the_rest_is_as_it_was(site: Any
     await site.until(lambda state: state.nodes[agent.node_id].stages == (other,))
 
 
-async def test_a_box_that_is_not_known_any_more_has_its_stream_ended_and_comes_again(site: Any, failing: Any) -> None:
+async def test_a_node_that_is_not_known_any_more_has_its_stream_ended_and_comes_again(site: Any, failing: Any) -> None:
     """Another process registered in its place, and this one lives on."""
     (agent,) = await site.connected("a")
     await site.agent("a", incarnation="i2").register()
@@ -184,7 +184,7 @@ async def test_a_box_that_is_not_known_any_more_has_its_stream_ended_and_comes_a
 
 
 async def test_a_release_is_answered_before_a_later_heartbeat_and_after_an_earlier_one(site: Any) -> None:
-    """So that a box which names its stage for the last time just before is not told to release it again."""
+    """So that a node which names its stage for the last time just before is not told to release it again."""
     agents, _ = await site.deployed()
     a = agents[0]
     held = site.state.nodes[a.node_id].stages
@@ -229,7 +229,7 @@ async def test_a_stream_without_a_hello_has_a_deadline(
     assert (caught[0].field, caught[0].reason) == ("listener" if stream == "listen" else "hello", "NO_HELLO")
 
 
-async def test_a_hundred_restarts_of_an_agent_leave_one_box_and_nothing_else(site: Any) -> None:
+async def test_a_hundred_restarts_of_an_agent_leave_one_node_and_nothing_else(site: Any) -> None:
     """Half of them so quickly that the new process is there before the old one's stream has ended."""
     agent = site.agent("a")
     await agent.connect()
@@ -263,8 +263,8 @@ async def test_a_hundred_restarts_of_an_agent_leave_one_box_and_nothing_else(sit
     assert len(site.coordinator._hub) == 0
 
 
-async def test_a_box_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(open_site: Any) -> None:
-    """The coordinator stood still; all streams broke meanwhile, and the boxes kept what they hold."""
+async def test_a_node_that_reconnects_while_it_is_awaited_finds_its_deployment_as_it_was(open_site: Any) -> None:
+    """The coordinator stood still; all streams broke meanwhile, and the nodes kept what they hold."""
     site = await open_site(lease_s=60.0, stall_s=0.6)
     agents, _ = await site.deployed()
     kinds = [agent.kinds() for agent in agents]
@@ -289,21 +289,21 @@ def test_an_error_ends_a_stream_after_what_was_put_on_it_before() -> None:
     assert [stream.outgoing.get_nowait() for _ in range(3)][1:] == [error, None]
 
 
-@pytest.mark.parametrize("comes_back", [True, False], ids=["and the box registers once more", "and stays"])
-async def test_a_box_whose_place_a_late_registration_took_comes_again(
+@pytest.mark.parametrize("comes_back", [True, False], ids=["and the node registers once more", "and stays"])
+async def test_a_node_whose_place_a_late_registration_took_comes_again(
     site: Any, make_registration: Any, comes_back: bool
 ) -> None:
-    """Of its earlier process, which the network delivered twice. The box heartbeats on, over a stream that counts for
+    """Of its earlier process, which the network delivered twice. The node heartbeats on, over a stream that counts for
     nothing, and it would have stayed away for good."""
-    (box,) = await site.connected("b")
+    (node,) = await site.connected("b")
     late = site.agent("b", incarnation="i0")
     await late.register()
     if comes_back:
-        await box.register()
-    assert not site.state.is_connected(box.node_id)
-    await box.heartbeat()
+        await node.register()
+    assert not site.state.is_connected(node.node_id)
+    await node.heartbeat()
     async with asyncio.timeout(DEADLINE_S):
-        while not box._call.done():  # noqa: ASYNC110 (what is watched has no event)
+        while not node._call.done():  # noqa: ASYNC110 (what is watched has no event)
             await asyncio.sleep(0.01)
-    await box.connect()
-    await site.until(lambda state: state.is_connected(box.node_id))
+    await node.connect()
+    await site.until(lambda state: state.is_connected(node.node_id))

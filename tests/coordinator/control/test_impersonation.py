@@ -28,8 +28,8 @@ async def site(open_site: Callable[..., Any], tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("holder", OTHERS, ids=str)
-async def test_nobody_registers_as_another_box(site: Any, failing: Any, holder: tuple[Role, str]) -> None:
-    """Whoever could would get that box's activations."""
+async def test_nobody_registers_as_another_node(site: Any, failing: Any, holder: tuple[Role, str]) -> None:
+    """Whoever could would get that node's activations."""
     await site.connected("b")
     forged = site.agent("b", holder, incarnation="i2")
     async with failing(DeniedError):
@@ -37,7 +37,7 @@ async def test_nobody_registers_as_another_box(site: Any, failing: Any, holder: 
     assert site.state.nodes["id-b"].incarnation == "i1" and site.state.is_connected("id-b")
 
 
-async def test_no_box_takes_the_id_of_another(site: Any, failing: Any) -> None:
+async def test_no_node_takes_the_id_of_another(site: Any, failing: Any) -> None:
     """By its own name, which its certificate bears out."""
     await site.connected("b")
     forged = site.agent("c", node_id="id-b")
@@ -47,7 +47,7 @@ async def test_no_box_takes_the_id_of_another(site: Any, failing: Any) -> None:
 
 
 @pytest.mark.parametrize("holder", OTHERS, ids=str)
-async def test_nobody_opens_the_control_stream_of_another_box(
+async def test_nobody_opens_the_control_stream_of_another_node(
     site: Any, failing: Any, holder: tuple[Role, str]
 ) -> None:
     (real,) = await site.connected("b")
@@ -56,7 +56,7 @@ async def test_nobody_opens_the_control_stream_of_another_box(
     await site.heard(real)
 
 
-async def test_nobody_reports_or_heartbeats_for_another_box(site: Any, failing: Any) -> None:
+async def test_nobody_reports_or_heartbeats_for_another_node(site: Any, failing: Any) -> None:
     await site.connected("b")
     stub = site.agent("c").stub
     async with failing(DeniedError):
@@ -67,7 +67,7 @@ async def test_nobody_reports_or_heartbeats_for_another_box(site: Any, failing: 
 
 
 @pytest.mark.parametrize("holder", [(Role.AGENT, "b"), *OTHERS], ids=str)
-async def test_nobody_but_its_box_attaches_a_head(site: Any, holder: tuple[Role, str]) -> None:
+async def test_nobody_but_its_node_attaches_a_head(site: Any, holder: tuple[Role, str]) -> None:
     """An application that did was given another user's prompt, and answered it."""
     agents, head = await site.deployed()
     hello = head_pb2.HeadHello(node_id=agents[0].node_id, deployment="tale", epoch=head.epoch)

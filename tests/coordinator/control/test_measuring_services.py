@@ -1,4 +1,4 @@
-"""Boxes that measure themselves, and operators who ask for it, against a real coordinator over real sockets."""
+"""Nodes that measure themselves, and operators who ask for it, against a real coordinator over real sockets."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def profile_request(
 
 
 async def rest(call: Any) -> dict[str, admin_pb2.ProfileResponse]:
-    """Read a call to its end: the last message of every box."""
+    """Read a call to its end: the last message of every node."""
     last: dict[str, admin_pb2.ProfileResponse] = {}
     while (message := await asyncio.wait_for(call.read(), DEADLINE_S)) is not grpc.aio.EOF:
-        assert not (message.node in last and last[message.node].finished), "a message behind a box's last"
+        assert not (message.node in last and last[message.node].finished), "a message behind a node's last"
         last[message.node] = message
     return last
 
 
-async def test_boxes_are_measured_and_shown(site: Any, measuring: Any) -> None:
+async def test_nodes_are_measured_and_shown(site: Any, measuring: Any) -> None:
     a, b = await site.connected("a", "b")
     profile = measuring(a)
     measuring(b)
@@ -127,7 +127,7 @@ async def test_progress_reaches_the_caller(site: Any) -> None:
     assert last.finished and last.done == last.total == 40
 
 
-async def test_a_box_that_cannot_does_not_stop_the_others(site: Any, measuring: Any) -> None:
+async def test_a_node_that_cannot_does_not_stop_the_others(site: Any, measuring: Any) -> None:
     a, b = await site.connected("a", "b")
     measuring(b)
     a.answer = lambda command: InternalError("no room for one layer") if isinstance(command, MeasureCompute) else None
@@ -136,7 +136,7 @@ async def test_a_box_that_cannot_does_not_stop_the_others(site: Any, measuring: 
     assert last["b"].finished and not last["b"].HasField("failure")
 
 
-async def test_a_box_that_goes_away_ends_its_part(site: Any, measuring: Any) -> None:
+async def test_a_node_that_goes_away_ends_its_part(site: Any, measuring: Any) -> None:
     a, b = await site.connected("a", "b")
     measuring(b)
     a.held = {MeasureCompute}
@@ -145,7 +145,7 @@ async def test_a_box_that_goes_away_ends_its_part(site: Any, measuring: Any) -> 
     await a.vanish()
     last = await rest(call)
     failure = from_failure(last["a"].failure)
-    assert isinstance(failure, UnavailableError) and "box a went away" in failure.message
+    assert isinstance(failure, UnavailableError) and "node a went away" in failure.message
     assert last["b"].finished and not last["b"].HasField("failure")
 
 
@@ -173,7 +173,7 @@ async def test_a_refused_call_changes_nothing(
         await site.admin.GetSite(admin_pb2.GetSiteRequest(model="nothing"), timeout=DEADLINE_S)
 
 
-async def test_a_site_without_boxes(site: Any, failing: Any) -> None:
+async def test_a_site_without_nodes(site: Any, failing: Any) -> None:
     async with failing(UnavailableError) as caught:
         await site.admin.Profile(profile_request(), timeout=DEADLINE_S).read()
     assert caught[0].field == "nodes"
@@ -216,7 +216,7 @@ async def test_a_quiet_site_measures_its_links_by_itself(open_site: Any, measuri
     await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
 
 
-async def test_a_box_that_joins_is_measured_by_itself_and_until_then_said_to_be_unknown(
+async def test_a_node_that_joins_is_measured_by_itself_and_until_then_said_to_be_unknown(
     open_site: Any, measuring: Any
 ) -> None:
     site = await open_site(probe_quiet_s=0.2)
@@ -260,13 +260,13 @@ async def test_a_deleted_model_is_not_unknown_unless_another_has_its_shape(
     assert await unknown_by_name(site) == {"a": (0, 0), "b": (int(copies), 1)}
 
 
-async def test_a_deployed_model_is_unknown_of_boxes_also_after_a_restart(site: Any) -> None:
+async def test_a_deployed_model_is_unknown_of_nodes_also_after_a_restart(site: Any) -> None:
     await site.connected("a", "b", "c")
     await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S)
     await site.until_phase("tale", "ready")
     assert (await unknown_by_name(site))["c"] == (1, 2)
     await site.restart()
-    assert (await unknown_by_name(site))["c"] == (1, 0), "no box is there to send to"
+    assert (await unknown_by_name(site))["c"] == (1, 0), "no node is there to send to"
 
 
 async def test_measurements_outlive_the_coordinator(site: Any, measuring: Any) -> None:
@@ -285,7 +285,9 @@ async def test_measurements_outlive_the_coordinator(site: Any, measuring: Any) -
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_layers_measured_on_a_busy_box_are_measured_again(open_site: Any, measuring: Any, restarts: bool) -> None:
+async def test_layers_measured_on_a_busy_node_are_measured_again(
+    open_site: Any, measuring: Any, restarts: bool
+) -> None:
     site = await open_site(retake_quiet_s=0.2, retake_first_s=1e9 if restarts else 0.2)
     (a,) = await site.connected("a")
     quiet = measuring(a)
@@ -301,10 +303,10 @@ async def test_layers_measured_on_a_busy_box_are_measured_again(open_site: Any, 
         (again,) = await site.connected("a")
         again.measured = measured
 
-    def of_a_quiet_box(state: Any) -> bool:
+    def of_a_quiet_node(state: Any) -> bool:
         return [known.value for known in state.measured[a.node_id].profiles.values()] == [quiet]
 
-    await site.until(of_a_quiet_box)
+    await site.until(of_a_quiet_node)
     assert not site.state.retakes or site.state.jobs, "the answer comes behind the report"
     await site.until(lambda state: not state.retakes and not state.jobs)
 

@@ -92,7 +92,7 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, lo
     assert sorted(ended) == [0, 1, 2]
 
 
-async def test_a_command_that_cannot_be_sent_is_refused_and_the_box_stays(site: Any) -> None:
+async def test_a_command_that_cannot_be_sent_is_refused_and_the_node_stays(site: Any) -> None:
     (agent,) = await site.connected("a")
     connection = site.state.nodes[agent.node_id].connection
     keys = [CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")]

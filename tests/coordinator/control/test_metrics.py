@@ -77,7 +77,7 @@ async def test_a_deleted_deployment_leaves_nothing_behind(site: Any) -> None:
     assert not meter.kept([]), "names come and go, and memory must not grow with them"
 
 
-async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any) -> None:
+async def test_what_a_node_says_of_its_machine_is_there_until_it_leaves(site: Any) -> None:
     (agent,) = await site.connected("a")
     conditions = site.coordinator.conditions
     connection = site.state.nodes["id-a"].connection
@@ -92,7 +92,7 @@ async def test_what_a_box_says_of_its_machine_is_there_until_it_leaves(site: Any
     assert conditions.of("id-a") is None
 
 
-async def test_caches_of_experts_are_told_as_their_boxes_say(site: Any) -> None:
+async def test_caches_of_experts_are_told_as_their_nodes_say(site: Any) -> None:
     agents, _ = await site.deployed()
     (placed, *_) = site.state.deployments["tale"].placement.stages
     experts = StageExperts(20, room_bytes=30, total_bytes=90, hits=7, misses=3, read_bytes=60, waited_s=0.5)
@@ -112,14 +112,14 @@ async def test_caches_of_experts_are_told_as_their_boxes_say(site: Any) -> None:
 
 
 def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None:
-    conditions, box = Conditions(lambda: 100.0), NodeId("id-a")
-    conditions.came(box, 1, Condition(utc_s=90.0))
-    conditions.came(box, 2, Condition(utc_s=103.0))
-    conditions.left(box, 1)
-    found = conditions.of(box)
+    conditions, node = Conditions(lambda: 100.0), NodeId("id-a")
+    conditions.came(node, 1, Condition(utc_s=90.0))
+    conditions.came(node, 2, Condition(utc_s=103.0))
+    conditions.left(node, 1)
+    found = conditions.of(node)
     assert found is not None and found.clock_ahead_s == 3.0
-    conditions.left(box, 2)
-    assert conditions.of(box) is None
+    conditions.left(node, 2)
+    assert conditions.of(node) is None
 
 
 def test_only_the_role_of_a_client_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""Packed units of boxes against a real coordinator over real sockets."""
+"""Packed units of nodes against a real coordinator over real sockets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNIT = PackedUnit("00000000000000aa", "0123456789ab", "layer-3", "int8", 4096, i
 
 
 async def begun(agent: Any, call: Any) -> tuple[Any, Any]:
-    """The call under way, and the command at its box, not yet answered."""
+    """The call under way, and the command at its node, not yet answered."""
     agent.held = {ListPacked, DropPacked}
     task = asyncio.ensure_future(asyncio.wait_for(call, DEADLINE_S))
     return task, await agent.take_pending()
@@ -58,25 +58,25 @@ async def test_a_drop_is_sent_once_however_often_it_is_asked_for(site: Any) -> N
     assert agent.kinds().count(DropPacked) == 1
 
 
-async def test_what_a_box_refuses_and_boxes_that_are_not_there(site: Any) -> None:
+async def test_what_a_node_refuses_and_nodes_that_are_not_there(site: Any) -> None:
     agents = await site.connected("a", "b")
     wanted = admin_pb2.DropPackedRequest(operation_id="op", node="a", ids=["feed"])
     call, command = await begun(agents[0], site.admin.DropPacked(wanted))
     await agents[0].reply(*command, NotFoundError("there are no packed units feed", field="ids"))
     refused = await failure_of(call)
-    assert type(refused) is NotFoundError and "box a" in refused.message and refused.field == "ids"
+    assert type(refused) is NotFoundError and "node a" in refused.message and refused.field == "ids"
     unknown = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="none"), timeout=DEADLINE_S))
     assert type(unknown) is NotFoundError and unknown.field == "node"
     asked, _ = await begun(agents[1], site.coordinator.packed.list("b"))
     await agents[1].vanish()
-    with pytest.raises(UnavailableError, match="box b: the box went away"):
+    with pytest.raises(UnavailableError, match="node b: the node went away"):
         await asked
     await site.until(lambda state: not state.is_connected(agents[1].node_id))
     away = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="b"), timeout=DEADLINE_S))
     assert type(away) is UnavailableError and away.reason == "NODE_AWAY"
 
 
-async def test_a_box_cannot_answer_for_another_and_a_silent_one_is_not_waited_for(site: Any) -> None:
+async def test_a_node_cannot_answer_for_another_and_a_silent_one_is_not_waited_for(site: Any) -> None:
     agents = await site.connected("a", "b")
     call, command = await begun(agents[0], site.admin.ListPacked(admin_pb2.ListPackedRequest(node="a")))
     await agents[1].reply(*command, packed=(replace(UNIT, unit="forged"),))

@@ -121,7 +121,7 @@ async def test_a_forgotten_deployment_leaves_its_epoch(tmp_path: Path, record: D
     assert not state.deployments and state.first_epoch(NAME) == 4
 
 
-async def test_operations_and_boxes_come_back(tmp_path: Path, record: DeploymentRecord, make_facts: Any) -> None:
+async def test_operations_and_nodes_come_back(tmp_path: Path, record: DeploymentRecord, make_facts: Any) -> None:
     path = tmp_path / "state.sqlite"
     store = StateStore(path)
     await store.open("one", Timings())

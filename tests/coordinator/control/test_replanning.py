@@ -1,4 +1,4 @@
-"""Deployments that are planned again while they serve, over real sockets: boxes and heads are scripted."""
+"""Deployments that are planned again while they serve, over real sockets: nodes and heads are scripted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def replan(site: Any, *arguments: Any, **changes: Any) -> Replan:
 
 
 async def on_two(site: Any) -> tuple[list[FakeAgent], FakeHead]:
-    """A deployment that was planned for boxes a and b."""
+    """A deployment that was planned for nodes a and b."""
     agents = await site.connected("a", "b")
     await site.admin.Deploy(site.deploy_request(layers=()), timeout=DEADLINE_S)
     record = await site.until_phase("tale", "ready")
@@ -68,7 +68,7 @@ async def on_two(site: Any) -> tuple[list[FakeAgent], FakeHead]:
     return agents, agents[0].heads[-1]
 
 
-async def test_a_deployment_moves_to_a_box_that_came_and_its_request_goes_on(site: Any) -> None:
+async def test_a_deployment_moves_to_a_node_that_came_and_its_request_goes_on(site: Any) -> None:
     (a, _), head = await on_two(site)
     running = site.generate("r1")
     await head.accept((await head.next_start()).request_id)
@@ -107,7 +107,7 @@ async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(site: Any, pla
     await on_two(site)
     asked = len(placer.asked)
     assert (await replan(site, "", dry_run=True)).reason is ReplanReason.NOTHING_NEW
-    assert len(placer.asked) == asked, "it was planned for these boxes"
+    assert len(placer.asked) == asked, "it was planned for these nodes"
     await site.connected("c")
     for reason in (ReplanReason.NOT_WEIGHED, ReplanReason.NOTHING_NEW):
         plan = await replan(site, "", dry_run=True)
@@ -120,8 +120,8 @@ async def test_what_a_dry_run_finds_is_kept_while_nothing_changes(site: Any, pla
     assert len(placer.asked) == asked + 2 and site.state.deployments["tale"].epoch == 1
 
 
-async def test_a_placement_of_a_recovery_is_planned_again_once_the_box_is_back(site: Any) -> None:
-    """Though the boxes are those of the first plan."""
+async def test_a_placement_of_a_recovery_is_planned_again_once_the_node_is_back(site: Any) -> None:
+    """Though the nodes are those of the first plan."""
     (_, b), _ = await on_two(site)
     await b.vanish()
     record = await site.until_phase("tale", "ready", epoch=2)
@@ -132,7 +132,7 @@ async def test_a_placement_of_a_recovery_is_planned_again_once_the_box_is_back(s
     assert plan.reason is ReplanReason.WOULD_MOVE and layers(plan.found) == "a=0:6,b=6:12"
 
 
-async def test_a_box_that_cannot_load_sends_it_back_to_what_it_had(site: Any) -> None:
+async def test_a_node_that_cannot_load_sends_it_back_to_what_it_had(site: Any) -> None:
     (a, _), head = await on_two(site)
     running = site.generate("r1")
     await head.accept((await head.next_start()).request_id)

@@ -27,7 +27,7 @@ RECORD = DeploymentRecord(
     epoch=Epoch(3),
     phase=DeploymentPhase.READY,
 )
-LOST = UnavailableError("a box went away")
+LOST = UnavailableError("a node went away")
 
 
 class Site:

@@ -333,14 +333,14 @@ def test_a_head_tells_of_requests_whose_end_the_former_run_had() -> None:
     assert site.refused("r0", 7, 7, client="client/0").reason == "OVERLOADED", "its client is believed once"
 
 
-@pytest.mark.parametrize("lost", ["another epoch", "another box", "not ready on disk"])
+@pytest.mark.parametrize("lost", ["another epoch", "another node", "not ready on disk"])
 def test_requests_go_on_where_the_head_was_lost_with_the_coordinator(lost: str) -> None:
     """Up to twice the deployment's limit, since new ones may have come before; what their clients have is read as a
     prompt is."""
     site = Site(restarted=True, was_ready=lost != "not ready on disk", client_h0=Quota(tokens_per_minute=60))
     before = [site.back(f"h{number}", *(7,) * 50, client=f"client/h{number}") for number in range(2 * LIMIT)]
     more = site.back("one-more", client="client/more")
-    head = site.attach(epoch=4 if lost == "another epoch" else 3, node=B if lost == "another box" else A)
+    head = site.attach(epoch=4 if lost == "another epoch" else 3, node=B if lost == "another node" else A)
     assert [end_of(request) for request in before] == [None] * (2 * LIMIT)
     error = end_of(more)
     assert error is not None and error.reason == "OVERLOADED"

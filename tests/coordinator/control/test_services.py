@@ -1,4 +1,4 @@
-"""Boxes, heads and operators against one coordinator, over real sockets."""
+"""Nodes, heads and operators against one coordinator, over real sockets."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_registration_that_cannot_be(site: Any, failing: Any, field: str
     assert not site.state.nodes
 
 
-async def test_two_boxes_of_one_name(site: Any, failing: Any) -> None:
+async def test_two_nodes_of_one_name(site: Any, failing: Any) -> None:
     (first,) = await site.connected("a")
     second = site.agent("a", node_id=NodeId("id-other"))
     async with failing(AlreadyExistsError) as caught:
@@ -172,7 +172,7 @@ async def test_a_deployment_that_is_not_ready(site: Any, failing: Any) -> None:
     await b.reply(*await b.take_pending(), DataLossError("tensor x is corrupt", field="x"))
     record = await site.until_phase("tale", DeploymentPhase.FAILED)
     assert isinstance(record.failure, DataLossError) and record.failure.field == "x"
-    assert "box b" in record.failure.message
+    assert "node b" in record.failure.message
     async with failing(FailedPreconditionError) as caught:
         await site.read(site.generate())
     assert "tensor x is corrupt" in caught[0].message
@@ -307,7 +307,7 @@ async def test_only_the_head_that_is_awaited_attaches(open_site: Any) -> None:
     assert site.state.deployments["tale"].phase is DeploymentPhase.READY, "the head that serves was not disturbed"
     await agents[2].vanish()
     await site.until_phase("tale", DeploymentPhase.WAITING)
-    assert await refused(here, "tale", 1), "a deployment that waits for its boxes awaits no head"
+    assert await refused(here, "tale", 1), "a deployment that waits for its nodes awaits no head"
 
 
 async def test_a_head_that_stays_away_is_loaded_again(open_site: Any) -> None:
@@ -319,7 +319,7 @@ async def test_a_head_that_stays_away_is_loaded_again(open_site: Any) -> None:
     assert [type(c) for c in agents[0].commands] == [PrepareStage, ActivateHead] * 2
 
 
-async def test_a_middle_box_that_goes_away_is_replaced_and_the_old_stream_ends(site: Any, failing: Any) -> None:
+async def test_a_middle_node_that_goes_away_is_replaced_and_the_old_stream_ends(site: Any, failing: Any) -> None:
     agents, head = await site.deployed()
     call = site.generate("r1")
     await head.next_start()
@@ -348,7 +348,7 @@ async def test_an_agent_gone_while_loading(site: Any) -> None:
     await b.vanish()
     record = await site.until_phase("tale", DeploymentPhase.FAILED)
     assert isinstance(record.failure, UnavailableError)
-    assert "box b" in record.failure.message and record.failure.field == "node"
+    assert "node b" in record.failure.message and record.failure.field == "node"
     for agent in (a, c):
         await agent.until(lambda agent: bool(agent.released()))
     # It comes back and answers late: nothing comes of it but its release.
@@ -358,7 +358,7 @@ async def test_an_agent_gone_while_loading(site: Any) -> None:
     assert site.state.deployments["tale"].phase is DeploymentPhase.FAILED
 
 
-async def test_a_silent_box_counts_as_gone(open_site: Any) -> None:
+async def test_a_silent_node_counts_as_gone(open_site: Any) -> None:
     site = await open_site(heartbeat_timeout_s=0.3)
     agent = site.agent("a")
     await agent.connect()
@@ -455,7 +455,7 @@ async def test_a_restarted_coordinator_goes_on(open_site: Any, failing: Any) -> 
     assert await site.admin.Deploy(site.deploy_request(), timeout=DEADLINE_S) == first, "a repeat after the restart"
 
 
-async def test_a_restarted_coordinator_adopts_the_epoch_that_its_boxes_hold(open_site: Any, failing: Any) -> None:
+async def test_a_restarted_coordinator_adopts_the_epoch_that_its_nodes_hold(open_site: Any, failing: Any) -> None:
     """Nothing is prepared again, the head attaches to the epoch it has, and a client comes back for its answer. One
     that never had any is refused."""
     site = await open_site(lease_s=30.0)

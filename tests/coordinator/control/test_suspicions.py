@@ -27,17 +27,17 @@ LONG_S = 1e6
 """The agents here send no heartbeats by themselves."""
 
 
-async def test_a_box_that_says_nothing_is_lost_without_any_further_event(open_site: Callable[..., Any]) -> None:
+async def test_a_node_that_says_nothing_is_lost_without_any_further_event(open_site: Callable[..., Any]) -> None:
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=LONG_S, suspect_limit_s=0.5)
     (a, b, _), _ = await site.deployed()
     await a.say(SUSPECTED)
     await b.ended()
     record = await site.until_phase("tale", DeploymentPhase.WAITING)
-    assert record.failure.reason == "NODE_LOST" and "box b" in record.failure.message
+    assert record.failure.reason == "NODE_LOST" and "node b" in record.failure.message
     assert site.state.is_connected(a.node_id) and not site.state.is_connected(b.node_id)
 
 
-async def test_a_link_is_at_fault_once_both_boxes_were_heard_and_is_gone_round(open_site: Callable[..., Any]) -> None:
+async def test_a_link_is_at_fault_once_both_nodes_were_heard_and_is_gone_round(open_site: Callable[..., Any]) -> None:
     site = await open_site(suspect_wait_s=0.1, suspect_silence_s=LONG_S, suspect_limit_s=LONG_S)
     (a, b, c), head = await site.deployed()
     for agent in (a, b, c):
@@ -49,7 +49,7 @@ async def test_a_link_is_at_fault_once_both_boxes_were_heard_and_is_gone_round(o
     await head.ended()
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
     record = site.state.deployments["tale"]
-    assert record.failure.reason == "LINK_STALLED" and "from box a to box b" in record.failure.message
+    assert record.failure.reason == "LINK_STALLED" and "from node a to node b" in record.failure.message
     assert set(site.state.bad_links) == {(a.node_id, b.node_id)} and not site.state.suspects
     assert not Lost(links=frozenset(site.state.bad_links)).crosses([stage.node_id for stage in record.placement.stages])
 
@@ -100,7 +100,7 @@ async def test_a_head_with_requests_gets_beacons_and_one_without_gets_none(site:
     assert head.down.empty()
 
 
-async def test_a_head_that_answers_nothing_is_lost_with_its_box(
+async def test_a_head_that_answers_nothing_is_lost_with_its_node(
     open_site: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_watch, "SUSPECT_S", 0.3)
@@ -118,7 +118,7 @@ async def test_a_head_that_answers_nothing_is_lost_with_its_box(
     await head.ended()
     await site.until(lambda state: state.deployments["tale"].epoch == 2)
     record = site.state.deployments["tale"]
-    assert record.failure.reason == "NODE_LOST" and "box a" in record.failure.message
+    assert record.failure.reason == "NODE_LOST" and "node a" in record.failure.message
     assert site.state.is_connected(agents[1].node_id) and not site.state.is_connected(agents[0].node_id)
     assert site.coordinator._agents.suspicions == {"tale": 1}
 

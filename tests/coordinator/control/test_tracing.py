@@ -1,4 +1,4 @@
-"""Traces of a deployment against a real coordinator over real sockets: all boxes at once, and nothing left behind."""
+"""Traces of a deployment against a real coordinator over real sockets: all nodes at once, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def refusal(call: Any) -> EdgeShardError:
 
 
 async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:
-    """A call under way, and the command at each box, not yet answered."""
+    """A call under way, and the command at each node, not yet answered."""
     for agent in agents:
         agent.held = {TraceSteps}
     call = site.admin.Trace(request(), timeout=DEADLINE_S)
     return call, [await agent.take_pending() for agent in agents]
 
 
-async def test_every_box_is_asked_at_once_and_the_stages_come_in_order(site: Any) -> None:
+async def test_every_node_is_asked_at_once_and_the_stages_come_in_order(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     assert {command for _, command in commands} == {TraceSteps(DeploymentName("tale"), Epoch(1), 0.5)}
@@ -79,7 +79,7 @@ async def test_every_box_is_asked_at_once_and_the_stages_come_in_order(site: Any
         (request(seconds=float("nan")), InvalidArgumentError, "seconds"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_a_box_hears_of_it(
+async def test_what_cannot_be_is_refused_before_a_node_hears_of_it(
     site: Any, wanted: admin_pb2.TraceRequest, kind: type, field: str
 ) -> None:
     agents, _ = await site.deployed()
@@ -96,14 +96,14 @@ async def test_a_deployment_that_is_not_ready_has_no_steps(site: Any) -> None:
     assert isinstance(failure, FailedPreconditionError) and failure.reason == "DEPLOYMENT_NOT_READY"
 
 
-async def test_a_box_that_goes_away_ends_the_trace_by_name(site: Any) -> None:
+async def test_a_node_that_goes_away_ends_the_trace_by_name(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     await agents[0].reply(*commands[0], trace=trace_of(0))
     await agents[1].vanish()
     failure = await refusal(call)
     assert isinstance(failure, AbortedError) and failure.reason == "DEPLOYMENT_STOPPED"
-    assert "box b" in failure.message and site.coordinator.traces.waiting == 0
+    assert "node b" in failure.message and site.coordinator.traces.waiting == 0
 
 
 async def test_a_deployment_deleted_meanwhile_ends_the_trace(site: Any) -> None:
@@ -117,12 +117,12 @@ async def test_a_deployment_deleted_meanwhile_ends_the_trace(site: Any) -> None:
     assert (await refusal(call)).reason == "DEPLOYMENT_STOPPED"
 
 
-async def test_what_a_box_says_against_it_names_the_box(site: Any) -> None:
+async def test_what_a_node_says_against_it_names_the_node(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     await agents[2].reply(*commands[2], AbortedError("another trace began", reason="TRACE_REPLACED"))
     failure = await refusal(call)
-    assert isinstance(failure, AbortedError) and failure.message == "box c: another trace began"
+    assert isinstance(failure, AbortedError) and failure.message == "node c: another trace began"
     assert failure.reason == "TRACE_REPLACED"
     # What the others still say is nobody's any more, and does no harm.
     await agents[0].reply(*commands[0], trace=trace_of(0))
@@ -135,10 +135,10 @@ async def test_an_answer_that_is_no_trace_of_the_stage_is_no_answer(site: Any, a
     call, commands = await asked(site, agents)
     await agents[0].reply(*commands[0], trace=answer)
     failure = await refusal(call)
-    assert isinstance(failure, InternalError) and "box a" in failure.message
+    assert isinstance(failure, InternalError) and "node a" in failure.message
 
 
-async def test_a_box_cannot_answer_for_another(site: Any) -> None:
+async def test_a_node_cannot_answer_for_another(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
     await agents[1].reply(*commands[0], trace=trace_of(0))
@@ -162,7 +162,7 @@ async def test_nothing_is_left_of_a_caller_that_went(site: Any) -> None:
     await site.heard(agents[0])
 
 
-async def test_a_silent_box_is_named(site: Any) -> None:
+async def test_a_silent_node_is_named(site: Any) -> None:
     agents, _ = await site.deployed()
     for agent in agents:
         agent.held = {TraceSteps}

@@ -33,7 +33,7 @@ from edgeshard.domain.nodes.profile import DiskProfile
 from tests.support.sizes import parameter_bytes
 
 MIB = 1 << 20
-FACTS = DeviceFacts("cpu", "test box", 2, 1024 * MIB, 1024 * MIB, False, "test")
+FACTS = DeviceFacts("cpu", "test node", 2, 1024 * MIB, 1024 * MIB, False, "test")
 
 
 def node(name: str, free: int = 1024 * MIB, connected: bool = True) -> Candidate:
@@ -52,14 +52,14 @@ def place(make_manifest: Callable[..., Any]) -> Callable[..., Placement]:
 
 
 def test_stages_have_the_rates_of_disks_that_kv_may_go_to(place: Any) -> None:
-    boxes = (replace(node("a"), disk=DiskProfile(2e9, 1 << 40, 9e8)), node("b"))
+    nodes = (replace(node("a"), disk=DiskProfile(2e9, 1 << 40, 9e8)), node("b"))
     halves = "a=0:6,b=6:12"
     for changes, first in (
         ({"kv_swap_bytes": 1 << 20, "kv_swap_on_disk": True}, (2e9, 9e8)),
         ({"kv_swap_bytes": 1 << 20}, (0.0, 0.0)),
         ({}, (0.0, 0.0)),
     ):
-        stages = place(*boxes, layers=halves, **changes).stages
+        stages = place(*nodes, layers=halves, **changes).stages
         found = [(stage.disk_read_bytes_per_s, stage.disk_write_bytes_per_s) for stage in stages]
         assert found == [first, (0.0, 0.0)]
 
@@ -97,7 +97,7 @@ def test_by_hand(place: Any, make_manifest: Any) -> None:
         assert stage.kv_bytes == 14 * 16 * shape.kv_bytes_per_token(stage.layers, DType.FLOAT32)
 
 
-def test_quantised_boxes_hold_less(place: Any, make_manifest: Any) -> None:
+def test_quantised_nodes_hold_less(place: Any, make_manifest: Any) -> None:
     manifest = make_manifest()
     placement = place(*ABC, layers="a=0:4,b=4:9,c=9:12", dtype="bfloat16", quantisation={"*": "int8", "b": "int4"})
     for stage, kept in zip(placement.stages, (Quantisation.INT8, Quantisation.INT4, Quantisation.INT8), strict=True):
@@ -126,7 +126,7 @@ def test_a_tied_head_of_integers_is_counted_beside_the_embedding(layers: str, he
     assert sum(stage.parameter_bytes for stage in stages) == blocks + norm + embedding + head_bytes
 
 
-def test_quantisation_of_a_box_that_is_not_there(place: Any) -> None:
+def test_quantisation_of_a_node_that_is_not_there(place: Any) -> None:
     with pytest.raises(NotFoundError) as info:
         place(*ABC, quantisation={"d": "int8"})
     assert info.value.field == "quantisation"
@@ -177,7 +177,7 @@ def test_keys_and_values_of_4_bits_are_refused_before_anything_is_placed(
         PlanningPlacer().place(spec, manifest, nodes, {})
 
 
-def test_boxes_that_cannot_serve(place: Any) -> None:
+def test_nodes_that_cannot_serve(place: Any) -> None:
     with pytest.raises(NotFoundError) as not_found:
         place(*ABC, source="z")
     assert not_found.value.field == "source" and "a, b, c" in str(not_found.value)
@@ -186,7 +186,7 @@ def test_boxes_that_cannot_serve(place: Any) -> None:
     assert away.value.field == "source"
     with pytest.raises(UnavailableError) as away:
         place(node("a"), node("b", connected=False), layers="a=0:4,b=4:12")
-    assert away.value.field == "layers" and "box b" in str(away.value)
+    assert away.value.field == "layers" and "node b" in str(away.value)
     for field, value in (("exclude", ("z",)), ("reserve", {"z": 1})):
         with pytest.raises(NotFoundError) as not_found:
             place(*ABC, **{field: value})
@@ -204,7 +204,7 @@ def test_a_context_beyond_the_model(place: Any) -> None:
     assert info.value.field == "max_context" and "128" in str(info.value)
 
 
-def test_a_box_without_memory_for_its_share_is_named_with_what_it_lacks(place: Any) -> None:
+def test_a_node_without_memory_for_its_share_is_named_with_what_it_lacks(place: Any) -> None:
     whole = place(node("a"), node("b"), layers="a=0:6,b=6:12")
     stage = whole.stages[1]
     largest = 256 * 64 * 4
@@ -214,13 +214,13 @@ def test_a_box_without_memory_for_its_share_is_named_with_what_it_lacks(place: A
     with pytest.raises(ResourceExhaustedError) as info:
         place(node("a"), node("b", needed - 3 * MIB), layers="a=0:6,b=6:12")
     assert info.value.field == "layers"
-    assert "box b is short of memory by 3.0 MiB" in str(info.value)
+    assert "node b is short of memory by 3.0 MiB" in str(info.value)
     with pytest.raises(ResourceExhaustedError):
         place(node("a"), node("b", needed), layers="a=0:6,b=6:12", reserve={"b": 1})
 
 
 def test_a_stage_has_room_for_the_longest_slice_its_context_allows(make_manifest: Any) -> None:
-    """And what another deployment finds left on the box is without it."""
+    """And what another deployment finds left on the node is without it."""
     manifest = make_manifest(max_context=4096)
 
     def workspace(**changes: Any) -> list[int]:
@@ -247,12 +247,12 @@ def test_in_proportion_to_memory(place: Any) -> None:
     assert cuts(place(*ABC, reserve={"a": 768 * MIB})) == "a=0:2,b=2:7,c=7:12"
 
 
-def test_a_box_too_small_for_one_layer_is_left_out(place: Any) -> None:
+def test_a_node_too_small_for_one_layer_is_left_out(place: Any) -> None:
     assert cuts(place(node("a"), node("b", 10 * MIB), node("c"))) == "a=0:6,c=6:12"
 
 
 def test_what_does_not_fit_in_proportion_is_filled_up(place: Any) -> None:
-    # The KV of many requests leaves little over: a third of the layers does not fit a box with a third of the memory
+    # The KV of many requests leaves little over: a third of the layers does not fit a node with a third of the memory
     # when its workspace comes off first.
     tight = place(node("a", 80 * MIB), node("b", 72 * MIB), concurrency=32)
     assert tight.stages[0].node_name == "a" and tight.stages[-1].layers.end == 12
@@ -264,10 +264,10 @@ def test_memory_that_is_short_everywhere(place: Any) -> None:
     assert info.value.field == "layers" and info.value.reason == "MEMORY_SHORT"
     with pytest.raises(ResourceExhaustedError) as info:
         place(node("a", 1), node("b"))
-    assert "box a" in str(info.value)
+    assert "node a" in str(info.value)
 
 
-def test_of_two_boxes_with_one_name_the_connected_one_counts(place: Any) -> None:
+def test_of_two_nodes_with_one_name_the_connected_one_counts(place: Any) -> None:
     old = Candidate(NodeId("id-old"), NodeName("a"), "old:1", 1024 * MIB, False, FACTS)
     for nodes in ((old, node("a")), (node("a"), old)):
         assert place(*nodes).head.node_id == "id-a"

@@ -1,4 +1,4 @@
-"""Who counts as lost, and when: a box that fails is, and boxes that a blind coordinator does not see are not."""
+"""Who counts as lost, and when: a node that fails is, and nodes that a blind coordinator does not see are not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TICK_S = 0.5
 
 
 class Desk:
-    """Connected boxes with a ready deployment on each three of them; time goes by with ticks and heartbeats."""
+    """Connected nodes with a ready deployment on each three of them; time goes by with ticks and heartbeats."""
 
     def __init__(self, make_registration: Any, names: str) -> None:
         self.make = make_registration
@@ -77,7 +77,7 @@ class Desk:
         self.feed(NodeDisconnected(node(name), self.state.nodes[node(name)].connection, self.now))
 
     def wait(self, seconds: float, silent: str = "") -> None:
-        """Boxes say that they live, but for those that are `silent`."""
+        """Nodes say that they live, but for those that are `silent`."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(self.now + TICK_S, end)
@@ -132,21 +132,21 @@ def ready(names: str, state: State) -> DeploymentRecord:
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "abc", "abcdefghi"])
-def test_one_box_that_vanishes_is_lost_at_once_however_many_there_are(make_registration: Any, names: str) -> None:
+def test_one_node_that_vanishes_is_lost_at_once_however_many_there_are(make_registration: Any, names: str) -> None:
     desk = Desk(make_registration, names)
     desk.vanish("a")
     assert desk.phases() == {name: Phase.WAITING if "a" in name else Phase.READY for name in desk.phases()}
     assert not desk.state.awaited
 
 
-def test_two_of_two_boxes_that_vanish_are_lost_at_once(make_registration: Any) -> None:
+def test_two_of_two_nodes_that_vanish_are_lost_at_once(make_registration: Any) -> None:
     desk = Desk(make_registration, "ab")
     desk.vanish("a")
     desk.vanish("b")
     assert desk.phases() == {"ab": Phase.WAITING} and not desk.state.awaited
 
 
-def test_when_most_boxes_vanish_together_their_deployments_wait_for_them(make_registration: Any) -> None:
+def test_when_most_nodes_vanish_together_their_deployments_wait_for_them(make_registration: Any) -> None:
     """The first of them were lost before it showed; who vanishes after that is awaited, and finds what it had."""
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdef":
@@ -165,7 +165,7 @@ def test_when_most_boxes_vanish_together_their_deployments_wait_for_them(make_re
     assert not any(command.node_id in (node("g"), node("h"), node("i")) for command in desk.sent)
 
 
-def test_boxes_whose_processes_are_replaced_one_after_the_other_died(make_registration: Any) -> None:
+def test_nodes_whose_processes_are_replaced_one_after_the_other_died(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcd")
     for name in "abc":
         desk.vanish(name)
@@ -174,7 +174,7 @@ def test_boxes_whose_processes_are_replaced_one_after_the_other_died(make_regist
         desk.restart(name)
 
 
-def test_boxes_that_do_not_come_back_are_lost_after_a_lease(make_registration: Any) -> None:
+def test_nodes_that_do_not_come_back_are_lost_after_a_lease(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdefghi":
         desk.vanish(name)
@@ -185,7 +185,7 @@ def test_boxes_that_do_not_come_back_are_lost_after_a_lease(make_registration: A
     assert set(desk.phases().values()) == {Phase.WAITING} and desk.now - began < TIMES.lease_s + 1
 
 
-def test_boxes_that_vanish_one_after_the_other_have_faults_of_their_own(make_registration: Any) -> None:
+def test_nodes_that_vanish_one_after_the_other_have_faults_of_their_own(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdefghi")
     for name in "abcdefghi":
         desk.wait(lost_nodes.TOGETHER_S)
@@ -194,10 +194,10 @@ def test_boxes_that_vanish_one_after_the_other_have_faults_of_their_own(make_reg
     assert set(desk.phases().values()) == {Phase.WAITING}
 
 
-def test_the_first_of_boxes_that_are_not_heard_any_more_is_not_lost_either(make_registration: Any) -> None:
+def test_the_first_of_nodes_that_are_not_heard_any_more_is_not_lost_either(make_registration: Any) -> None:
     """As when the coordinator's own link is dead: the ends of streams are noticed one by one, the silence is one.
 
-    The first end is noticed 3 s after that box was heard (keepalive), and 2.1 s after any other at the soonest.
+    The first end is noticed 3 s after that node was heard (keepalive), and 2.1 s after any other at the soonest.
     """
     desk = Desk(make_registration, "abcdef")
     desk.wait(2.1, silent="abcdef")
@@ -210,7 +210,7 @@ def test_the_first_of_boxes_that_are_not_heard_any_more_is_not_lost_either(make_
     assert desk.phases() == {"abc": Phase.READY, "def": Phase.READY} and desk.epochs() == {3}
 
 
-def test_most_boxes_that_fall_silent_get_a_lease_and_no_second_one(make_registration: Any) -> None:
+def test_most_nodes_that_fall_silent_get_a_lease_and_no_second_one(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdef")
     desk.wait(TIMES.heartbeat_timeout_s + 2 * TICK_S, silent="abcd")
     assert not desk.dropped and set(desk.phases().values()) == {Phase.READY}
@@ -218,7 +218,7 @@ def test_most_boxes_that_fall_silent_get_a_lease_and_no_second_one(make_registra
     assert sorted(desk.dropped) == list("abcd") and set(desk.phases().values()) == {Phase.WAITING}
 
 
-def test_a_few_silent_boxes_are_lost_when_their_time_is_over(make_registration: Any) -> None:
+def test_a_few_silent_nodes_are_lost_when_their_time_is_over(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdef")
     desk.wait(TIMES.heartbeat_timeout_s - TICK_S, silent="ab")
     assert not desk.dropped
@@ -281,10 +281,10 @@ def test_a_head_that_is_awaited_has_a_lease_to_attach_again(make_registration: A
     assert desk.phases() == {"ab": Phase.WAITING}
 
 
-def test_after_its_start_the_coordinator_awaits_the_boxes_it_knows(make_registration: Any) -> None:
+def test_after_its_start_the_coordinator_awaits_the_nodes_it_knows(make_registration: Any) -> None:
     """And of those that have come it loses one that goes again, as at any time."""
     before = Desk(make_registration, "abcdef").state
-    away = {known: replace(box, connection=0, stages=()) for known, box in before.nodes.items()}
+    away = {known: replace(node, connection=0, stages=()) for known, node in before.nodes.items()}
     desk = Desk(make_registration, "")
     desk.state = lost_nodes.started(replace(before, nodes=away, ticked_at=None), desk.now)
     validate_state(desk.state)
@@ -298,7 +298,7 @@ def test_after_its_start_the_coordinator_awaits_the_boxes_it_knows(make_registra
     assert desk.phases()["def"] is Phase.WAITING and not desk.state.awaited
 
 
-def test_while_boxes_are_awaited_a_silent_one_has_time_too(make_registration: Any) -> None:
+def test_while_nodes_are_awaited_a_silent_one_has_time_too(make_registration: Any) -> None:
     desk = Desk(make_registration, "abcdefghi")
     desk.wait(TIMES.heartbeat_timeout_s / 2, silent="i")
     for name in "abcde":

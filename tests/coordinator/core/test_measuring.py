@@ -1,4 +1,4 @@
-"""What boxes are asked to measure, and when: decisions alone, with neither boxes nor clock."""
+"""What nodes are asked to measure, and when: decisions alone, with neither nodes nor clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def desk(make_registration: Any) -> Any:
     return lambda names="abc": Desk(make_registration, names)
 
 
-def test_links_are_measured_by_themselves_one_box_at_a_time(desk: Any) -> None:
+def test_links_are_measured_by_themselves_one_node_at_a_time(desk: Any) -> None:
     site = desk()
     site.wait(QUIET_S - 0.5)
     assert not site.sent, "the site has only just begun"
@@ -60,7 +60,7 @@ def test_links_are_measured_by_themselves_one_box_at_a_time(desk: Any) -> None:
     assert site.state.measured[node("a")].saved and site.saved[-1].node_id == node("c")
 
 
-def test_a_new_box_is_measured_from_and_to(desk: Any) -> None:
+def test_a_new_node_is_measured_from_and_to(desk: Any) -> None:
     site = desk("ab")
     site.wait(QUIET_S)
     while site.sent:
@@ -126,7 +126,7 @@ def test_a_link_that_gives_nothing_is_tried_less_and_less_and_then_no_more(desk:
 def test_a_probe_that_fails_counts_as_tried(desk: Any) -> None:
     site = desk("ab")
     site.wait(QUIET_S)
-    site.answer(failure=InternalError("the box cannot"))
+    site.answer(failure=InternalError("the node cannot"))
     site.wait(1.0)
     assert site.under_way() == [("b", "ProbeLinks")] and not site.told
     site.answer()
@@ -139,7 +139,7 @@ def test_a_probe_that_fails_counts_as_tried(desk: Any) -> None:
 def test_what_an_operator_asks_for_goes_layers_first_and_links_one_by_one(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
-    assert site.under_way() == [("a", "MeasureCompute"), ("b", "MeasureCompute")], "each box has its own cores"
+    assert site.under_way() == [("a", "MeasureCompute"), ("b", "MeasureCompute")], "each node has its own cores"
     site.answer()
     assert site.under_way() == [("b", "MeasureCompute")], "a probe would disturb it"
     site.ask("c", uid="other")
@@ -191,7 +191,7 @@ def test_links_that_a_probe_did_not_bring_are_named(desk: Any, known: bool) -> N
 
 
 class Counted(dict[NodeId, KnownNode]):
-    """Boxes, and how often one was looked at."""
+    """Nodes, and how often one was looked at."""
 
     looks = 0
 
@@ -201,15 +201,17 @@ class Counted(dict[NodeId, KnownNode]):
             yield node_id
 
 
-def test_waiting_jobs_cost_no_look_at_every_box(desk: Any) -> None:
+def test_waiting_jobs_cost_no_look_at_every_node(desk: Any) -> None:
     site = desk("abcdefghijklmnopqrstuvwxyz")
     site.ask(*"abcdefghijklmnopqrstuvwxyz", compute=None, every=True)
     nodes = Counted(site.state.nodes)
     assert settle(replace(site.state, nodes=nodes), site.now).jobs == site.state.jobs
-    assert nodes.looks <= 2 * len(nodes), "each of the 25 that wait asked for the first box it may probe, or the second"
+    assert nodes.looks <= 2 * len(nodes), (
+        "each of the 25 that wait asked for the first node it may probe, or the second"
+    )
 
 
-def test_a_failure_ends_one_box_and_leaves_the_others(desk: Any) -> None:
+def test_a_failure_ends_one_node_and_leaves_the_others(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
     why = InternalError("no room for one layer")
@@ -220,7 +222,7 @@ def test_a_failure_ends_one_box_and_leaves_the_others(desk: Any) -> None:
     assert site.told[1:] == [Measured("call", node("b"))]
 
 
-def test_a_lost_box_ends_its_part(desk: Any) -> None:
+def test_a_lost_node_ends_its_part(desk: Any) -> None:
     site = desk()
     site.ask("a", "b")
     site.feed(NodeDisconnected(node("a"), 1, site.now))
@@ -239,7 +241,7 @@ def test_a_stream_that_opens_again_ends_what_was_asked_over_the_old_one(desk: An
     assert isinstance(site.told[0].failure, UnavailableError)
 
 
-def test_a_box_that_never_answers_does_not_hold_up_the_site(desk: Any) -> None:
+def test_a_node_that_never_answers_does_not_hold_up_the_site(desk: Any) -> None:
     site = desk("ab")
     site.wait(QUIET_S)
     assert site.under_way() == [("a", "ProbeLinks")]
@@ -252,13 +254,13 @@ def test_a_box_that_never_answers_does_not_hold_up_the_site(desk: Any) -> None:
     assert isinstance(site.told[0].failure, DeadlineError)
 
 
-def test_boxes_that_are_away_are_not_asked(desk: Any) -> None:
+def test_nodes_that_are_away_are_not_asked(desk: Any) -> None:
     site = desk("ab")
     site.feed(NodeDisconnected(node("b"), 2, site.now))
     before = site.state
     with pytest.raises(UnavailableError) as info:
         site.ask("a", "b")
-    assert info.value.field == "nodes" and "box b" in info.value.message
+    assert info.value.field == "nodes" and "node b" in info.value.message
     assert site.state is before and not site.sent
 
 
@@ -319,7 +321,7 @@ def test_reports_of_or_about_strangers_change_nothing(desk: Any) -> None:
     assert site.state is before
 
 
-def test_a_box_that_took_over_a_name_takes_over_no_measurements(desk: Any) -> None:
+def test_a_node_that_took_over_a_name_takes_over_no_measurements(desk: Any) -> None:
     site = desk()
     for sender, receiver in ("ab", "ba"):
         link = MeasuredLink(node(sender), node(receiver), LINK)

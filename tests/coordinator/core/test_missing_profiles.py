@@ -1,4 +1,4 @@
-"""What nobody has measured of a box yet, and layers that are measured without anybody's asking: decisions alone."""
+"""What nobody has measured of a node yet, and layers that are measured without anybody's asking: decisions alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INT8 = Quantisation.parse("int8")
 
 
 class Site(Desk):
-    """Boxes with all links known."""
+    """Nodes with all links known."""
 
     def __init__(self, make_registration: Any, make_profile: Any, manifest: Any, names: str = "ab") -> None:
         super().__init__(make_registration, names)
@@ -51,7 +51,7 @@ class Site(Desk):
         return replace(MeasureCompute(self.config, DType.FLOAT32, quick=False, again=False), **changes)
 
     def measured(self, **changes: Any) -> SendCommand:
-        """The oldest command is done, and its box has reported the profile that was asked for."""
+        """The oldest command is done, and its node has reported the profile that was asked for."""
         command = self.sent[0].command
         assert isinstance(command, MeasureCompute)
         made = self.profile(dtype=command.dtype, quantisation=command.quantisation, quick=command.quick)
@@ -59,7 +59,7 @@ class Site(Desk):
         return self.answer()
 
     def by_operator(self, *names: str, **changes: Any) -> None:
-        """An operator has these boxes measured."""
+        """An operator has these nodes measured."""
         self.ask(*names, compute=self.command(**changes))
         while self.sent:
             self.measured() if isinstance(self.sent[0].command, MeasureCompute) else self.answer()
@@ -70,7 +70,7 @@ class Site(Desk):
         seen, end = [], self.now + seconds
         while self.now < end:
             self.wait(0.5)
-            assert len(self.sent) <= 1, "one box at a time"
+            assert len(self.sent) <= 1, "one node at a time"
             if self.sent:
                 seen += self.under_way()
                 self.measured() if isinstance(self.sent[0].command, MeasureCompute) else self.answer()
@@ -92,7 +92,7 @@ class Site(Desk):
         operation = ServedOperation(OperationId("op"), "f", b"")
         record = new_record(self.state, blank)
         self.feed(DeployRequested(record, self.state.version, operation, self.now, self.config))
-        if ready:  # as the disk, the boxes and the head would have it
+        if ready:  # as the disk, the nodes and the head would have it
             known = self.state.deployments[record.name]
             done = tuple(replace(progress, sent_on=1, done=True) for progress in known.prepared)
             service: dict[str, Any] = {
@@ -124,7 +124,7 @@ def site(make_registration: Any, make_profile: Any, make_manifest: Any) -> Site:
 
 @pytest.fixture
 def measured_site(site: Site) -> Site:
-    """One whose boxes an operator had measured."""
+    """One whose nodes an operator had measured."""
     site.by_operator("a", "b")
     return site
 
@@ -133,7 +133,7 @@ def test_nothing_is_wanted_where_nobody_measured_or_deployed(site: Site) -> None
     assert site.follow() == [] and site.unknown("a") == ([], [])
 
 
-def test_a_box_that_joins_is_measured_after_its_links(measured_site: Site) -> None:
+def test_a_node_that_joins_is_measured_after_its_links(measured_site: Site) -> None:
     site = measured_site
     site.connect("c")
     assert site.unknown("c") == ([site.command()], ["a", "b"]) and site.unknown("a") == ([], ["c"])
@@ -145,7 +145,7 @@ def test_a_box_that_joins_is_measured_after_its_links(measured_site: Site) -> No
     assert site.follow(1_000.0) == []
 
 
-def test_every_sort_of_weights_that_another_box_was_measured_for_is_measured(measured_site: Site) -> None:
+def test_every_sort_of_weights_that_another_node_was_measured_for_is_measured(measured_site: Site) -> None:
     site = measured_site
     site.by_operator("a", quantisation=INT8, quick=True)
     asked = []
@@ -162,7 +162,7 @@ def test_every_sort_of_weights_that_another_box_was_measured_for_is_measured(mea
         if len(asked) == 3:
             break
     quick = site.command(quantisation=INT8, quick=True)
-    assert asked == [quick, site.command(), quick], "as exactly as the other boxes were"
+    assert asked == [quick, site.command(), quick], "as exactly as the other nodes were"
 
 
 @pytest.mark.parametrize("name", "ab")
@@ -210,7 +210,7 @@ def test_the_model_of_a_deployment_is_wanted_and_measured_quickly(site: Site) ->
     assert all(name == "b" for name, _ in site.follow()), "and a serves"
 
 
-def test_a_box_that_a_deployment_excludes_is_not_measured_for_it(site: Site) -> None:
+def test_a_node_that_a_deployment_excludes_is_not_measured_for_it(site: Site) -> None:
     site.deploy(exclude=["b"])
     assert site.unknown("b") == ([], []) and site.follow() == []
 
@@ -223,7 +223,7 @@ def test_what_has_failed_or_is_being_deleted_wants_nothing(site: Site, phase: De
     assert site.unknown("b") == ([], [])
 
 
-def test_no_box_is_measured_that_serves(measured_site: Site) -> None:
+def test_no_node_is_measured_that_serves(measured_site: Site) -> None:
     site = measured_site
     site.connect("c")
     site.follow(TIMES.probe_quiet_s + 3.0)
@@ -249,7 +249,7 @@ def test_one_that_others_use_is_measured_and_again_when_they_leave_it_alone(meas
 
 
 def joined(site: Site) -> None:
-    """A third box joins, and its links are measured."""
+    """A third node joins, and its links are measured."""
     site.connect("c")
     while not (site.sent and isinstance(site.sent[0].command, MeasureCompute)):
         site.answer() if site.sent else site.wait(0.5)
@@ -272,7 +272,7 @@ def test_one_that_fails_is_asked_less_and_less_and_then_no_more_until_it_restart
     assert site.under_way() == [("c", "MeasureCompute")] and not site.told
 
 
-def test_a_box_that_fails_holds_up_no_other(measured_site: Site) -> None:
+def test_a_node_that_fails_holds_up_no_other(measured_site: Site) -> None:
     site = measured_site
     joined(site)
     site.answer(failure=InternalError("no room for one layer"))
@@ -285,7 +285,7 @@ def test_a_stage_that_comes_costs_no_attempt(measured_site: Site) -> None:
     joined(site)
     for _ in range(2 * TIMES.retake_attempts):
         site.until_sent()
-        site.answer(failure=AbortedError("a stage came to the box", reason=STAGE_CAME))
+        site.answer(failure=AbortedError("a stage came to the node", reason=STAGE_CAME))
     site.until_sent()
     site.measured()
     assert site.state.profile_tries == {}
@@ -299,12 +299,12 @@ def test_what_an_operator_has_measured_meanwhile_is_not_asked_again(measured_sit
     assert site.state.profile_tries == {} and site.follow(1_000.0) == []
 
 
-def test_a_box_that_went_away_meanwhile_is_asked_once_it_is_back(measured_site: Site) -> None:
+def test_a_node_that_went_away_meanwhile_is_asked_once_it_is_back(measured_site: Site) -> None:
     site = measured_site
     joined(site)
     site.feed(NodeDisconnected(node("c"), 3, site.now))
     late = site.sent.pop()
-    assert site.unknown("a") == ([], []), "c is no box to send to now"
+    assert site.unknown("a") == ([], []), "c is no node to send to now"
     site.wait(2 * TIMES.retake_first_s)
     assert not site.sent and not site.state.jobs
     site.connect("c")
@@ -312,13 +312,13 @@ def test_a_box_that_went_away_meanwhile_is_asked_once_it_is_back(measured_site: 
     assert site.follow() == [("c", "MeasureCompute")]
 
 
-def test_a_starting_box_is_not_measured_until_it_has_started(measured_site: Site) -> None:
+def test_a_starting_node_is_not_measured_until_it_has_started(measured_site: Site) -> None:
     site = measured_site
     site.connect("c", starting=True)
     assert site.follow() == [] and site.unknown("a") == ([], [])
 
 
-def test_a_box_that_left_leaves_nothing(measured_site: Site) -> None:
+def test_a_node_that_left_leaves_nothing(measured_site: Site) -> None:
     site = measured_site
     joined(site)
     site.answer(failure=InternalError("no room for one layer"))

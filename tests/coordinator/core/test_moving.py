@@ -72,7 +72,7 @@ DONE = Progress(1, True)
 
 @pytest.fixture
 def ready(make_registration: Any) -> State:
-    """On boxes a and b at epoch 3; box c is there, too."""
+    """On nodes a and b at epoch 3; node c is there, too."""
     state = State(instance="test")
     for number, name in enumerate("abc", 1):
         state = apply(state, NodeRegistered(make_registration(name), now=0.0))
@@ -175,7 +175,7 @@ def test_it_moves_when_the_disk_has_it_and_not_before(ready: State) -> None:
     assert not any(isinstance(action, SaveDeployment) for action in actions), "the disk has it already"
 
 
-def test_it_is_ready_elsewhere_and_the_box_that_is_left_lets_go(ready: State) -> None:
+def test_it_is_ready_elsewhere_and_the_node_that_is_left_lets_go(ready: State) -> None:
     state = loaded(moving(ready))
     assert where(state) == (Phase.READY, 4, AFTER) and state.deployments[NAME].former is None
     held = StageStatus(NAME, Epoch(3), 1, LayerRange(6, 12), StagePhase.ACTIVE)
@@ -246,12 +246,12 @@ def test_only_one_that_is_ready_and_was_planned_moves(ready: State) -> None:
         asked(apply(ready, DeleteRequested(NAME, OPERATION, now=1.0)))
 
 
-@pytest.mark.parametrize("first", ["the disk answers", "the box goes"])
-def test_a_box_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State, first: str) -> None:
+@pytest.mark.parametrize("first", ["the disk answers", "the node goes"])
+def test_a_node_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State, first: str) -> None:
     """Recovery has its own way, from the placement that was at work; the disk may be an epoch ahead of it."""
     state = issued(asked(ready))
     revision = state.deployments[NAME].revision
-    if first == "the box goes":
+    if first == "the node goes":
         state = valid(apply(state, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
         assert where(state) == (Phase.WAITING, 3, BEFORE)
         state = valid(apply(issued(state), DeploymentSaved(NAME, "u1", revision, Epoch(4), now=1.0)))
@@ -270,13 +270,13 @@ def test_a_head_that_goes_before_the_disk_has_it_puts_the_move_off(ready: State)
     assert where(saved(issued(state))) == (Phase.ACTIVATING, 3, BEFORE)
 
 
-@pytest.mark.parametrize("what", ["it fails", "its box goes", "it does not get on"])
+@pytest.mark.parametrize("what", ["it fails", "its node goes", "it does not get on"])
 def test_where_a_stage_cannot_be_loaded_it_goes_back_to_what_it_had(ready: State, what: str) -> None:
     state = issued(moving(ready))
     match what:
         case "it fails":
             state = answer(state, CommandKind.PREPARE, 1, DataLossError("a tensor is corrupt"))
-        case "its box goes":
+        case "its node goes":
             state = valid(apply(state, NodeDisconnected(NodeId("id-c"), 3, now=1.0)))
         case _:
             state = answer(state, CommandKind.PREPARE, 0)
@@ -289,7 +289,7 @@ def test_where_a_stage_cannot_be_loaded_it_goes_back_to_what_it_had(ready: State
 
 
 def test_where_the_head_does_not_open_it_goes_back_too(ready: State) -> None:
-    """As when the boxes do not reach each other, of which no box can be blamed."""
+    """As when the nodes do not reach each other, of which no node can be blamed."""
     state = issued(moving(ready))
     for stage in range(2):
         state = answer(state, CommandKind.PREPARE, stage)
@@ -318,7 +318,7 @@ def test_a_move_does_not_begin_where_a_deletion_is_on_its_way_to_the_disk(ready:
 
 
 def test_the_epoch_of_a_move_that_is_off_is_not_that_of_the_recovery(ready: State) -> None:
-    """The disk has epoch 4 with other boxes, and will have epoch 3 again before it has this epoch 4."""
+    """The disk has epoch 4 with other nodes, and will have epoch 3 again before it has this epoch 4."""
     state = issued(asked(ready))
     of_move = state.deployments[NAME].revision
     state = issued(apply(state, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))

@@ -1,4 +1,4 @@
-"""What boxes keep packed: found by the ids of its files, weighed by the planner, and never a reason to move."""
+"""What nodes keep packed: found by the ids of its files, weighed by the planner, and never a reason to move."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def spec_of(**changes: Any) -> DeploymentSpec:
     )
 
 
-def box(name: str, held: Held = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
+def node(name: str, held: Held = NOTHING_HELD, free: int = 1024 * MIB, **changes: Any) -> Candidate:
     facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test")
     node = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", free, True, facts, held=held)
     return replace(node, **changes)
@@ -61,7 +61,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
-    """Blocks of so many seconds by box, and links between all."""
+    """Blocks of so many seconds by node, and links between all."""
 
     def make(**block_s: float) -> Mapping[NodeId, Measurements]:
         known = {}
@@ -91,9 +91,9 @@ def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest)
     plain = UnitForm(DIGEST, DType.FLOAT32, None, shape)
     small = UnitForm(DIGEST, DType.FLOAT32, Quantisation.INT8, shape)
     nodes = [
-        box("a", packed=ids_of(plain, layer_unit(0), layer_unit(3), EMBEDDING_UNIT)),
-        box("b", packed=ids_of(small, layer_unit(5), HEAD_UNIT)),
-        box("c"),
+        node("a", packed=ids_of(plain, layer_unit(0), layer_unit(3), EMBEDDING_UNIT)),
+        node("b", packed=ids_of(small, layer_unit(5), HEAD_UNIT)),
+        node("c"),
     ]
     found = with_held(nodes, spec_of(), manifest, DIGEST)
     assert [node.held for node in found] == [Held(frozenset({0, 3}), embedding=True), NOTHING_HELD, NOTHING_HELD]
@@ -104,7 +104,7 @@ def test_what_is_held_counts_in_the_form_that_is_wanted(manifest: ModelManifest)
     assert with_held(nodes, spec_of(), manifest, Digest("e" * 64))[0].held == NOTHING_HELD, "of another model"
 
 
-def test_a_box_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_registration: Any) -> None:
+def test_a_node_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_registration: Any) -> None:
     state = apply(State(instance="test"), NodeRegistered(make_registration("a"), now=0.0))
     state = apply(state, NodeConnected(NodeId("id-a"), "i1", 1, now=0.0))
     assert state.candidates()[0].packed == ()
@@ -118,20 +118,20 @@ def test_a_box_says_what_it_keeps_and_is_believed_until_it_says_otherwise(make_r
 
 
 @pytest.mark.parametrize(("block_s", "chosen"), [(5e-3, "c"), (5.15e-3, "c"), (5.6e-3, "b")])
-def test_a_placement_takes_the_box_that_holds_the_layers_within_the_margin(
+def test_a_placement_takes_the_node_that_holds_the_layers_within_the_margin(
     manifest: ModelManifest, measured: Any, block_s: float, chosen: str
 ) -> None:
-    nodes = [box("a"), box("b"), box("c", layers(0, 12))]
+    nodes = [node("a"), node("b"), node("c", layers(0, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=block_s)
-    plain = PlanningPlacer().place(spec_of(), manifest, [*nodes[:2], box("c")], known)
+    plain = PlanningPlacer().place(spec_of(), manifest, [*nodes[:2], node("c")], known)
     assert plain.stages[-1].node_name == "b" and not plain.note
     placement = PlanningPlacer().place(spec_of(), manifest, nodes, known)
     assert placement.stages[-1].node_name == chosen
     assert ("holds layers" in placement.note and "chosen over a=" in placement.note) == (chosen == "c")
 
 
-def test_a_lost_stage_goes_to_the_box_that_holds_its_layers(manifest: ModelManifest, measured: Any) -> None:
-    nodes = [box("a"), box("b"), box("c"), box("d", layers(4, 12))]
+def test_a_lost_stage_goes_to_the_node_that_holds_its_layers(manifest: ModelManifest, measured: Any) -> None:
+    nodes = [node("a"), node("b"), node("c"), node("d", layers(4, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=5e-3, d=5.1e-3)
     broken = PlanningPlacer().place(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known)
     lost = Lost(frozenset({NodeId("id-b")}))
@@ -144,7 +144,7 @@ def test_a_lost_stage_goes_to_the_box_that_holds_its_layers(manifest: ModelManif
 
 def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: ModelManifest, measured: Any) -> None:
     known = measured(a=5e-3, b=5e-3, c=5e-3)
-    nodes = [box("a"), box("b"), box("c", layers(6, 12))]
+    nodes = [node("a"), node("b"), node("c", layers(6, 12))]
     found = [
         PlanningPlacer().place(spec_of(layers=text), manifest, nodes, known)
         for text in ("a=0:6,b=6:12", "a=0:6,c=6:12")
@@ -156,10 +156,10 @@ def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: Mo
     assert nearest(found, lambda one: amiss[cuts(one)], nodes) is found[0], "what is in memory comes first"
 
 
-def test_what_boxes_hold_decides_where_to_move_and_not_whether(manifest: ModelManifest, measured: Any) -> None:
+def test_what_nodes_hold_decides_where_to_move_and_not_whether(manifest: ModelManifest, measured: Any) -> None:
     """On b it is more than 5 % faster than on c, where it runs; on d, which holds the layers, 3 %."""
     known = measured(a=SLOW_S, b=5e-3, c=5.4e-3, d=5.2e-3)
-    nodes = [box("a"), box("b"), box("c"), box("d", layers(1, 12))]
+    nodes = [node("a"), node("b"), node("c"), node("d", layers(1, 12))]
     placer = PlanningPlacer()
     current = placer.place(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known)
     near = placer.place(spec_of(), manifest, nodes, known)

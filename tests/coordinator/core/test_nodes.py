@@ -1,4 +1,4 @@
-"""Boxes that register, connect and say how they are: who counts under a name, and what is kept of whom."""
+"""Nodes that register, connect and say how they are: who counts under a name, and what is kept of whom."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def registered(state: State, registration: Registration) -> State:
 
 @pytest.fixture
 def one(make_registration: MakeRegistration) -> State:
-    """Box a, connected over stream 1 and saved."""
+    """Node a, connected over stream 1 and saved."""
     state = apply(registered(State(instance="test"), make_registration("a")), NodeConnected(A, "i1", 1, now=1.0))
     return replace(state, nodes={A: replace(state.nodes[A], saved=True)})
 
 
-def test_a_name_is_that_of_the_connected_box(one: State, make_registration: MakeRegistration) -> None:
+def test_a_name_is_that_of_the_connected_node(one: State, make_registration: MakeRegistration) -> None:
     second = replace(make_registration("a"), node_id=OTHER)
     with pytest.raises(AlreadyExistsError) as refused:
         registered(one, second)
     assert refused.value.field == "name"
     alone = apply(one, NodeDisconnected(A, 1, now=2.0))
-    assert set(registered(alone, second).nodes) == {OTHER}, "a box that is gone gives its name to another"
+    assert set(registered(alone, second).nodes) == {OTHER}, "a node that is gone gives its name to another"
 
 
-def test_of_two_boxes_that_registered_under_one_name_one_connects(
+def test_of_two_nodes_that_registered_under_one_name_one_connects(
     one: State, make_registration: MakeRegistration
 ) -> None:
     """Both registered while neither was connected; the first has come back since under its old registration."""
@@ -64,15 +64,15 @@ def test_of_two_boxes_that_registered_under_one_name_one_connects(
 
 
 @pytest.mark.parametrize(("node_id", "incarnation"), [(A, "i2"), (OTHER, "i1")])
-def test_a_box_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
+def test_a_node_is_heard_only_as_it_registered(one: State, node_id: NodeId, incarnation: str) -> None:
     with pytest.raises(NotFoundError) as refused:
         apply(one, NodeConnected(node_id, incarnation, 2, now=2.0))
     assert refused.value.field == "node_id"
     assert apply(one, HeartbeatsReceived((Heartbeat(node_id, incarnation, (STAGE,), 0),), now=2.0)) == one
 
 
-def test_of_heartbeats_together_each_counts_for_its_own_box(one: State, make_registration: MakeRegistration) -> None:
-    """Also beside one of a box that is away, and one of a box that nobody knows."""
+def test_of_heartbeats_together_each_counts_for_its_own_node(one: State, make_registration: MakeRegistration) -> None:
+    """Also beside one of a node that is away, and one of a node that nobody knows."""
     state = apply(registered(one, make_registration("b")), NodeConnected(NodeId("id-b"), "i1", 2, now=1.0))
     state = registered(state, make_registration("c"))
     beats = tuple(Heartbeat(NodeId(f"id-{name}"), "i1", (STAGE,), 0) for name in "abcd")
@@ -127,7 +127,7 @@ def test_what_heartbeats_take_in_memory_is_about_what_they_say(stages: tuple[Sta
 
 
 def holding(state: State, *held: tuple[str, int], now: float = 2.0) -> State:
-    """Box a says that it holds these stages, at these epochs."""
+    """Node a says that it holds these stages, at these epochs."""
     stages = tuple(replace(STAGE, deployment=DeploymentName(name), epoch=Epoch(epoch)) for name, epoch in held)
     return apply(state, HeartbeatsReceived((Heartbeat(A, "i1", stages, 0),), now))
 
@@ -160,7 +160,7 @@ def test_each_is_said_once_for_each_connection(one: State, make_registration: Ma
     state, issued = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), *held))
     assert [type(action) for action in issued] == [ReleaseOrphans, TellUnknownStages]
     state, issued = settled(holding(state, *held, ("poem", 2)))
-    assert issued == [], "the box may not have heard of it yet"
+    assert issued == [], "the node may not have heard of it yet"
     state = registered(state, make_registration("a"))
     state, issued = settled(holding(state, *held))
     assert issued == [], "the stream goes on"
@@ -169,7 +169,7 @@ def test_each_is_said_once_for_each_connection(one: State, make_registration: Ma
     assert [type(action) for action in issued] == [ReleaseOrphans, TellUnknownStages]
 
 
-def test_what_was_released_is_forgotten_once_the_box_names_it_no_more(one: State) -> None:
+def test_what_was_released_is_forgotten_once_the_node_names_it_no_more(one: State) -> None:
     state, _ = settled(holding(replace(one, retired={DeploymentName("tale"): Epoch(5)}), ("tale", 3), ("tale", 4)))
     assert state.nodes[A].released == {("tale", 3), ("tale", 4)}
     assert holding(state, ("tale", 4)).nodes[A].released == {("tale", 4)}
@@ -177,7 +177,7 @@ def test_what_was_released_is_forgotten_once_the_box_names_it_no_more(one: State
 
 
 def test_thousands_of_orphans_are_one_action(one: State) -> None:
-    """Each action copies what its box was told to release: one for each orphan would be a copy for each."""
+    """Each action copies what its node was told to release: one for each orphan would be a copy for each."""
     held = [(f"d{number}", 1) for number in range(MOST_STAGES)]
     state = replace(one, retired={DeploymentName(name): Epoch(1) for name, _ in held})
     began = time.process_time()
@@ -189,8 +189,8 @@ def test_thousands_of_orphans_are_one_action(one: State) -> None:
     assert len(state.nodes[A].released) == MOST_STAGES
 
 
-def test_a_deployment_that_is_gone_makes_orphans_of_boxes_of_which_nothing_changed(one: State) -> None:
-    """A box that is not looked at by itself, because nothing was due of it before."""
+def test_a_deployment_that_is_gone_makes_orphans_of_nodes_of_which_nothing_changed(one: State) -> None:
+    """A node that is not looked at by itself, because nothing was due of it before."""
     rested, _ = settled(holding(one, ("tale", 3)))
     state = replace(rested, retired={DeploymentName("tale"): Epoch(5)})
     (release,) = reconcile(state, 2.0, rested)

@@ -58,7 +58,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Measured]:
-    """Blocks of so many seconds by box, and links between all of these but for `without`."""
+    """Blocks of so many seconds by node, and links between all of these but for `without`."""
 
     def make(
         without: tuple[str, ...] = (),
@@ -92,7 +92,7 @@ def cuts(placement: Placement) -> str:
     return ",".join(f"{stage.node_name}={stage.layers}" for stage in placement.stages)
 
 
-def test_the_fast_box_gets_what_the_source_need_not_hold(place: Any, measured: Any) -> None:
+def test_the_fast_node_gets_what_the_source_need_not_hold(place: Any, measured: Any) -> None:
     placement = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
     assert cuts(placement) == "a=0:1,b=1:12"
     figures = placement.predicted
@@ -104,7 +104,7 @@ def test_the_fast_box_gets_what_the_source_need_not_hold(place: Any, measured: A
     assert len(placement.costs) == 2, "the head sizes its steps by what its stages cost"
 
 
-def test_energy_is_planned_where_the_power_of_every_box_is_known(place: Any, measured: Any) -> None:
+def test_energy_is_planned_where_the_power_of_every_node_is_known(place: Any, measured: Any) -> None:
     known = measured(a=1e-2, b=1e-3, c=1e-3)
     watts = {"a": EnergyProfile(3.0, 9.0, "rapl"), "b": EnergyProfile(80.0, 300.0, "nvml")}
     for name, energy in watts.items():
@@ -146,7 +146,7 @@ def test_what_is_not_measured_is_placed_by_memory_and_named(place: Any, measured
     assert by_hand.note.startswith("Not predicted: not measured") and "max_time_per_token_s" in by_hand.note
 
 
-def test_boxes_quantised_alike_are_planned_by_their_own_times(place: Any, measured: Any) -> None:
+def test_nodes_quantised_alike_are_planned_by_their_own_times(place: Any, measured: Any) -> None:
     int8 = {"quantisation": {"*": "int8"}, "objective": "latency"}
     packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
     placement = place(ABC, packed, **int8)
@@ -158,13 +158,13 @@ def test_boxes_quantised_alike_are_planned_by_their_own_times(place: Any, measur
         "`edgectl profile --model tiny --dtype float32 --quantise int8`"
     )
     each = {"quantisation": {"a": "int8", "b": "int8"}, "exclude": ["c"]}
-    assert place(ABC, packed, **each).predicted is not None, "a box that is left out may be as it likes"
+    assert place(ABC, packed, **each).predicted is not None, "a node that is left out may be as it likes"
 
 
-def test_boxes_quantised_differently_are_placed_by_memory(place: Any, measured: Any) -> None:
+def test_nodes_quantised_differently_are_placed_by_memory(place: Any, measured: Any) -> None:
     packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
     mixed = place(ABC, packed, quantisation={"*": "int8", "b": "int4"})
-    assert mixed.predicted is None and mixed.note.startswith("Placed by memory: boxes that keep their weights")
+    assert mixed.predicted is None and mixed.note.startswith("Placed by memory: nodes that keep their weights")
     assert place(ABC, packed, quantisation={"*": "int8", "b": "int4"}, layers="a=0:4,c=4:12").predicted is not None
 
 
@@ -186,7 +186,7 @@ def test_a_data_sheet_says_that_it_is_one(place: Any, measured: Any) -> None:
     assert placement.predicted is not None and "estimated from data sheets: b" in placement.note
 
 
-def test_many_requests_are_spread_over_the_boxes(place: Any, measured: Any) -> None:
+def test_many_requests_are_spread_over_the_nodes(place: Any, measured: Any) -> None:
     known = measured(a=1e-2, b=1e-2, c=1e-2)
     alone, many = place(ABC, known, concurrency=1), place(ABC, known, concurrency=6, objective="throughput")
     assert len(alone.stages) == 1 and (alone.micro_batch, alone.micro_batches) == (1, 1)
@@ -258,7 +258,7 @@ def test_where_links_are_missing_and_nothing_can_be_planned_memory_decides(place
     assert placement.note.startswith("Placed by memory") and "a -> b, a -> c are not measured yet" in placement.note
 
 
-def test_a_box_that_is_away_is_refused_as_ever(place: Any, measured: Any) -> None:
+def test_a_node_that_is_away_is_refused_as_ever(place: Any, measured: Any) -> None:
     with pytest.raises(UnavailableError):
         place((node("a", connected=False), node("b")), measured(a=1e-2, b=1e-2))
 
@@ -315,19 +315,19 @@ def test_no_plan_exceeds_what_the_check_allows(
 @pytest.mark.parametrize(
     ("bits", "told"), [(("3f", "3f"), ""), (("3f", "a0"), "(a 3f, b a0)"), (("3f", ""), "(a 3f, b none)")]
 )
-def test_a_note_says_when_the_boxes_compute_different_bits(
+def test_a_note_says_when_the_nodes_compute_different_bits(
     place: Callable[..., Placement], measured: Callable[..., Measured], bits: tuple[str, str], told: str
 ) -> None:
-    boxes = [
+    nodes = [
         replace(one, facts=replace(one.facts, bits_fingerprint=mine))
         for one, mine in zip((node("a"), node("b")), bits, strict=True)
     ]
-    note = place(boxes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
+    note = place(nodes, measured(a=1e-3, b=1e-3), layers="a=0:4,b=4:12").note
     assert told in note and ("Bits fingerprints differ" in note) == bool(told)
-    assert "Bits" not in place([boxes[0]], measured(a=1e-3)).note
+    assert "Bits" not in place([nodes[0]], measured(a=1e-3)).note
 
 
-def test_a_note_names_the_boxes_that_were_busy_while_measured(place: Any, measured: Any) -> None:
+def test_a_note_names_the_nodes_that_were_busy_while_measured(place: Any, measured: Any) -> None:
     known = dict(measured(a=1e-2, b=1e-3, c=5e-3))
     assert "Doubtful" not in place(ABC, known).note
     ((key, reported),) = known[NodeId("id-c")].profiles.items()
@@ -392,7 +392,7 @@ def test_what_cannot_be_weighed_says_why(place: Any, measured: Any, manifest: An
 
 
 def with_disks(known: Measured, **rates: float) -> Measured:
-    """The same with the rates at which the boxes' disks are read, in bytes a second."""
+    """The same with the rates at which the nodes' disks are read, in bytes a second."""
     found = dict(known)
     for name, rate in rates.items():
         node_id = NodeId(f"id-{name}")
@@ -402,7 +402,7 @@ def with_disks(known: Measured, **rates: float) -> Measured:
     return found
 
 
-def test_a_boxs_disk_is_as_its_newest_profile_has_it(measured: Any) -> None:
+def test_a_nodes_disk_is_as_its_newest_profile_has_it(measured: Any) -> None:
     known = with_disks(measured(a=1e-2), a=1e9)[NodeId("id-a")]
     ((key, reported),) = known.profiles.items()
     assert disk_of(None) is None and disk_of(replace(known, profiles={})) is None
@@ -414,12 +414,12 @@ def test_a_boxs_disk_is_as_its_newest_profile_has_it(measured: Any) -> None:
 
 @pytest.fixture(scope="module")
 def short(place: Any, measured: Any) -> int:
-    """Memory of one box that lacks the room for some of the layers, with one request."""
+    """Memory of one node that lacks the room for some of the layers, with one request."""
     whole = place((node("a"),), measured(a=1e-2), concurrency=1).stages[0]
     return int(held_bytes(whole) - 4 * whole.parameter_bytes // 12)
 
 
-def test_a_box_whose_memory_is_short_streams_where_it_may(place: Any, measured: Any, short: int) -> None:
+def test_a_node_whose_memory_is_short_streams_where_it_may(place: Any, measured: Any, short: int) -> None:
     known = with_disks(measured(a=1e-2), a=1e9)
     with pytest.raises(ResourceExhaustedError) as info:
         place((node("a", short),), known, concurrency=1)

@@ -94,7 +94,7 @@ def test_a_deployment_that_cannot_be_saved_is_not_there(asked: State, empty: Sta
     after = failed(asked, 1)
     assert not after.deployments and after.refusal(OperationId("deploy")) == FULL
     assert not any(isinstance(action, SendCommand) for action in reconcile(after, 9.0))
-    assert after.first_epoch(NAME) == empty.first_epoch(NAME), "no box was told of its epoch"
+    assert after.first_epoch(NAME) == empty.first_epoch(NAME), "no node was told of its epoch"
 
 
 def test_a_call_that_is_repeated_is_not_refused_by_the_time_before(asked: State) -> None:
@@ -138,7 +138,7 @@ def test_a_deletion_that_the_disk_refuses_changes_nothing(ready: State) -> None:
 
 @pytest.mark.parametrize("newer", ["saved", "refused"])
 def test_of_two_writes_under_way_the_newer_decides(asked: State, newer: str) -> None:
-    """The first one of a deployment is refused when a box has gone meanwhile, which has to be written too."""
+    """The first one of a deployment is refused when a node has gone meanwhile, which has to be written too."""
     broken = issued(apply(asked, NodeDisconnected(NodeId("id-b"), 2, now=1.0)))
     assert broken.deployments[NAME].saving == 2
     after = failed(broken, 1)

@@ -1,4 +1,4 @@
-"""What a deployment goes on with when boxes are lost."""
+"""What a deployment goes on with when nodes are lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FACTS = DeviceFacts("cpu", "x", 1, 1 << 34, 1 << 33, False, "", "bits-1")
 SPEC = parse_spec({"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:9,c=9:12", "concurrency": 2})
 
 
-def box(name: str, **changes: Any) -> Candidate:
+def node(name: str, **changes: Any) -> Candidate:
     known = Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1 << 33, True, FACTS)
     return replace(known, **changes)
 
@@ -61,64 +61,66 @@ def test_every_way_is_whole_and_takes_nothing_from_a_survivor(data: st.DataObjec
     assert bool(found) == (any(kept) or holes <= len(spares))
 
 
-def test_boxes_that_cannot_take_part_are_no_spares() -> None:
+def test_nodes_that_cannot_take_part_are_no_spares() -> None:
     broken = Placement((), 16, 8, 1, 1)
-    boxes = [box("a"), box("away", connected=False), box("starting", starting=True), box("excluded"), box("lost")]
-    assert survivors(broken, boxes, lost("lost"), ("excluded",)).spares == ("a",)
+    nodes = [node("a"), node("away", connected=False), node("starting", starting=True), node("excluded"), node("lost")]
+    assert survivors(broken, nodes, lost("lost"), ("excluded",)).spares == ("a",)
 
 
 @pytest.fixture
 def repaired(make_manifest: Any) -> Any:
     manifest = make_manifest()
 
-    def repair(boxes: list[Candidate], lost: Lost, spec: Any = SPEC) -> Placement:
+    def repair(nodes: list[Candidate], lost: Lost, spec: Any = SPEC) -> Placement:
         placer = PlanningPlacer()
-        before = placer.place(spec, manifest, [box(name) for name in "abc"], {})
-        return placer.repair(spec, manifest, boxes, {}, NO_TRAFFIC, before, lost)
+        before = placer.place(spec, manifest, [node(name) for name in "abc"], {})
+        return placer.repair(spec, manifest, nodes, {}, NO_TRAFFIC, before, lost)
 
     return repair
 
 
-def test_a_spare_box_takes_what_was_lost_and_the_others_keep_layers_and_pool(repaired: Any) -> None:
-    boxes = [box("a"), box("b", connected=False), box("c"), box("d")]
-    found = repaired(boxes, lost())
+def test_a_spare_node_takes_what_was_lost_and_the_others_keep_layers_and_pool(repaired: Any) -> None:
+    nodes = [node("a"), node("b", connected=False), node("c"), node("d")]
+    found = repaired(nodes, lost())
     assert layers(found) == "a=0:4,d=4:9,c=9:12" and "same bits" in found.note
-    assert found.kv_blocks == repaired([box(name) for name in "abc"], lost()).kv_blocks
+    assert found.kv_blocks == repaired([node(name) for name in "abc"], lost()).kv_blocks
 
 
 def test_a_lost_source_is_replaced_too(repaired: Any) -> None:
-    assert layers(repaired([box("a", connected=False), box("b"), box("c"), box("d")], lost())) == "d=0:4,b=4:9,c=9:12"
+    assert (
+        layers(repaired([node("a", connected=False), node("b"), node("c"), node("d")], lost())) == "d=0:4,b=4:9,c=9:12"
+    )
 
 
 def test_without_a_spare_a_neighbour_takes_it_beside_its_own(repaired: Any) -> None:
-    found = layers(repaired([box("a"), box("b", connected=False), box("c")], lost()))
+    found = layers(repaired([node("a"), node("b", connected=False), node("c")], lost()))
     assert found in ("a=0:9,c=9:12", "a=0:4,c=4:12")
 
 
 def test_where_no_survivor_can_keep_its_layers_others_are_planned(repaired: Any) -> None:
     """Nobody of the placement is left."""
-    found = repaired([*(box(name, connected=False) for name in "abc"), box("d")], lost())
+    found = repaired([*(node(name, connected=False) for name in "abc"), node("d")], lost())
     assert layers(found) == "d=0:12"
 
 
-def test_a_box_that_failed_and_a_link_that_stands_still_are_gone_round(repaired: Any) -> None:
-    boxes = [box(name) for name in "abcd"]
-    assert "b=" not in layers(repaired(boxes, lost("b")))
+def test_a_node_that_failed_and_a_link_that_stands_still_are_gone_round(repaired: Any) -> None:
+    nodes = [node(name) for name in "abcd"]
+    assert "b=" not in layers(repaired(nodes, lost("b")))
     stalled = Lost(links=frozenset({(NodeId("id-a"), NodeId("id-b"))}))
-    found = repaired(boxes, stalled)
+    found = repaired(nodes, stalled)
     assert not stalled.crosses([stage.node_id for stage in found.stages])
 
 
 def test_other_bits_are_said(repaired: Any) -> None:
     other = replace(FACTS, bits_fingerprint="bits-2")
-    found = repaired([box("a"), box("b", connected=False), box("c"), box("d", facts=other)], lost())
+    found = repaired([node("a"), node("b", connected=False), node("c"), node("d", facts=other)], lost())
     assert "other bits" in found.note
 
 
 def test_without_memory_anywhere_it_says_what_is_short(repaired: Any) -> None:
-    boxes = [box("a", free_bytes=1 << 10), box("b", connected=False), box("c", free_bytes=1 << 10)]
+    nodes = [node("a", free_bytes=1 << 10), node("b", connected=False), node("c", free_bytes=1 << 10)]
     with pytest.raises(ResourceExhaustedError):
-        repaired(boxes, lost())
+        repaired(nodes, lost())
 
 
 def test_of_bad_links_the_newest_are_gone_round_where_not_all_can_be() -> None:
@@ -142,7 +144,7 @@ def test_without_a_way_even_over_bad_links_it_is_not_looked_for_again_and_again(
 
     def without(links: Any) -> Any:
         asked.append(links)
-        raise UnavailableError(f"no box is left, {len(links)}", reason="NO_NODE")
+        raise UnavailableError(f"no node is left, {len(links)}", reason="NO_NODE")
 
     with pytest.raises(UnavailableError, match="left, 2"):
         without_most(without, {(NodeId("a"), NodeId("b")): 1.0, (NodeId("b"), NodeId("a")): 2.0})

@@ -1,4 +1,4 @@
-"""What a running deployment would gain by other boxes: weighed by the same figures, and said where it cannot be."""
+"""What a running deployment would gain by other nodes: weighed by the same figures, and said where it cannot be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLACER = PlanningPlacer()
 Afresh = Callable[..., Replan]
 
 
-def box(name: str, **changes: Any) -> Candidate:
+def node(name: str, **changes: Any) -> Candidate:
     facts = DeviceFacts("cpu", "some CPU", 2, 1024 * MIB, 1024 * MIB, False, "test", "bits")
     return replace(Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:7000", 1024 * MIB, True, facts), **changes)
 
@@ -42,7 +42,7 @@ def manifest(make_manifest: Callable[..., ModelManifest]) -> ModelManifest:
 @pytest.fixture(scope="module")
 def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mapping[NodeId, Measurements]]:
     def make(**block_s: float) -> Mapping[NodeId, Measurements]:
-        """Blocks of so many seconds by box, and links between all of them."""
+        """Blocks of so many seconds by node, and links between all of them."""
         link = Reported(LinkProfile(1e-4, 1e9, 0.0, 9, 1 << 20), 0.0)
         profiles = {name: make_profile(manifest.config, seconds, DType.FLOAT32) for name, seconds in block_s.items()}
         return {
@@ -66,16 +66,16 @@ def afresh(manifest: ModelManifest) -> Afresh:
 
 @pytest.fixture(scope="module")
 def on_a(manifest: ModelManifest, measured: Any) -> Placement:
-    """Planned when box a was alone."""
-    return PLACER.place(SPEC, manifest, [box("a")], measured(a=0.01))
+    """Planned when node a was alone."""
+    return PLACER.place(SPEC, manifest, [node("a")], measured(a=0.01))
 
 
 def nodes(placement: Placement) -> list[str]:
     return [stage.node_name for stage in placement.stages]
 
 
-def test_a_fast_box_that_has_come_is_worth_a_move(on_a: Placement, afresh: Afresh, measured: Any) -> None:
-    plan = afresh(on_a, [box("a"), box("b")], measured(a=0.01, b=0.001))
+def test_a_fast_node_that_has_come_is_worth_a_move(on_a: Placement, afresh: Afresh, measured: Any) -> None:
+    plan = afresh(on_a, [node("a"), node("b")], measured(a=0.01, b=0.001))
     assert plan.current is on_a and nodes(plan.found) == ["a", "b"]
     assert plan.expected is not None and plan.found.predicted is not None and plan.gain is not None
     assert plan.gain == plan.expected.gain_of(plan.found.predicted) > 0.05
@@ -84,7 +84,7 @@ def test_a_fast_box_that_has_come_is_worth_a_move(on_a: Placement, afresh: Afres
 
 def test_the_placement_that_it_has_is_weighed_by_figures_of_now(on_a: Placement, afresh: Afresh, measured: Any) -> None:
     """Not by those of the time when it was planned."""
-    plan = afresh(on_a, [box("a"), box("b")], measured(a=0.03, b=0.001))
+    plan = afresh(on_a, [node("a"), node("b")], measured(a=0.03, b=0.001))
     assert plan.expected is not None and on_a.predicted is not None
     assert plan.expected.time_per_token_s > 2 * on_a.predicted.time_per_token_s
 
@@ -92,7 +92,7 @@ def test_the_placement_that_it_has_is_weighed_by_figures_of_now(on_a: Placement,
 def test_a_small_gain_moves_nothing_unless_it_is_forced(
     on_a: Placement, afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
-    plan = afresh(on_a, [box("a"), box("b")], measured(a=0.01, b=0.001))
+    plan = afresh(on_a, [node("a"), node("b")], measured(a=0.01, b=0.001))
     little = replace(plan, gain=0.049)
     assert judged(little).reason is ReplanReason.SMALL_GAIN
     assert judged(little, force=True).reason is ReplanReason.WOULD_MOVE
@@ -101,13 +101,13 @@ def test_a_small_gain_moves_nothing_unless_it_is_forced(
 
 
 def test_the_same_layers_stay_also_when_it_is_forced(on_a: Placement, afresh: Afresh, measured: Any) -> None:
-    plan = afresh(on_a, [box("a"), box("b")], measured(a=0.001, b=1.0))
+    plan = afresh(on_a, [node("a"), node("b")], measured(a=0.001, b=1.0))
     assert nodes(plan.found) == ["a"] and plan.reason is ReplanReason.SAME_LAYERS and plan.gain == 0.0
     assert judged(plan, force=True).reason is ReplanReason.SAME_LAYERS
 
 
 def test_what_cannot_be_predicted_is_not_weighed_and_says_why(on_a: Placement, afresh: Afresh) -> None:
-    plan = afresh(replace(on_a, predicted=None), [box("a"), box("b")], {})
+    plan = afresh(replace(on_a, predicted=None), [node("a"), node("b")], {})
     assert plan.reason is ReplanReason.NOT_WEIGHED and plan.gain is None
     assert "has not measured" in plan.note or "memory" in plan.note
 
@@ -116,26 +116,26 @@ def test_what_was_predicted_stands_where_it_does_not_fit_as_it_would_be_placed_b
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
     """By hand, the pool holds all requests at their longest; a plan may have placed it for fewer."""
-    alone = PLACER.place(SPEC, manifest, [box("a")], {})
+    alone = PLACER.place(SPEC, manifest, [node("a")], {})
     need = sum(s.parameter_bytes + s.kv_bytes + s.workspace_bytes for s in alone.stages)
-    tight = box("a", free_bytes=need - alone.stages[0].kv_bytes // 4)
+    tight = node("a", free_bytes=need - alone.stages[0].kv_bytes // 4)
     current = PLACER.place(SPEC, manifest, [tight], measured(a=0.01))
     assert current.kv_blocks < alone.kv_blocks
     by_hand = SPEC.model_copy(update={"layers": parse_spec({**_VALUES, "layers": "a=0:12"}).layers})
     with pytest.raises(ResourceExhaustedError):
         PLACER.place(by_hand, manifest, [tight], measured(a=0.01))
-    plan = afresh(current, [tight, box("b")], measured(a=0.01, b=0.001))
+    plan = afresh(current, [tight, node("b")], measured(a=0.01, b=0.001))
     assert plan.expected == current.predicted and plan.gain is not None and plan.gain > 0.05
 
 
 _VALUES = {"name": "tale", "model": "tiny", "source": "a"}
 
 
-def test_while_the_source_is_away_the_box_with_the_head_is_the_source(
+def test_while_the_source_is_away_the_node_with_the_head_is_the_source(
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
     known = measured(a=0.01, b=0.01, c=0.001)
-    on_b = PLACER.place(SPEC.model_copy(update={"source": "b"}), manifest, [box("b")], known)
-    away = [box("a", connected=False), box("b"), box("c")]
+    on_b = PLACER.place(SPEC.model_copy(update={"source": "b"}), manifest, [node("b")], known)
+    away = [node("a", connected=False), node("b"), node("c")]
     assert nodes(afresh(on_b, away, known).found) == ["b", "c"]
-    assert nodes(afresh(on_b, [box("a"), box("b"), box("c")], known).found)[0] == "a"
+    assert nodes(afresh(on_b, [node("a"), node("b"), node("c")], known).found)[0] == "a"

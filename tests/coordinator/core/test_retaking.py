@@ -1,4 +1,4 @@
-"""Layers that a busy box measured, and when they are measured again: decisions alone."""
+"""Layers that a busy node measured, and when they are measured again: decisions alone."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ BUSY = 0.3
 
 
 class Site(Desk):
-    """Two boxes with all links known, of which `a` is asked to measure a model and is not always quiet."""
+    """Two nodes with all links known, of which `a` is asked to measure a model and is not always quiet."""
 
     def __init__(self, make_registration: Any, make_profile: Any, config: dict[str, Any]) -> None:
         super().__init__(make_registration, "ab")
         self.command = MeasureCompute(config, DType.FLOAT32, quick=True, again=False)
         self.profile: ComputeProfile = make_profile(config, 1e-3, DType.FLOAT32)
-        # The other box is known: of its own accord the coordinator has no box measured but for a busy one's sake.
+        # The other node is known: of its own accord the coordinator has no node measured but for a busy one's sake.
         self.feed(ProfileReported(ProfileReport(node("b"), compute=(self.profile,)), self.now))
         self.wait(TIMES.probe_quiet_s)
         while self.sent:
@@ -86,14 +86,14 @@ def deploy(site: Site, make_manifest: Any, layers: str) -> None:
     site.feed(DeployRequested(new_record(site.state, blank), site.state.version, operation, site.now))
 
 
-def test_a_quiet_box_is_measured_once(site: Site) -> None:
+def test_a_quiet_node_is_measured_once(site: Site) -> None:
     site.ask("a", compute=site.command)
     site.measured(0.01)
     site.wait(10 * TIMES.retake_first_s)
     assert not site.sent and site.state.retakes == ()
 
 
-def test_what_was_measured_beside_other_work_is_measured_again_when_the_box_is_quiet(site: Site) -> None:
+def test_what_was_measured_beside_other_work_is_measured_again_when_the_node_is_quiet(site: Site) -> None:
     site.measured_busy()
     waited = site.until_sent()
     assert TIMES.retake_first_s <= waited < TIMES.retake_first_s + 5
@@ -107,7 +107,7 @@ def test_what_was_measured_beside_other_work_is_measured_again_when_the_box_is_q
     assert not site.sent
 
 
-def test_a_box_that_others_use_is_left_alone(site: Site) -> None:
+def test_a_node_that_others_use_is_left_alone(site: Site) -> None:
     site.measured_busy()
     for _ in range(600):
         site.wait(1.0)
@@ -146,7 +146,7 @@ def test_a_failure_counts_and_is_not_repeated_at_once(site: Site) -> None:
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "b=0:4,a=4:12"])
-def test_no_box_is_measured_that_a_deployment_needs(site: Site, make_manifest: Any, layers: str) -> None:
+def test_no_node_is_measured_that_a_deployment_needs(site: Site, make_manifest: Any, layers: str) -> None:
     site.measured_busy()
     deploy(site, make_manifest, layers)
     site.wait(10 * TIMES.retake_first_s)
@@ -165,7 +165,7 @@ def test_a_stage_that_comes_costs_no_attempt(site: Site) -> None:
     site.measured_busy()
     for _ in range(2 * TIMES.retake_attempts):
         site.until_sent()
-        site.answer(failure=AbortedError("a stage came to the box", reason=STAGE_CAME))
+        site.answer(failure=AbortedError("a stage came to the node", reason=STAGE_CAME))
     (item,) = site.state.retakes
     assert item.attempts == 0
 
@@ -184,7 +184,7 @@ def test_what_an_operator_asks_meanwhile_comes_first_and_settles_it(site: Site) 
     assert not site.sent and site.state.retakes == ()
 
 
-def test_a_box_that_went_away_is_measured_again_once_it_is_back(site: Site) -> None:
+def test_a_node_that_went_away_is_measured_again_once_it_is_back(site: Site) -> None:
     site.measured_busy()
     site.until_sent()
     site.feed(NodeDisconnected(node("a"), 1, site.now))

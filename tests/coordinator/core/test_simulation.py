@@ -1,4 +1,4 @@
-"""The core against simulated boxes and a simulated disk: whatever happens, invariants hold and everything settles."""
+"""The core against simulated nodes and a simulated disk: whatever happens, invariants hold and everything settles."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Node:
 
 
 class World:
-    """Boxes, a disk and the state loop, one step at a time."""
+    """Nodes, a disk and the state loop, one step at a time."""
 
     def __init__(self, manifest: Any, make_registration: Any) -> None:
         self.manifest = manifest
@@ -149,7 +149,7 @@ class World:
             return
         for _ in range(50):
             actions = reconcile(self.state, self.now, self.rested)
-            assert actions == reconcile(self.state, self.now), "something was due of a box that was not looked at"
+            assert actions == reconcile(self.state, self.now), "something was due of a node that was not looked at"
             if not actions:
                 self.rested = self.state
                 return
@@ -182,7 +182,7 @@ class World:
             case Replan():
                 self.plans.append(action)
             case TellMeasured(measured):
-                # Every call is told once of every box.
+                # Every call is told once of every node.
                 self.asked.remove((measured.uid, measured.node_id))
             case DropConnection():
                 for node in self.nodes.values():
@@ -198,8 +198,8 @@ class World:
             node.pending.append(action)
 
     def check_sent(self, node: Node, command: Command) -> None:
-        """A box never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
-        assert not node.starting or isinstance(command, ReleaseStage), "a box is asked for work while it starts"
+        """A node never hears of an epoch that is not on disk, nor of one below what it saw; one that starts of none."""
+        assert not node.starting or isinstance(command, ReleaseStage), "a node is asked for work while it starts"
         if isinstance(command, PrepareStage):
             assert self.saved[command.deployment].epoch >= command.epoch
             assert command.epoch >= node.highest.get(command.deployment, 0)
@@ -292,7 +292,7 @@ class World:
         self.feed(NodeDisconnected(node.node_id, connection, self.now))
 
     def wait(self, pick: int) -> None:
-        """Time goes by, tick by tick, and some boxes are silent."""
+        """Time goes by, tick by tick, and some nodes are silent."""
         for _ in range(2 * (pick % 20)):
             self.now += 0.5
             for number, node in enumerate(self.nodes.values()):
@@ -375,7 +375,7 @@ class World:
                 self.feed(attached)
 
     def report_link(self, name: DeploymentName, pick: int, recovered: bool) -> None:
-        """What the box of one of its stages says of the link to the next, of this epoch or of the one before."""
+        """What the node of one of its stages says of the link to the next, of this epoch or of the one before."""
         record = self.state.deployments[name]
         stages = record.placement.stages
         stage, epoch = pick % len(stages), Epoch(max(1, record.epoch - (pick % 5 == 0)))
@@ -443,7 +443,7 @@ class World:
         for node in self.nodes.values():
             assert not node.pending
             assert len(self.state.measured[node.node_id].links) == len(NODES) - 1, "its links were never measured"
-            assert set(node.held) <= holders, f"box {node.name} holds what is not deployed"
+            assert set(node.held) <= holders, f"node {node.name} holds what is not deployed"
             for name, epoch in node.held.items():
                 assert epoch == self.state.deployments[name].epoch
 
@@ -486,7 +486,7 @@ def test_a_calm_world_serves(make_manifest: Any, make_registration: Any) -> None
     assert [node.held for node in world.nodes.values()] == [{"tale": 1}] * 3
 
 
-def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_boxes_hold(
+def test_a_coordinator_that_lost_its_disk_goes_above_the_epochs_nodes_hold(
     make_manifest: Any, make_registration: Any
 ) -> None:
     world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
@@ -509,12 +509,12 @@ def test_what_may_have_served_is_kept_though_the_disk_did_not_hear_of_it(
     make_manifest: Any, make_registration: Any, saved: Phase
 ) -> None:
     """The disk has an earlier phase when the coordinator crashes. Where it says no more than that stages were loading,
-    boxes that hold all of them say the rest."""
+    nodes that hold all of them say the rest."""
     world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])
     name = DeploymentName("tale")
     world.saved[name] = replace(world.saved[name], phase=saved, ever_ready=False)
     world.restart()
-    assert world.state.deployments[name].ever_ready, "if a box is lost before they do, it must wait for another"
+    assert world.state.deployments[name].ever_ready, "if a node is lost before they do, it must wait for another"
     if saved is Phase.LOADING:
         for index, node in enumerate(world.nodes.values()):
             world.connect(node)
@@ -546,7 +546,7 @@ def test_a_coordinator_whose_disk_lacks_a_deployment_leaves_its_stages_alone(
     ]
 
 
-def test_what_was_deleted_while_a_box_was_away_is_released_by_the_next_coordinator(
+def test_what_was_deleted_while_a_node_was_away_is_released_by_the_next_coordinator(
     make_manifest: Any, make_registration: Any
 ) -> None:
     world = run(World(make_manifest(), make_registration), [*(("connect", i) for i in range(3)), ("deploy", 0)])

@@ -39,7 +39,7 @@ def told(before: State, after: State) -> list[tuple[str, str]]:
     return [(item.name, item.what) for item in news(before, after)]
 
 
-def test_a_box_comes_goes_and_is_removed(make_registration: Callable[..., Registration]) -> None:
+def test_a_node_comes_goes_and_is_removed(make_registration: Callable[..., Registration]) -> None:
     registration = replace(make_registration("a"), starting=True)
     empty = State(instance="test")
     registered = apply(empty, NodeRegistered(registration, now=1.0))
@@ -84,7 +84,7 @@ def test_it_is_told_when_nothing_is_left_to_measure(
     serving = replace(
         with_links, nodes={**with_links.nodes, second: replace(with_links.nodes[second], stages=(STAGE,))}
     )
-    assert told(with_one, serving) == [("b", "measured")], "a box that serves is not measured"
+    assert told(with_one, serving) == [("b", "measured")], "a node that serves is not measured"
 
 
 def record(layers: str = "a", phase: DeploymentPhase = DeploymentPhase.LOADING, **changes: Any) -> DeploymentRecord:
@@ -99,7 +99,7 @@ def of(record: DeploymentRecord | None) -> State:
     return State(instance="test", deployments={} if record is None else {TALE: record})
 
 
-AWAY = UnavailableError("box a is away")
+AWAY = UnavailableError("node a is away")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ AWAY = UnavailableError("box a is away")
         (record(), record(), []),
         (record(), record(phase=DeploymentPhase.READY), ["ready"]),
         (record(phase=DeploymentPhase.READY), record(phase=DeploymentPhase.WAITING, failure=AWAY), ["waiting"]),
-        (record(failure=AWAY), record(failure=UnavailableError("box b is away")), ["loading"]),
+        (record(failure=AWAY), record(failure=UnavailableError("node b is away")), ["loading"]),
         (record("a"), record("b", epoch=Epoch(2)), ["moved"]),
         (record(), record(phase=DeploymentPhase.DELETING), ["deleting"]),
         (record(phase=DeploymentPhase.DELETING), None, ["deleted"]),
@@ -127,7 +127,7 @@ def test_what_is_said_of_a_deployment() -> None:
     (ready,) = news(of(record()), of(record(phase=DeploymentPhase.READY)))
     assert ready == SiteNews(Subject.DEPLOYMENT, "tale", "ready", "epoch 1, a=0:12")
     (waiting,) = news(of(record()), of(record(phase=DeploymentPhase.WAITING, failure=AWAY)))
-    assert (waiting.detail, waiting.warning) == ("box a is away", True)
+    assert (waiting.detail, waiting.warning) == ("node a is away", True)
     (moved,) = news(of(record("a")), of(record("b")))
     assert moved.detail == "from a=0:12 to b=0:12"
 

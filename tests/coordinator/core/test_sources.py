@@ -22,12 +22,12 @@ SPEC = parse_spec({"name": "tale", "model": "tiny"})
 FACTS = DeviceFacts("cpu", "", 2, 1 << 30, 1 << 30, False, "test")
 
 
-def box(name: str, free: int = 1 << 30, connected: bool = True) -> Candidate:
+def node(name: str, free: int = 1 << 30, connected: bool = True) -> Candidate:
     return Candidate(NodeId(f"id-{name}"), NodeName(name), f"{name}:1", free, connected, FACTS)
 
 
 class Planner:
-    """Places everything on the source; `seconds` of a request by box, None without figures, absent where none fits."""
+    """Places everything on the source; `seconds` of a request by node, None without figures, absent where none fits."""
 
     def __init__(self, **seconds: float | None) -> None:
         self.seconds = seconds
@@ -43,45 +43,45 @@ class Planner:
         return Placement((stage,), 16, 1, 1, 1, predicted=figures)
 
 
-def chosen(planner: Planner, *boxes: Candidate, **spec: Any) -> str:
-    return str(place_from_any(SPEC.model_copy(update=spec), boxes, planner.place).stages[0].node_name)
+def chosen(planner: Planner, *nodes: Candidate, **spec: Any) -> str:
+    return str(place_from_any(SPEC.model_copy(update=spec), nodes, planner.place).stages[0].node_name)
 
 
 def test_the_best_figures_win() -> None:
-    assert chosen(Planner(a=3.0, b=1.0, c=2.0), box("a"), box("b"), box("c")) == "b"
-    note = place_from_any(SPEC, [box("a"), box("b")], Planner(a=3.0, b=1.0).place).note
-    assert note == "Source: b, the best of the 2 boxes that could be it."
+    assert chosen(Planner(a=3.0, b=1.0, c=2.0), node("a"), node("b"), node("c")) == "b"
+    note = place_from_any(SPEC, [node("a"), node("b")], Planner(a=3.0, b=1.0).place).note
+    assert note == "Source: b, the best of the 2 nodes that could be it."
 
 
 def test_figures_come_before_memory_and_memory_before_names() -> None:
-    assert chosen(Planner(a=None, b=9.0), box("a", 2 << 30), box("b")) == "b"
-    assert chosen(Planner(a=None, b=None), box("a"), box("b", 2 << 30)) == "b"
-    assert chosen(Planner(a=None, b=None), box("b"), box("a")) == "a"
+    assert chosen(Planner(a=None, b=9.0), node("a", 2 << 30), node("b")) == "b"
+    assert chosen(Planner(a=None, b=None), node("a"), node("b", 2 << 30)) == "b"
+    assert chosen(Planner(a=None, b=None), node("b"), node("a")) == "a"
 
 
-def test_boxes_that_cannot_be_are_not_asked() -> None:
+def test_nodes_that_cannot_be_are_not_asked() -> None:
     planner = Planner(a=1.0, b=2.0, c=3.0)
-    away, starting = box("b", connected=False), replace(box("d"), starting=True)
-    assert chosen(planner, box("a"), away, starting, box("c"), exclude=("a",)) == "c"
+    away, starting = node("b", connected=False), replace(node("d"), starting=True)
+    assert chosen(planner, node("a"), away, starting, node("c"), exclude=("a",)) == "c"
     assert planner.asked == ["c"]
 
 
-def test_without_any_placement_the_first_boxs_reason_is_told() -> None:
+def test_without_any_placement_the_first_nodes_reason_is_told() -> None:
     with pytest.raises(ResourceExhaustedError, match="b is full"):
-        chosen(Planner(), box("a"), box("b", 2 << 30))
-    with pytest.raises(UnavailableError, match="no box is connected") as caught:
-        chosen(Planner(), box("a", connected=False))
+        chosen(Planner(), node("a"), node("b", 2 << 30))
+    with pytest.raises(UnavailableError, match="no node is connected") as caught:
+        chosen(Planner(), node("a", connected=False))
     assert (caught.value.field, caught.value.reason) == ("source", "NO_NODE")
 
 
 def test_no_more_plans_than_are_bearable() -> None:
     planner = Planner(**{f"n{number}": 1.0 for number in range(40)})
-    chosen(planner, *(box(f"n{number}") for number in range(40)))
+    chosen(planner, *(node(f"n{number}") for number in range(40)))
     assert len(planner.asked) == 8
 
 
 def test_what_is_recorded_names_the_source() -> None:
-    placement = place_from_any(SPEC, [box("a")], Planner(a=1.0).place)
+    placement = place_from_any(SPEC, [node("a")], Planner(a=1.0).place)
     assert with_source(SPEC, placement).source == "a"
     assert with_source(SPEC.model_copy(update={"source": "z"}), placement).source == "z"
 
@@ -90,11 +90,11 @@ def test_what_is_recorded_names_the_source() -> None:
     ("seconds", "source"),
     [((1.0, 1.0), "b"), ((1.0, 1.04), "b"), ((1.0, 1.06), "a"), ((1.04, 1.0), "b"), ((1.0, None), "a")],
 )
-def test_the_box_that_holds_the_model_is_the_source_where_that_is_nearly_as_good(
+def test_the_node_that_holds_the_model_is_the_source_where_that_is_nearly_as_good(
     seconds: tuple[float, float | None], source: str
 ) -> None:
-    holder = replace(box("b"), held=Held(frozenset(range(12)), embedding=True, head=True))
+    holder = replace(node("b"), held=Held(frozenset(range(12)), embedding=True, head=True))
     planner = Planner(a=seconds[0], b=seconds[1])
-    assert chosen(planner, box("a"), holder) == source
-    note = place_from_any(SPEC, [box("a"), holder], planner.place).note
+    assert chosen(planner, node("a"), holder) == source
+    note = place_from_any(SPEC, [node("a"), holder], planner.place).note
     assert ("has less to fetch and pack than that of a" in note) == (source == "b" and seconds != (1.04, 1.0))

@@ -1,4 +1,4 @@
-"""Boxes that keep weights of others' layers: which, for what, and what is told to them."""
+"""Nodes that keep weights of others' layers: which, for what, and what is told to them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def spec_of(*standbys: str) -> DeploymentSpec:
     return parse_spec({"name": NAME, "model": "tiny", "source": "a", "standby": standbys})
 
 
-class Boxes:
-    """A placement of a model of four layers on a, b and c, and what its boxes have free."""
+class Nodes:
+    """A placement of a model of four layers on a, b and c, and what its nodes have free."""
 
     def __init__(self, manifest: Any, facts: Any, **free_mib: float) -> None:
         self.manifest = manifest
@@ -62,33 +62,33 @@ class Boxes:
 
 
 @pytest.fixture
-def boxes(make_manifest: Any, make_registration: Any) -> Any:
-    return lambda **free: Boxes(make_manifest(4), make_registration("a").facts, **free)
+def nodes(make_manifest: Any, make_registration: Any) -> Any:
+    return lambda **free: Nodes(make_manifest(4), make_registration("a").facts, **free)
 
 
-def test_one_spare_box_with_room_stands_by_for_all(boxes: Any) -> None:
-    assert boxes(a=500, b=500, c=500, d=400).choose("auto") == {"d": "0:4"}
+def test_one_spare_node_with_room_stands_by_for_all(nodes: Any) -> None:
+    assert nodes(a=500, b=500, c=500, d=400).choose("auto") == {"d": "0:4"}
 
 
-def test_without_a_spare_box_neighbours_stand_by_for_each_other(boxes: Any) -> None:
-    chosen = boxes(a=600, b=500, c=400).choose("auto")
+def test_without_a_spare_node_neighbours_stand_by_for_each_other(nodes: Any) -> None:
+    chosen = nodes(a=600, b=500, c=400).choose("auto")
     assert chosen == {"a": "2:3", "b": "0:2"} or chosen == {"a": "2:3", "b": "3:4"}
 
 
-def test_named_boxes_alone_are_chosen_in_their_order(boxes: Any) -> None:
-    site = boxes(a=500, b=500, c=500, d=400, e=400)
+def test_named_nodes_alone_are_chosen_in_their_order(nodes: Any) -> None:
+    site = nodes(a=500, b=500, c=500, d=400, e=400)
     assert site.choose("e") == {"e": "0:4"}
-    assert site.choose("e", "d") == {"e": "0:4", "d": "0:4"}, "two boxes may be lost"
+    assert site.choose("e", "d") == {"e": "0:4", "d": "0:4"}, "two nodes may be lost"
 
 
-def test_what_stands_by_goes_on_standing_by(boxes: Any) -> None:
-    site = boxes(a=100, b=100, c=100, d=300, e=400)
+def test_what_stands_by_goes_on_standing_by(nodes: Any) -> None:
+    site = nodes(a=100, b=100, c=100, d=300, e=400)
     assert site.choose("auto") == {"e": "0:4"}
     assert site.choose("auto", former=("d",)) == {"d": "0:4"}
 
 
-def test_a_box_without_room_does_not(boxes: Any) -> None:
-    assert boxes(a=0, b=0, c=0, d=0).choose("auto") == {}
+def test_a_node_without_room_does_not(nodes: Any) -> None:
+    assert nodes(a=0, b=0, c=0, d=0).choose("auto") == {}
 
 
 def test_auto_is_given_alone() -> None:
@@ -97,13 +97,13 @@ def test_auto_is_given_alone() -> None:
     assert parse_spec({"name": NAME, "model": "tiny", "source": "a", "standby": "c, d"}).standby == ("c", "d")
 
 
-def test_only_what_is_neither_held_nor_warm_is_cold(boxes: Any) -> None:
-    site = boxes(a=1, b=1, c=1, d=1)
+def test_only_what_is_neither_held_nor_warm_is_cold(nodes: Any) -> None:
+    site = nodes(a=1, b=1, c=1, d=1)
     former = site.placement
     taken = replace(former.stages[2], node_id=node("d"), node_name=NodeName("d"))
     moved = replace(former, stages=(*former.stages[:2], taken))
     assert [(stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, site.candidates)] == [("d", {3})]
-    warm = [replace(box, warm=LayerRange(0, 4)) if box.name == "d" else box for box in site.candidates]
+    warm = [replace(node, warm=LayerRange(0, 4)) if node.name == "d" else node for node in site.candidates]
     assert [(stage.node_name, set(cold)) for stage, cold in cold_layers(moved, former, warm)] == [("d", set())]
     grown = replace(former.stages[1], layers=LayerRange(2, 4))
     merged = replace(former, stages=(former.stages[0], grown))
@@ -134,7 +134,7 @@ class StandbySite(Site):
                 validate_state(self.state)
 
     def warm_of_d(self, deployment: DeploymentName | None) -> LayerRange | None:
-        return next(box.warm for box in self.state.candidates(deployment) if box.name == "d")
+        return next(node.warm for node in self.state.candidates(deployment) if node.name == "d")
 
     def plan(self, **chosen: LayerRange) -> None:
         choices = tuple(StandbyChoice(node(n), NodeName(n), layers, 100) for n, layers in chosen.items())
@@ -163,7 +163,7 @@ def site(make_registration: Any) -> StandbySite:
     return site
 
 
-def test_a_choice_is_made_once_for_a_state_of_the_boxes(site: StandbySite) -> None:
+def test_a_choice_is_made_once_for_a_state_of_the_nodes(site: StandbySite) -> None:
     site.run(0.2)
     assert [action for action in site.actions if isinstance(action, PlanStandby)] == [
         PlanStandby(NAME, "u1", site.state.version)
@@ -179,7 +179,7 @@ def test_a_choice_is_made_once_for_a_state_of_the_boxes(site: StandbySite) -> No
     assert site.commands() == []
 
 
-def test_a_box_is_warm_once_it_has_answered(site: StandbySite) -> None:
+def test_a_node_is_warm_once_it_has_answered(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
     assert site.warm_of_d(NAME) is None
     site.answer()
@@ -187,7 +187,7 @@ def test_a_box_is_warm_once_it_has_answered(site: StandbySite) -> None:
     assert site.warm_of_d(None) is None, "only for its own deployment"
 
 
-def test_a_box_that_restarted_is_asked_again(site: StandbySite) -> None:
+def test_a_node_that_restarted_is_asked_again(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
     site.answer()
     site.commands()
@@ -199,7 +199,7 @@ def test_a_box_that_restarted_is_asked_again(site: StandbySite) -> None:
     assert site.warm_of_d(NAME) == LayerRange(0, 12)
 
 
-def test_a_box_that_failed_is_not_asked_again_over_the_same_connection(site: StandbySite) -> None:
+def test_a_node_that_failed_is_not_asked_again_over_the_same_connection(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
     site.commands()
     site.answer(ResourceExhaustedError("no memory", field="node"))
@@ -209,7 +209,7 @@ def test_a_box_that_failed_is_not_asked_again_over_the_same_connection(site: Sta
     assert site.commands() == [(node("d"), LayerRange(0, 12))]
 
 
-def test_a_box_that_stands_by_no_more_lets_go(site: StandbySite) -> None:
+def test_a_node_that_stands_by_no_more_lets_go(site: StandbySite) -> None:
     site.plan(d=LayerRange(0, 12))
     site.answer()
     site.commands()
@@ -218,7 +218,7 @@ def test_a_box_that_stands_by_no_more_lets_go(site: StandbySite) -> None:
     assert site.commands() == [(node("d"), None)]
 
 
-def test_what_a_box_keeps_from_before_a_restart_is_dropped_unless_it_is_chosen(site: StandbySite) -> None:
+def test_what_a_node_keeps_from_before_a_restart_is_dropped_unless_it_is_chosen(site: StandbySite) -> None:
     kept = StageStatus(NAME, Epoch(3), 0, LayerRange(0, 4), StagePhase.STANDBY)
     site.beat("d", kept)
     assert not [action for action in site.actions if "Release" in type(action).__name__]

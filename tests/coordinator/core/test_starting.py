@@ -1,4 +1,4 @@
-"""Boxes that have joined and still import what computes: known, shown, and left out until they say that they can."""
+"""Nodes that have joined and still import what computes: known, shown, and left out until they say that they can."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ QUIET = 100.0
 
 
 class Desk:
-    """Boxes that join and start, one event at a time; what must always hold is checked after each."""
+    """Nodes that join and start, one event at a time; what must always hold is checked after each."""
 
     def __init__(self, make_registration: Any) -> None:
         self.make = make_registration
@@ -91,7 +91,7 @@ def record_of(desk: Desk, manifest: ModelManifest, **changes: Any) -> Deployment
     return DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(1))
 
 
-def test_a_box_joins_then_starts_and_says_so_in_plain_words(desk: Desk) -> None:
+def test_a_node_joins_then_starts_and_says_so_in_plain_words(desk: Desk) -> None:
     desk.join("a")
     assert node_status(desk.node("a")) == "starting" and not desk.node("a").placeable
     assert "nothing is placed on it yet" in node_fields(desk.node("a"))["Status"]
@@ -108,7 +108,7 @@ def test_the_report_may_come_before_the_stream(desk: Desk) -> None:
     assert desk.node("a").placeable
 
 
-def test_a_box_that_dies_between_its_reports_is_away_and_starts_anew(desk: Desk) -> None:
+def test_a_node_that_dies_between_its_reports_is_away_and_starts_anew(desk: Desk) -> None:
     desk.join("a")
     desk.die("a")
     assert node_status(desk.node("a")) == "away"
@@ -117,7 +117,7 @@ def test_a_box_that_dies_between_its_reports_is_away_and_starts_anew(desk: Desk)
     assert node_status(desk.node("a")) == "starting"
 
 
-def test_a_late_first_report_does_not_take_a_started_box_back(desk: Desk, make_facts: Any) -> None:
+def test_a_late_first_report_does_not_take_a_started_node_back(desk: Desk, make_facts: Any) -> None:
     desk.join("a", starting=False)
     desk.register("a", facts=make_facts(7))
     assert desk.node("a").placeable and desk.node("a").facts != make_facts(7)
@@ -125,7 +125,7 @@ def test_a_late_first_report_does_not_take_a_started_box_back(desk: Desk, make_f
 
 def test_facts_while_it_starts_are_those_of_the_last_run(desk: Desk, make_facts: Any) -> None:
     """What is incomplete must not drop the times that were measured."""
-    full, other = make_facts(), replace(make_facts(), model="another box")
+    full, other = make_facts(), replace(make_facts(), model="another node")
     blank = replace(full, model="", memory_total_bytes=0, memory_budget_bytes=0)
     desk.join("a", facts=blank)
     assert desk.node("a").facts == blank
@@ -140,7 +140,7 @@ def test_facts_while_it_starts_are_those_of_the_last_run(desk: Desk, make_facts:
 
 
 def test_a_placement_of_before_the_start_is_refused(desk: Desk, manifest: ModelManifest) -> None:
-    """It left the box out, and is not the best any more."""
+    """It left the node out, and is not the best any more."""
     desk.join("a", starting=False)
     desk.join("b")
     record, version = record_of(desk, manifest), desk.state.version
@@ -149,7 +149,7 @@ def test_a_placement_of_before_the_start_is_refused(desk: Desk, manifest: ModelM
         desk.feed(DeployRequested(record, version, ServedOperation(OperationId("op"), "f", b""), desk.now))
 
 
-def test_a_starting_box_is_left_out_and_the_note_says_so(desk: Desk, manifest: ModelManifest) -> None:
+def test_a_starting_node_is_left_out_and_the_note_says_so(desk: Desk, manifest: ModelManifest) -> None:
     desk.join("a", starting=False)
     desk.join("b")
     placement = record_of(desk, manifest).placement
@@ -164,7 +164,7 @@ def test_a_starting_box_is_left_out_and_the_note_says_so(desk: Desk, manifest: M
 @pytest.mark.parametrize(
     ("changes", "field"), [({"source": "b"}, "source"), ({"layers": "a=0:6,b=6:12"}, "layers")], ids=str
 )
-def test_a_starting_box_that_is_named_is_a_typed_error(
+def test_a_starting_node_that_is_named_is_a_typed_error(
     desk: Desk, manifest: ModelManifest, changes: dict[str, Any], field: str
 ) -> None:
     desk.join("a", starting=False)
@@ -183,12 +183,12 @@ def test_a_shortage_says_who_is_still_starting(desk: Desk, manifest: ModelManife
 
 
 def beat(name: str, incarnation: str, now: float) -> Event:
-    """A box that holds nothing says so."""
+    """A node that holds nothing says so."""
     return HeartbeatsReceived((Heartbeat(NodeId(f"id-{name}"), incarnation, (), 0),), now)
 
 
-def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, manifest: ModelManifest) -> None:
-    """After a restart of the coordinator, with a record that an older one saved: boxes come back, and import anew."""
+def test_a_waiting_deployment_waits_until_its_nodes_have_started(desk: Desk, manifest: ModelManifest) -> None:
+    """After a restart of the coordinator, with a record that an older one saved: nodes come back, and import anew."""
     desk.join("a", starting=False)
     desk.join("b", starting=False)
     record = restored_record(new_record(desk.state, record_of(desk, manifest)))
@@ -206,7 +206,7 @@ def test_a_waiting_deployment_waits_until_its_boxes_have_started(desk: Desk, man
     assert desk.state.deployments[TALE].phase is Phase.LOADING
 
 
-def test_a_box_that_restarts_breaks_its_deployment_once(desk: Desk, manifest: ModelManifest) -> None:
+def test_a_node_that_restarts_breaks_its_deployment_once(desk: Desk, manifest: ModelManifest) -> None:
     desk.join("a", starting=False)
     record = replace(new_record(desk.state, record_of(desk, manifest)), ever_ready=True)
     desk.state = replace(desk.state, deployments={TALE: record})
@@ -219,7 +219,7 @@ def test_a_box_that_restarts_breaks_its_deployment_once(desk: Desk, manifest: Mo
     assert (again.phase, again.epoch) == (Phase.LOADING, record.epoch + 1)
 
 
-def test_nothing_is_measured_of_a_starting_box_nor_of_a_link_to_it(desk: Desk) -> None:
+def test_nothing_is_measured_of_a_starting_node_nor_of_a_link_to_it(desk: Desk) -> None:
     desk.join("a", starting=False)
     desk.join("b")
     desk.feed(Ticked(desk.now + QUIET))
@@ -239,7 +239,7 @@ def test_nothing_is_measured_of_a_starting_box_nor_of_a_link_to_it(desk: Desk) -
     assert desk.state.jobs
 
 
-def test_with_starting_boxes_alone_there_is_none_to_measure(desk: Desk) -> None:
+def test_with_starting_nodes_alone_there_is_none_to_measure(desk: Desk) -> None:
     desk.join("a")
     with pytest.raises(UnavailableError) as refusal:
         chosen_nodes(desk.state, [])
@@ -257,7 +257,7 @@ def test_measurements_outlive_a_start(desk: Desk) -> None:
     assert desk.state.measured[NodeId("id-a")].links
 
 
-def test_no_command_but_a_release_goes_to_a_starting_box(desk: Desk, manifest: ModelManifest) -> None:
+def test_no_command_but_a_release_goes_to_a_starting_node(desk: Desk, manifest: ModelManifest) -> None:
     desk.join("a", starting=False)
     record = replace(new_record(desk.state, record_of(desk, manifest)), phase=Phase.DELETING)
     desk.state = replace(desk.state, deployments={TALE: record})

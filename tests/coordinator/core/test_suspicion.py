@@ -1,4 +1,4 @@
-"""A link under suspicion: the box that says nothing is lost, or else the link is at fault; and nobody else suffers."""
+"""A link under suspicion: the node that says nothing is lost, or else the link is at fault; and nobody else suffers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.link import LinkSuspected
 
 NAME = DeploymentName("tale")
-BOXES = ("a", "b", "c")
+NODES = ("a", "b", "c")
 TICK_S = 0.1
 TIMINGS = Timings()
 START = 1000.0
@@ -47,13 +47,13 @@ def node(name: str) -> NodeId:
 
 STAGES = tuple(
     PlacedStage(i, node(name), NodeName(name), f"{name}:7000", LayerRange(i * 4, i * 4 + 4), 1000, 1000)
-    for i, name in enumerate(BOXES)
+    for i, name in enumerate(NODES)
 )
 AB = (node("a"), node("b"))
 
 
 class Site:
-    """A ready deployment on boxes a, b and c at epoch 3. Boxes send heartbeats unless they are stopped."""
+    """A ready deployment on nodes a, b and c at epoch 3. Nodes send heartbeats unless they are stopped."""
 
     def __init__(self, make_registration: Any, phase: Phase = Phase.READY, period_s: float = 0.5) -> None:
         self.make_registration = make_registration
@@ -62,10 +62,10 @@ class Site:
         self.dropped: list[tuple[float, NodeId]] = []
         self.failures: list[tuple[float, EdgeShardError]] = []
         self.replans = 0
-        self.period_s = dict.fromkeys(BOXES, period_s)
-        self.next_s = {name: START + 0.1 * number for number, name in enumerate(BOXES)}
+        self.period_s = dict.fromkeys(NODES, period_s)
+        self.next_s = {name: START + 0.1 * number for number, name in enumerate(NODES)}
         self.connections = 0
-        for name in BOXES:
+        for name in NODES:
             self.connect(name)
         self.state = replace(self.state, deployments={NAME: self.record(phase)})
         validate_state(self.state)
@@ -105,14 +105,14 @@ class Site:
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now += TICK_S
-            for name in BOXES:
+            for name in NODES:
                 while self.next_s[name] <= self.now:
                     self.next_s[name] += self.period_s[name]
                     self.feed(HeartbeatsReceived((Heartbeat(node(name), "i1", (), 0),), self.now))
             self.feed(Ticked(self.now))
 
     def report(self, by: str = "a", recovered: bool = False, **changes: Any) -> None:
-        stage = BOXES.index(by)
+        stage = NODES.index(by)
         said = LinkSuspected(NAME, Epoch(3), stage, (stage + 1) % 3, recovered, "nothing came back for 2.0 s")
         self.feed(LinkReported(node(by), replace(said, **changes), self.now))
 
@@ -141,7 +141,7 @@ def test_a_receiver_that_stands_still_is_lost_and_nobody_else(site: Site) -> Non
     ((at, lost),) = site.dropped
     assert lost == node("b") and at - reported <= TIMINGS.suspect_wait_s + TICK_S
     ((_, failure),) = site.failures
-    assert failure.reason == "NODE_LOST" and "box b" in failure.message
+    assert failure.reason == "NODE_LOST" and "node b" in failure.message
     assert site.phase == (Phase.WAITING, 3) and not site.state.suspects and not site.state.bad_links
 
 
@@ -157,7 +157,7 @@ def test_a_sender_that_goes_silent_behind_its_report_is_lost(site: Site) -> None
     assert lost == node("a") and at - reported == pytest.approx(TIMINGS.suspect_limit_s, abs=1.5 * TICK_S)
 
 
-def test_a_link_between_boxes_that_both_answer_is_at_fault(site: Site) -> None:
+def test_a_link_between_nodes_that_both_answer_is_at_fault(site: Site) -> None:
     site.report("a")
     reported = site.now
     site.run(0.6)
@@ -166,7 +166,7 @@ def test_a_link_between_boxes_that_both_answer_is_at_fault(site: Site) -> None:
     ((at, failure),) = site.failures
     assert TIMINGS.suspect_wait_s <= at - reported <= TIMINGS.suspect_wait_s + 2 * TICK_S
     assert failure.reason == "LINK_STALLED" and failure.retry_after_s == 1.0
-    assert "from box a to box b" in failure.message and "nothing came back" in failure.message
+    assert "from node a to node b" in failure.message and "nothing came back" in failure.message
     assert not site.dropped and site.phase == (Phase.WAITING, 3) and site.replans == 1, "it is planned again at once"
     assert not site.state.suspects
     assert site.state.bad_links == {AB: pytest.approx(at + TIMINGS.bad_link_s)}
@@ -181,7 +181,7 @@ def test_a_deployment_that_never_was_ready_fails(make_registration: Any) -> None
     site.run(2.0)
     record = site.state.deployments[NAME]
     assert record.phase is Phase.FAILED and record.failure is not None
-    assert record.failure.reason == "LINK_STALLED" and "from box c to box a" in record.failure.message
+    assert record.failure.reason == "LINK_STALLED" and "from node c to node a" in record.failure.message
 
 
 @pytest.mark.parametrize("after_s", [0.1, 0.6])
@@ -215,7 +215,7 @@ def test_a_recovery_is_of_its_own_link_and_epoch(site: Site, by: str, epoch: int
         ("c", {"to_stage": 3}),
     ],
 )
-def test_what_is_said_of_another_epoch_or_of_another_boxs_link_changes_nothing(
+def test_what_is_said_of_another_epoch_or_of_another_nodes_link_changes_nothing(
     site: Site, by: str, changes: dict[str, Any]
 ) -> None:
     before = site.state
@@ -253,7 +253,7 @@ def test_a_link_is_bad_for_a_minute_behind_its_last_suspicion(make_registration:
 
 
 @pytest.mark.parametrize(("name", "kept"), [("a", False), ("b", False), ("c", True)])
-def test_a_box_that_connects_again_has_no_bad_links(site: Site, name: str, kept: bool) -> None:
+def test_a_node_that_connects_again_has_no_bad_links(site: Site, name: str, kept: bool) -> None:
     site.report("a")
     site.run(2.0)
     connection = site.state.nodes[node(name)].connection
@@ -269,7 +269,7 @@ def test_a_coordinator_that_stood_still_itself_takes_nobody_for_lost(site: Site)
     site.feed(Ticked(site.now))
     site.report("b", recovered=True)
     assert not site.dropped and site.phase == (Phase.READY, 3)
-    for name in BOXES:
+    for name in NODES:
         site.next_s[name] = site.now + 0.05
     site.run(1.0)
     assert not site.dropped and [failure.reason for _, failure in site.failures] == ["LINK_STALLED"]
@@ -287,7 +287,7 @@ def test_a_head_that_stands_still_is_lost_and_nobody_else(site: Site) -> None:
     ((at, lost),) = site.dropped
     assert lost == node("a") and at - reported <= TIMINGS.suspect_wait_s + TICK_S
     ((_, failure),) = site.failures
-    assert failure.reason == "NODE_LOST" and "box a" in failure.message
+    assert failure.reason == "NODE_LOST" and "node a" in failure.message
     assert site.phase == (Phase.WAITING, 3) and not site.state.suspects and not site.state.bad_links
 
 
@@ -326,8 +326,8 @@ def test_a_head_and_its_link_are_suspect_each_for_itself(site: Site) -> None:
 
 
 def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
-    """It is cut off from all boxes, whose streams stand: as blind as one whose boxes vanish together."""
-    for name in BOXES:
+    """It is cut off from all nodes, whose streams stand: as blind as one whose nodes vanish together."""
+    for name in NODES:
         site.stop(name)
     site.run(2.0)
     site.report_head()
@@ -345,7 +345,7 @@ def test_a_coordinator_that_hears_nobody_loses_no_head(site: Site) -> None:
     assert not site.dropped and not site.state.suspects and site.phase == (Phase.READY, 3)
 
 
-def test_boxes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(site: Site) -> None:
+def test_nodes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind(site: Site) -> None:
     """One heartbeat in 1.8 s, a little late, is none for as long as a silent head gets."""
     site.stop("a")
     for name in ("b", "c"):
@@ -359,7 +359,7 @@ def test_boxes_that_hold_nothing_speak_more_seldom_and_make_no_coordinator_blind
 
 
 def test_a_head_that_is_silent_still_when_the_lease_is_over_is_lost(site: Site) -> None:
-    for name in BOXES:
+    for name in NODES:
         site.stop(name)
     site.run(2.0)
     site.report_head()
@@ -375,7 +375,7 @@ def test_a_coordinator_that_stood_still_itself_loses_no_head(site: Site) -> None
     site.now += 30.0
     site.feed(Ticked(site.now))
     site.report_head()
-    for name in BOXES:
+    for name in NODES:
         site.next_s[name] = site.now + 4.0  # their connections take a while to come back
     site.run(6.0)
     assert not site.dropped and site.phase == (Phase.READY, 3) and not site.state.suspects
@@ -391,10 +391,10 @@ def test_a_coordinator_that_stood_still_itself_loses_no_head(site: Site) -> None
 def test_who_is_silent_is_lost_and_nobody_who_is_not(
     make_registration: Any, periods: list[float], phases: list[float], stopped: str | None, before_s: float
 ) -> None:
-    """The link from a to b is reported `before_s` after one box stopped, or none; heartbeats come when they come."""
+    """The link from a to b is reported `before_s` after one node stopped, or none; heartbeats come when they come."""
     site = Site(make_registration)
-    site.period_s = dict(zip(BOXES, periods, strict=True))
-    site.next_s = {name: START + phase for name, phase in zip(BOXES, phases, strict=True)}
+    site.period_s = dict(zip(NODES, periods, strict=True))
+    site.next_s = {name: START + phase for name, phase in zip(NODES, phases, strict=True)}
     site.run(3.0)
     if stopped is not None and stopped != "a":
         site.stop(stopped)

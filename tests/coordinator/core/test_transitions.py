@@ -53,7 +53,7 @@ STAGES = tuple(
 
 @pytest.fixture(scope="module")
 def start(make_registration: Any) -> State:
-    """Boxes a and b connected, nothing deployed."""
+    """Nodes a and b connected, nothing deployed."""
     state = State(instance="test")
     for number, name in enumerate("ab", 1):
         state = apply(state, NodeRegistered(make_registration(name), now=0.0))
@@ -106,16 +106,16 @@ def answer(state: State, kind: str, epoch: int, failure: EdgeShardError | None =
 def happen(state: State, what: str, make_registration: Any) -> State:
     late = DataLossError("tensor x is corrupt")
     events: dict[str, Event] = {
-        "box lost": NodeDisconnected(NodeId("id-b"), 2, now=1.0),
-        "older stream of a box ends": NodeDisconnected(NodeId("id-b"), 1, now=1.0),
+        "node lost": NodeDisconnected(NodeId("id-b"), 2, now=1.0),
+        "older stream of a node ends": NodeDisconnected(NodeId("id-b"), 1, now=1.0),
         "newer stream of the same process": NodeConnected(NodeId("id-b"), "i1", 7, now=1.0),
-        "box restarts": NodeRegistered(make_registration("b", incarnation="i2"), now=1.0),
+        "node restarts": NodeRegistered(make_registration("b", incarnation="i2"), now=1.0),
         "head detached": HeadDetached(NAME, 9, now=1.0),
         "older attach stream ends": HeadDetached(NAME, 8, now=1.0),
         "tick before the deadline": Ticked(now=4.9),
         "tick after the deadline": Ticked(now=61.0),
         "attached at an older epoch": HeadAttached(NodeId("id-a"), NAME, Epoch(2), 9, now=1.0),
-        "attached by another box": HeadAttached(NodeId("id-b"), NAME, Epoch(3), 9, now=1.0),
+        "attached by another node": HeadAttached(NodeId("id-b"), NAME, Epoch(3), 9, now=1.0),
     }
     if what in events:
         return apply(state, events[what])
@@ -151,7 +151,7 @@ def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, m
     assert phase(state) == (Phase.WAITING, 3)
     failed = [action for action in reconcile(state, now=1.0) if isinstance(action, EndService)]
     assert [(action.epoch, action.failure.reason) for action in failed] == [(3, "NODE_LOST")]
-    assert "box b" in failed[0].failure.message and not commands(state)
+    assert "node b" in failed[0].failure.message and not commands(state)
 
     state = apply(state, NodeRegistered(make_registration("b", incarnation="i2"), now=1.0))
     state = apply(state, NodeConnected(NodeId("id-b"), "i2", 7, now=1.0))
@@ -175,18 +175,18 @@ def test_the_example_of_an_epoch_in_architecture_is_what_happens(start: State, m
 CHANGES: dict[tuple[Phase, str], tuple[Phase, Phase]] = {
     (Phase.LOADING, "all prepared"): (Phase.ACTIVATING, Phase.ACTIVATING),
     (Phase.LOADING, "prepare failed"): (Phase.FAILED, Phase.WAITING),
-    (Phase.LOADING, "box lost"): (Phase.FAILED, Phase.WAITING),
-    (Phase.LOADING, "box restarts"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "node lost"): (Phase.FAILED, Phase.WAITING),
+    (Phase.LOADING, "node restarts"): (Phase.FAILED, Phase.WAITING),
     (Phase.LOADING, "tick after the deadline"): (Phase.FAILED, Phase.WAITING),
     (Phase.LOADING, "delete"): (Phase.DELETING, Phase.DELETING),
     (Phase.ACTIVATING, "activated and attached"): (Phase.READY, Phase.READY),
     (Phase.ACTIVATING, "activate failed"): (Phase.FAILED, Phase.WAITING),
-    (Phase.ACTIVATING, "box lost"): (Phase.FAILED, Phase.WAITING),
-    (Phase.ACTIVATING, "box restarts"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "node lost"): (Phase.FAILED, Phase.WAITING),
+    (Phase.ACTIVATING, "node restarts"): (Phase.FAILED, Phase.WAITING),
     (Phase.ACTIVATING, "tick after the deadline"): (Phase.FAILED, Phase.WAITING),
     (Phase.ACTIVATING, "delete"): (Phase.DELETING, Phase.DELETING),
-    (Phase.READY, "box lost"): (Phase.WAITING, Phase.WAITING),
-    (Phase.READY, "box restarts"): (Phase.WAITING, Phase.WAITING),
+    (Phase.READY, "node lost"): (Phase.WAITING, Phase.WAITING),
+    (Phase.READY, "node restarts"): (Phase.WAITING, Phase.WAITING),
     (Phase.READY, "head detached"): (Phase.ACTIVATING, Phase.ACTIVATING),
     (Phase.READY, "delete"): (Phase.DELETING, Phase.DELETING),
     (Phase.WAITING, "tick after the deadline"): (Phase.LOADING, Phase.LOADING),
@@ -200,14 +200,14 @@ HAPPENINGS = [
     "activated only",
     "activate failed",
     "answers of an older epoch",
-    "box lost",
-    "older stream of a box ends",
+    "node lost",
+    "older stream of a node ends",
     "newer stream of the same process",
-    "box restarts",
+    "node restarts",
     "head detached",
     "older attach stream ends",
     "attached at an older epoch",
-    "attached by another box",
+    "attached by another node",
     "tick before the deadline",
     "tick after the deadline",
     "delete",
@@ -375,7 +375,7 @@ def test_what_is_said_of_another_epoch_changes_nothing(start: State, what: str, 
 
 
 @pytest.mark.parametrize("what", ["attached", "prepared", "not prepared", "released"])
-def test_what_another_box_says_changes_nothing(start: State, what: str) -> None:
+def test_what_another_node_says_changes_nothing(start: State, what: str) -> None:
     state = apply(in_the_midst(start, HEARD_IN[what]), NodeRegistered(make_other(start), now=0.0))
     at = state.deployments[NAME]
     failure = DataLossError("x") if what == "not prepared" else None

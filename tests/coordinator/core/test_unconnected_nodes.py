@@ -1,4 +1,4 @@
-"""Boxes that register and never connect: bounded, forgotten, and in nobody's way."""
+"""Nodes that register and never connect: bounded, forgotten, and in nobody's way."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPORT = ProfileReport(B, links=(MeasuredLink(B, A, LinkProfile(1e-3, 1e8, 0.0, 
 
 @pytest.fixture
 def one(make_registration: MakeRegistration) -> State:
-    """Box a, connected."""
+    """Node a, connected."""
     state = apply(State(instance="test"), NodeRegistered(make_registration("a"), now=1.0))
     return apply(state, NodeConnected(A, "i1", 1, now=1.0))
 
@@ -42,13 +42,13 @@ def flooded(state: State, make: MakeRegistration, count: int, now: float = 2.0) 
     return state
 
 
-def test_a_flood_of_ghosts_is_bounded_and_a_real_box_comes_through(
+def test_a_flood_of_ghosts_is_bounded_and_a_real_node_comes_through(
     one: State, make_registration: MakeRegistration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unconnected_nodes, "MOST_UNCONNECTED", 20)
     state = flooded(one, make_registration, 60)
     assert len(state.nodes) == 1 + 20 and A in state.nodes, (
-        "the oldest unconnected give way, boxes that connected do not"
+        "the oldest unconnected give way, nodes that connected do not"
     )
     state = apply(state, NodeRegistered(make_registration("b"), now=3.0))
     state = flooded(state, make_registration, 15, now=3.1)
@@ -64,14 +64,14 @@ def test_a_ghost_is_forgotten_in_time_with_what_it_reported(one: State, make_reg
     assert B not in late.nodes and B not in late.measured and A in late.nodes
 
 
-def test_a_box_that_connected_once_is_kept_while_it_is_away(one: State, make_registration: MakeRegistration) -> None:
+def test_a_node_that_connected_once_is_kept_while_it_is_away(one: State, make_registration: MakeRegistration) -> None:
     away = apply(one, NodeDisconnected(A, 1, now=2.0))
     assert A in apply(away, Ticked(1000.0, 0)).nodes
     again = apply(away, NodeRegistered(make_registration("a", incarnation="i2"), now=1001.0))
     assert A in apply(again, Ticked(3000.0, 0)).nodes, "it may be needed: layers may be placed on it"
 
 
-def test_a_ghost_is_not_on_disk_and_a_box_is_once_it_connects(one: State, make_registration: MakeRegistration) -> None:
+def test_a_ghost_is_not_on_disk_and_a_node_is_once_it_connects(one: State, make_registration: MakeRegistration) -> None:
     def saves(state: State) -> set[NodeId]:
         actions = reconcile(state, 2.0)
         return {a.node.node_id for a in actions if isinstance(a, SaveNode)} | {

@@ -114,7 +114,9 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
     daily = one.step_bytes(1) * result.prediction.throughput_tps * 86_400
     assert daily_bytes(stage, result.prediction) == pytest.approx(daily)
     words = describe_streaming(result)[0]
-    assert words.startswith("box holds ") and " MB of experts and reads the others from its disk at 0.1 GB/s: " in words
+    assert (
+        words.startswith("node holds ") and " MB of experts and reads the others from its disk at 0.1 GB/s: " in words
+    )
     assert "0.0 of" not in words
     (cost,) = streaming_costs(Costs(problem), result)
     assert cost.step_s([(10, 1)]) == pytest.approx(decode_s, rel=0.05)
@@ -126,7 +128,7 @@ def test_a_plan_caches_experts_and_says_what_that_costs() -> None:
     ("inner", "wanted"), [(256, ["nothing", "caches", "stays"]), (16, ["nothing", "passes", "caches", "stays"])]
 )
 def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: list[str]) -> None:
-    """Bytes alone decide: with more and more memory the same box goes from one mode to the other."""
+    """Bytes alone decide: with more and more memory the same node goes from one mode to the other."""
     seen = []
     for memory in np.linspace(60e6, 160e6, 101):
         result = plan(mixture_problem(memory, inner), alternatives=0)
@@ -138,5 +140,5 @@ def test_where_not_two_experts_fit_layers_pass_if_they_can(inner: int, wanted: l
             kept = choose_residency(weights, one.weight_bytes - sum(weights), one.budget_bytes)
             assert kept.streamed_bytes == one.streamed_bytes
             words = describe_streaming(result)[0]
-            assert re.match(r"box holds [\d.]+ of 24 MB and streams [\d.]+ from its disk at 0.1 GB/s", words), words
+            assert re.match(r"node holds [\d.]+ of 24 MB and streams [\d.]+ from its disk at 0.1 GB/s", words), words
     assert [mode for index, mode in enumerate(seen) if not index or seen[index - 1] != mode] == wanted

@@ -1,4 +1,4 @@
-"""Boxes that stream: the plan beside every cut, both modes of every box, every load and every sweep counted out."""
+"""Nodes that stream: the plan beside every cut, both modes of every node, every load and every sweep counted out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _model(random: np.random.Generator) -> ModelSpec:
 
 def _device(random: np.random.Generator, memory: float) -> DeviceSpec:
     return DeviceSpec(
-        kind="box",
+        kind="node",
         memory_bytes=memory,
         system_bytes=0.0,
         bandwidth_bytes_per_s=10 ** random.uniform(9, 10.5),
@@ -96,13 +96,14 @@ def _problem(random: np.random.Generator) -> PlanProblem:
 
 
 def mixture_problem(memory: float, inner: int = 256) -> PlanProblem:
-    """One box with this memory, a disk of 0.1 GB/s, and a mixture of 5 layers with 8 experts, two of them a token's."""
+    """One node with this memory, a disk of 0.1 GB/s, and a mixture of 5 layers with 8 experts, two of them a
+    token's."""
     device = replace(_device(np.random.default_rng(1), memory), disk_bytes_per_s=1e8, disk_bytes=None)
     device = replace(device, bandwidth_bytes_per_s=1e10, flops=dict.fromkeys(DType, 1e11))
     model = model_from_config("small", {**_MIXTURE, "num_hidden_layers": 5, "moe_intermediate_size": inner})
     return PlanProblem(
         model,
-        Cluster((ClusterNode("box", device, "box"),), Link(1e9, 0.0), "box"),
+        Cluster((ClusterNode("node", device, "node"),), Link(1e9, 0.0), "node"),
         objective=Objective.LATENCY,
         prompt_tokens=100,
         new_tokens=20,
@@ -111,10 +112,10 @@ def mixture_problem(memory: float, inner: int = 256) -> PlanProblem:
     )
 
 
-def _cuts(boxes: int, layers: int) -> list[Cut]:
+def _cuts(nodes: int, layers: int) -> list[Cut]:
     found = []
-    for count in range(boxes):
-        for order in permutations(range(1, boxes), count):
+    for count in range(nodes):
+        for order in permutations(range(1, nodes), count):
             for ends in combinations(range(1, layers), count):
                 found.append(Cut((0, *order), (*ends, layers)))
     return found
@@ -132,14 +133,14 @@ class _Reads:
 
 
 class _Brute:
-    """Every plan, from the boxes' times alone."""
+    """Every plan, from the nodes' times alone."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self.problem, self.costs = problem, Costs(problem)
         self.weights = [block.weight_bytes(problem.dtype) for block in problem.model.blocks]
 
     def best(self) -> tuple[float, bool]:
-        """The least cost, and whether a box streams in it, layers or experts; of equals none does."""
+        """The least cost, and whether a node streams in it, layers or experts; of equals none does."""
         best, streams = inf, False
         for cut in _cuts(len(self.costs.nodes), len(self.weights)):
             for load in self._loads():

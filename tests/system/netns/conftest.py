@@ -1,4 +1,4 @@
-"""A site whose boxes are network namespaces: a coordinator, three agents and an operator, over mTLS and slow links."""
+"""A site whose nodes are network namespaces: a coordinator, three agents and an operator, over mTLS and slow links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.system.netns import namespaces as networks
 from tests.system.netns import processes
 
 AGENTS = ("a", "b", "c")
-# The stranger's box is used by one test alone, which counts the packets that leave it.
+# The stranger's node is used by one test alone, which counts the packets that leave it.
 HOSTS = ("coordinator", *AGENTS, "operator", "stranger")
 RATE = "20mbit"
 LAYERS = "a=0:1,b=1:3,c=3:4"
@@ -144,7 +144,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployment(site: Site, checkpoint: Path) -> Any:
-    """The model over the three boxes, as `edgectl deploy` reports it."""
+    """The model over the three nodes, as `edgectl deploy` reports it."""
     site.ask("model", "add", str(checkpoint), "--name", MODEL)
     limits = ("--max-context", "1024", "--max-new-tokens", "64", "--concurrency", "4")
     options = ("--model", MODEL, "--layers", LAYERS, "--dtype", "float32", *limits, "--timeout", "100")

@@ -1,4 +1,4 @@
-"""Boxes of a test site as network namespaces: each with one shaped link to a switch, itself a namespace of its own.
+"""Nodes of a test site as network namespaces: each with one shaped link to a switch, itself a namespace of its own.
 
 The machine's own namespace gets no device, no address and no route.
 """
@@ -94,7 +94,7 @@ class Network:
         port = f"to-{host}"[:15]
         # Both ends are born where they belong: the machine's own namespace never sees them.
         _run("ip", "-n", inside, "link", "add", DEVICE, "type", "veth", "peer", "name", port, "netns", switch)
-        # No IPv6 address by itself: what leaves a box is then what its processes send. A kernel without IPv6 refuses.
+        # No IPv6 address by itself: what leaves a node is then what its processes send. A kernel without IPv6 refuses.
         with contextlib.suppress(Refused):
             _run("ip", "-n", inside, "link", "set", DEVICE, "addrgenmode", "none")
         _run("ip", "-n", switch, "link", "set", port, "master", _BRIDGE, "up")

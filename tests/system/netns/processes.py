@@ -1,4 +1,4 @@
-"""The real processes of a site, each inside the namespace of its box."""
+"""The real processes of a site, each inside the namespace of its node."""
 
 from __future__ import annotations
 

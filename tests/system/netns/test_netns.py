@@ -1,4 +1,4 @@
-"""A site over mTLS and slow links, each box in a network namespace of its own: same tokens, and no strangers."""
+"""A site over mTLS and slow links, each node in a network namespace of its own: same tokens, and no strangers."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def reference(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
 
 
 def test_slow_mtls_links_give_the_unsplit_models_tokens(site: Any, deployment: Any, reference: Any) -> None:
-    """All prompts at once, from a box of its own."""
-    # Boxes measure their links by themselves once the site is quiet; what that sends is not to be counted here.
+    """All prompts at once, from a node of its own."""
+    # Nodes measure their links by themselves once the site is quiet; what that sends is not to be counted here.
     wait_until(
         lambda: not any(node["unknown_links"] for node in site.ask("get", "nodes")), 90, lambda: "links stay unknown"
     )
@@ -79,13 +79,13 @@ def test_slow_mtls_links_give_the_unsplit_models_tokens(site: Any, deployment: A
     for name in AGENTS:
         after = site.network.shaped(name)
         sent = after.sent_bytes - before[name].sent_bytes
-        # The first two boxes pass activations on; the last sends tokens only.
+        # The first two nodes pass activations on; the last sends tokens only.
         assert sent >= activations if name != "c" else 0 < sent < activations / 4, (name, sent, activations)
         if name != "c":
             assert after.delayed > before[name].delayed, f"nothing of {name} had to wait: the link is not slow"
 
 
-def test_every_box_is_known_by_its_own_address(site: Any, deployment: Any) -> None:
+def test_every_node_is_known_by_its_own_address(site: Any, deployment: Any) -> None:
     nodes = {node["name"]: node["address"] for node in site.ask("get", "nodes")}
     assert nodes == site.agents
     for name, address in nodes.items():

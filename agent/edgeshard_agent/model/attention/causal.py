@@ -1,6 +1,6 @@
 """torch's causal bias for flash attention, imported when it is needed.
 
-Its module imports torch's compiler: a second, and 80 MB that a box on the CPU's kernels never uses.
+Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
 """
 
 from __future__ import annotations

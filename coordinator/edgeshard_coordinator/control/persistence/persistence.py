@@ -114,7 +114,7 @@ class StateStore(SqliteStore):
         super().__init__(path, "the coordinator's state")
 
     async def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
-        """The state as it was saved, deployments waiting for their boxes; `now` is in monotonic seconds.
+        """The state as it was saved, deployments waiting for their nodes; `now` is in monotonic seconds.
 
         Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
         """
@@ -133,11 +133,11 @@ class StateStore(SqliteStore):
         await self._run(lambda: self._replace_node(node, body.decode()))
 
     async def forget_node(self, node_id: NodeId) -> None:
-        """Remove a box and all that was measured of it."""
+        """Remove a node and all that was measured of it."""
         await self._run(lambda: self._forget_node(node_id))
 
     async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
-        """Replace a box's measurements; `now` is in monotonic seconds."""
+        """Replace a node's measurements; `now` is in monotonic seconds."""
         await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
 
     async def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
@@ -205,7 +205,7 @@ class StateStore(SqliteStore):
         )
 
     def _next_term(self) -> Term:
-        """One more than the last, on disk before any box hears of it."""
+        """One more than the last, on disk before any node hears of it."""
         database = self._open_database
         with database:
             database.execute("BEGIN IMMEDIATE")
@@ -216,7 +216,7 @@ class StateStore(SqliteStore):
         return Term(site, number + 1)
 
     def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
-        """Those of known boxes; `offset` takes a monotonic time to the wall clock's."""
+        """Those of known nodes; `offset` takes a monotonic time to the wall clock's."""
         database = self._open_database
         profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
         links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}

@@ -46,7 +46,7 @@ def max_context(record: DeploymentRecord, models: Models) -> int:
     try:
         manifest, _ = models.get(record.manifest_digest)
     except EdgeShardError:
-        return 0  # Its manifest is damaged; the boxes still serve what they loaded.
+        return 0  # Its manifest is damaged; the nodes still serve what they loaded.
     return parse_config(manifest.config).max_context
 
 

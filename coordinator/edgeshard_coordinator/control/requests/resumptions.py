@@ -5,9 +5,9 @@ head knows it, and says when it attaches what it has and what is over; until the
 once, for the request that it had, and with no more of it than was sent.
 
 What the head does not name was never let in, unless another head was lost together with the coordinator, or not long
-before. None was lost with it where the disk has the deployment as ready, with the very epoch and box of the head that
+before. None was lost with it where the disk has the deployment as ready, with the very epoch and node of the head that
 attaches: a deployment is ready only once its head has been given all requests that run, each loss of a head is another
-epoch, and an epoch is on disk before any box prepares it. Of requests that had ended the former run alone knew where
+epoch, and an epoch is on disk before any node prepares it. Of requests that had ended the former run alone knew where
 their head was lost before it, so the head also has to have been there for as long as a client may be back. In every
 other case a request may have been another head's, and comes in where every limit lets it.
 """
@@ -100,7 +100,7 @@ class ResumptionBook:
         self.began_at = self.now()
 
     def restore(self, served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None]) -> None:
-        """The deployments that a former run had; of those that were ready on disk, the epoch and the head's box."""
+        """The deployments that a former run had; of those that were ready on disk, the epoch and the head's node."""
         self._served = served
 
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
@@ -135,7 +135,9 @@ class ResumptionBook:
             if not item.over:
                 self._held.setdefault(item.request_id, (claim, self.now()))
             elif item.digest:
-                self._remember(item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True))
+                self._remember(
+                    item.request_id, _Ended(claim, self.now(), is_charged=True, is_spent=False, is_told=True)
+                )
 
     def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
         """How one comes in that says it is back, and whether its prompt was counted.

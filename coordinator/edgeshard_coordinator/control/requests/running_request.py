@@ -25,7 +25,7 @@ characters; one that completes what many began may have any number."""
 
 
 class RunningRequest:
-    """`emitted` is what the client has or will have: it gets no other tokens, whatever box computes them.
+    """`emitted` is what the client has or will have: it gets no other tokens, whatever node computes them.
 
     A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
     One that is `resumed` says that it had a start before: its client came with the tokens it has. `deadline` is when

@@ -1,6 +1,6 @@
-"""Operators' calls to measure boxes: how far each box is, and who listens.
+"""Operators' calls to measure nodes: how far each node is, and who listens.
 
-A call outlives its caller: the boxes go on, and a repeated call with the same operation id listens again. For each box
+A call outlives its caller: the nodes go on, and a repeated call with the same operation id listens again. For each node
 a listener's unread messages are one, the newest.
 """
 
@@ -22,7 +22,7 @@ MOST_CALLS = 64
 
 @dataclass(slots=True, eq=False)
 class _Listener:
-    """`unread` are boxes of which there is news."""
+    """`unread` are nodes of which there is news."""
 
     unread: dict[NodeId, None]
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -30,7 +30,7 @@ class _Listener:
 
 @dataclass(slots=True, eq=False)
 class MeasureCall:
-    """One call, and the newest message of every box it has measured. `uid` begins the ids of its commands."""
+    """One call, and the newest message of every node it has measured. `uid` begins the ids of its commands."""
 
     uid: str
     fingerprint: str
@@ -61,14 +61,14 @@ class MeasureCalls:
     def begin(
         self, operation_id: OperationId, uid: str, fingerprint: str, nodes: Mapping[NodeId, NodeName]
     ) -> MeasureCall:
-        """Keep a call before its boxes are asked: their answers may be quick. The oldest finished calls are dropped.
+        """Keep a call before its nodes are asked: their answers may be quick. The oldest finished calls are dropped.
 
         Raises ResourceExhaustedError when too many are under way.
         """
         finished = [key for key, known in self._calls.items() if known.finished]
         if len(self._calls) - len(finished) >= MOST_CALLS:
             raise ResourceExhaustedError(
-                f"{MOST_CALLS} calls to measure boxes are under way; wait for one to end",
+                f"{MOST_CALLS} calls to measure nodes are under way; wait for one to end",
                 reason="TOO_MANY_CALLS",
                 retry_after_s=5.0,
             )
@@ -83,7 +83,8 @@ class MeasureCalls:
         self._calls.pop(operation_id, None)
 
     def progress(self, node_id: NodeId, progress: CommandProgress) -> None:
-        """A box's word on a command under way. Raises InvalidArgumentError for an operation id that is no command's."""
+        """A node's word on a command under way. Raises InvalidArgumentError for an operation id that is no
+        command's."""
         call = self._of(CommandKey.parse(progress.operation_id).uid)
         node = call.nodes.get(node_id) if call is not None else None
         if call is not None and node is not None and not node.finished:
@@ -99,7 +100,7 @@ class MeasureCalls:
             call.tell(measured.node_id, last)
 
     async def follow(self, call: MeasureCall) -> AsyncGenerator[NodeProgress, None]:
-        """The progress of each box now, then each change, until all are finished."""
+        """The progress of each node now, then each change, until all are finished."""
         listener = _Listener(dict.fromkeys(call.nodes))
         call.listeners.append(listener)
         try:

@@ -1,4 +1,4 @@
-"""What the boxes say of their machines. Nothing is decided from it, so it is kept beside the state."""
+"""What the nodes say of their machines. Nothing is decided from it, so it is kept beside the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeshard.process.machine import utc_s
 
 
 class Conditions:
-    """The newest of each box that is connected. `own` reads the coordinator's; `utc` is its wall clock, in seconds."""
+    """The newest of each node that is connected. `own` reads the coordinator's; `utc` is its wall clock, in seconds."""
 
     def __init__(self, utc: Callable[[], float] = utc_s) -> None:
         self.own: Callable[[], Condition | None] = lambda: None
@@ -20,7 +20,7 @@ class Conditions:
         self._known: dict[NodeId, tuple[int, Condition]] = {}
 
     def came(self, node_id: NodeId, connection: int, condition: Condition) -> None:
-        """A box says it now over this connection; on its way it took next to nothing."""
+        """A node says it now over this connection; on its way it took next to nothing."""
         ahead_s = condition.utc_s - self._utc() if condition.utc_s else 0.0
         self._known[node_id] = connection, replace(condition, clock_ahead_s=ahead_s)
 

@@ -57,7 +57,7 @@ log = structlog.get_logger()
 
 SAVE_RETRY_S = 1.0
 UNKNOWN_STAGES_NAMED = 10
-"""Deployments of one line of the log; a box may hold stages of thousands."""
+"""Deployments of one line of the log; a node may hold stages of thousands."""
 
 
 class ActionExecutor:
@@ -196,14 +196,14 @@ class ActionExecutor:
         try:
             await self._store.save_node(node)
         except EdgeShardError as error:
-            # The box registers again after a restart anyway; until then only its line in a listing is missing.
+            # The node registers again after a restart anyway; until then only its line in a listing is missing.
             log.error("node_not_saved", node_id=node.node_id, error=error.message)
 
     async def _save_measurements(self, node_id: NodeId, measurements: Measurements) -> None:
         try:
             await self._store.save_measurements(node_id, measurements, self._clock.now())
         except EdgeShardError as error:
-            # They are used until a restart; then the box is measured again.
+            # They are used until a restart; then the node is measured again.
             log.error("measurements_not_saved", node_id=node_id, error=error.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:

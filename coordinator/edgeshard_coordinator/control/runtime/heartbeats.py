@@ -1,4 +1,4 @@
-"""The heartbeats of all boxes, put together: from their control streams to the state in few events.
+"""The heartbeats of all nodes, put together: from their control streams to the state in few events.
 
 A message is kept as it came until its turn: reading many in a row costs a fraction of reading each when it comes, with
 cold caches.
@@ -43,7 +43,7 @@ class HeartbeatBatches:
     def flush(self) -> None:
         """Post what waits, of each stream the newest; nothing of one that has ended.
 
-        A stream that is not the box's own any more is ended, and the box registers again: the state does not know it,
+        A stream that is not the node's own any more is ended, and the node registers again: the state does not know it,
         or a registration of an earlier process of it came late and took its place.
         """
         if self._timer is not None:
@@ -61,7 +61,7 @@ class HeartbeatBatches:
             self._loop.post(HeartbeatsReceived(known, self._loop.now()))
 
     def flush_of(self, stream: ControlStream) -> None:
-        """Before anything else that the box says is posted, so that the order is the box's own."""
+        """Before anything else that the node says is posted, so that the order is the node's own."""
         if any(waiting is stream for waiting, _ in self._waiting):
             self.flush()
 
@@ -69,7 +69,7 @@ class HeartbeatBatches:
         node = self._loop.state.nodes.get(stream.node_id)
         if node is not None and (node.incarnation, node.connection) == (stream.incarnation, stream.number):
             return True
-        stream.fail(NotFoundError("node_id: this box is not registered any more; register again", field="node_id"))
+        stream.fail(NotFoundError("node_id: this node is not registered any more; register again", field="node_id"))
         return False
 
 
@@ -78,7 +78,7 @@ def whole(stream: ControlStream, message: pb.ControlRequest) -> Heartbeat:
     said = agent_message_from_wire(message)
     if isinstance(said, Heartbeat):
         if (said.node_id, said.incarnation) != (stream.node_id, stream.incarnation):
-            raise InvalidArgumentError("node_id: a heartbeat is of the box whose stream it comes on", field="node_id")
+            raise InvalidArgumentError("node_id: a heartbeat is of the node whose stream it comes on", field="node_id")
         return said
     if stream.heartbeat is None or not isinstance(said, HeartbeatChange):
         raise InvalidArgumentError("heartbeat: the first heartbeat of a stream is whole", field="heartbeat")

@@ -1,4 +1,4 @@
-"""The control streams of connected boxes."""
+"""The control streams of connected nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeshard.domain.ids import NodeId, OperationId
 
 @dataclass(slots=True, eq=False)
 class ControlStream:
-    """One box's control stream: what goes down, and the box's newest heartbeat.
+    """One node's control stream: what goes down, and the node's newest heartbeat.
 
     `outgoing` ends with None, or with the error that ends the stream; commands are few, so it needs no bound.
     """
@@ -34,7 +34,7 @@ class ControlStream:
 
 
 class ControlHub:
-    """At most one stream for each box: a newer one closes the older."""
+    """At most one stream for each node: a newer one closes the older."""
 
     def __init__(self) -> None:
         self._connections: dict[NodeId, ControlStream] = {}
@@ -63,7 +63,7 @@ class ControlHub:
             connection.outgoing.put_nowait((operation_id, command))
 
     def fail(self, node_id: NodeId, error: EdgeShardError) -> None:
-        """End a box's stream with an error, which the box gets as its status."""
+        """End a node's stream with an error, which the node gets as its status."""
         connection = self._connections.get(node_id)
         if connection is not None:
             connection.fail(error)

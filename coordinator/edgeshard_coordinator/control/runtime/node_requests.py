@@ -1,4 +1,4 @@
-"""Waiting for a box that was asked something over its control stream, beside the state."""
+"""Waiting for a node that was asked something over its control stream, beside the state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class NodeRequests:
-    """Sends a box a command over the control stream that it has now. `what` names an answer in errors."""
+    """Sends a node a command over the control stream that it has now. `what` names an answer in errors."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, limit_s: float, what: str) -> None:
         self._loop = loop
@@ -25,16 +25,16 @@ class NodeRequests:
         self._what = what
 
     def check_there(self, node: KnownNode) -> None:
-        """Raise UnavailableError for a box that is not connected, or not any more as `node` has it."""
+        """Raise UnavailableError for a node that is not connected, or not any more as `node` has it."""
         if self._is_gone(node):
-            raise UnavailableError("the box is not connected", reason="NODE_AWAY")
+            raise UnavailableError("the node is not connected", reason="NODE_AWAY")
 
     async def answer(
         self, node: KnownNode, operation_id: OperationId, command: ControlMessage, answer: asyncio.Future[AnswerT]
     ) -> AnswerT:
-        """What comes of `answer`, which whoever hears the box resolves.
+        """What comes of `answer`, which whoever hears the node resolves.
 
-        Raises UnavailableError when the box goes away, DeadlineError when it stays silent, and what `answer` raises.
+        Raises UnavailableError when the node goes away, DeadlineError when it stays silent, and what `answer` raises.
         """
         self.check_there(node)
         self._hub.send(node.node_id, node.connection, operation_id, command)
@@ -45,7 +45,7 @@ class NodeRequests:
             if answer.done():
                 return answer.result()
             if gone.done():
-                raise UnavailableError("the box went away before it answered", reason="NODE_LOST")
+                raise UnavailableError("the node went away before it answered", reason="NODE_LOST")
             raise DeadlineError(f"no {self._what} came within {self._limit_s:g} s", reason="NO_ANSWER")
         finally:
             answer.cancel()

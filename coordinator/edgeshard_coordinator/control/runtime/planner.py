@@ -52,7 +52,7 @@ class Planner:
         return await self._solver.run(placed)
 
     async def replan(self, state: State, record: DeploymentRecord) -> Replan:
-        """The placement of a deployment beside the best one for the boxes of `state`."""
+        """The placement of a deployment beside the best one for the nodes of `state`."""
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
         return await self._solver.run(
@@ -82,7 +82,7 @@ class Planner:
         )
 
     async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
-        """What the death of each of its boxes would cost. Each is planned for as if it had happened."""
+        """What the death of each of its nodes would cost. Each is planned for as if it had happened."""
         state = self._state()
         manifest, _ = self._models.get(record.manifest_digest)
         spec, placement = record.spec, record.placement
@@ -108,7 +108,7 @@ class Planner:
         return await self._solver.run(weighed)
 
     async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
-        """The boxes that are to keep weights of others' layers."""
+        """The nodes that are to keep weights of others' layers."""
         manifest, _ = self._models.get(record.manifest_digest)
         return await self._solver.run(
             lambda: tuple(
@@ -123,9 +123,9 @@ class Planner:
         )
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
-        """A placement without the boxes that are away or failed the deployment, and over no bad link.
+        """A placement without the nodes that are away or failed the deployment, and over no bad link.
 
-        One that could not move goes back to what it had, whose boxes failed it only with other layers.
+        One that could not move goes back to what it had, whose nodes failed it only with other layers.
         """
         manifest, _ = self._models.get(record.manifest_digest)
         traffic = self._traffic.of(record.name, record.model)
@@ -147,5 +147,5 @@ class Planner:
 
 
 def _candidates(state: State, record: DeploymentRecord, manifest: ModelManifest) -> tuple[Candidate, ...]:
-    """The boxes for a deployment, with its own memory counted as free, and what they hold of its model."""
+    """The nodes for a deployment, with its own memory counted as free, and what they hold of its model."""
     return with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)

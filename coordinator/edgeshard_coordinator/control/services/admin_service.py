@@ -121,7 +121,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         state = self._loop.state
         node = state.find_node(request.node)
         if node is None:
-            raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
+            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
         details = node_details(state, node, self._models, self._loop.now())
         return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
 
@@ -153,7 +153,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return site_to_wire(whole)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
-        """A caller that goes away changes nothing: boxes measure on, and what they report is kept."""
+        """A caller that goes away changes nothing: nodes measure on, and what they report is kept."""
         call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
         async with aclosing(self._calls.follow(call)) as news:
             async for progress in news:
@@ -227,7 +227,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return replace(outlook, losses=await self._planner.losses(record, traffic))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
-        """Returns once the deletion is on disk; the deployment is listed as deleting until its boxes let go."""
+        """Returns once the deletion is on disk; the deployment is listed as deleting until its nodes let go."""
         name = DeploymentName(request.name)
 
         async def work(operation: ServedOperation) -> bytes:
@@ -310,7 +310,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         raise AssertionError("unreachable")
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
-        """Weights that are stored as small integers stay so where a box runs them, which are CPUs."""
+        """Weights that are stored as small integers stay so where a node runs them, which are CPUs."""
         nodes = self._loop.state.nodes.values()
         cpus = [node.name for node in nodes if node.facts.kind == "cpu"]
         which = (EVERY_NODE,) if len(cpus) == len(nodes) else cpus

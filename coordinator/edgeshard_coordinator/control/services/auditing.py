@@ -63,7 +63,7 @@ NOTED: Mapping[str, Mutation] = {
     f"{_COORDINATOR}/Register": Mutation("name"),
     f"{_INFERENCE}/Cancel": Mutation("request_id"),
 }
-"""The servicer does where there is something to say: boxes register over and over, and clients cancel their own."""
+"""The servicer does where there is something to say: nodes register over and over, and clients cancel their own."""
 
 READS = frozenset(
     {
@@ -103,7 +103,7 @@ TRAFFIC = frozenset(
         f"{_STAGE}/Probe",
     }
 )
-"""What clients and boxes are there for."""
+"""What clients and nodes are there for."""
 
 
 class CallAudit:

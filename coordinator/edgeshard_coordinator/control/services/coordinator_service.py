@@ -69,7 +69,7 @@ log = structlog.get_logger()
 
 
 DENIALS = OperationId("denials")
-"""Boxes do not answer them."""
+"""Nodes do not answer them."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -103,7 +103,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_wire_version(request.wire_version)
         registration = registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
-        known = self._owned(context, registration.node_id)  # an id that another box has
+        known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         if known is None or (known.name, known.address) != (registration.name, registration.address):
@@ -140,8 +140,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         node_id = hello.node_id
         node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
-            # Before its stream can replace that of the real box.
-            raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
+            # Before its stream can replace that of the real node.
+            raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
         connection = self._hub.open(node_id, hello.incarnation)
         reader: asyncio.Task[None] | None = None
 
@@ -169,7 +169,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 yield message
 
     def _owned(self, context: Any, node_id: NodeId) -> KnownNode | None:
-        """The box, None for one that is not known. Raises DeniedError naming `node_id` where another box calls."""
+        """The node, None for one that is not known. Raises DeniedError naming `node_id` where another node calls."""
         node = self._loop.state.nodes.get(node_id)
         if node is not None:
             check_acts_for_itself(context, node.name, "node_id")
@@ -186,7 +186,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             why = f"has {message.ByteSize()} bytes, more than a message holds"
         except (TypeError, ValueError) as error:
             why = f"holds what no message can: {type(error).__name__}"
-        failure = InternalError(f"{type(command).__name__} for this box {why}", reason="COMMAND_NOT_SENT")
+        failure = InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
         self._answered(connection.node_id, CommandResult(operation_id, failure))
         return None
 

@@ -1,4 +1,4 @@
-"""Dumps of the coordinator and of all connected boxes, for whoever looks for a fault.
+"""Dumps of the coordinator and of all connected nodes, for whoever looks for a fault.
 
 As with traces, nothing in the state depends on them: commands go straight to the control streams, and what waits for
 their answers ends with the call that wants them.
@@ -31,11 +31,11 @@ from edgeshard_coordinator.core.values.state import KnownNode
 
 ANSWER_LIMIT_S = 10.0
 AT_ONCE = 4
-"""Boxes asked at a time: their dumps are in memory until the caller has them."""
+"""Nodes asked at a time: their dumps are in memory until the caller has them."""
 MOST_BYTES = 32 << 20
-"""Of one box's dump."""
+"""Of one node's dump."""
 _BYTES_OF_A_PART = 64
-"""Of a part without content, so that a box cannot send them without end."""
+"""Of a part without content, so that a node cannot send them without end."""
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class _Asked:
 
 
 class Dumps:
-    """`take` them; `came` and `refused` are told what boxes answer. `about` says what this process is."""
+    """`take` them; `came` and `refused` are told what nodes answer. `about` says what this process is."""
 
     def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Dumps:
         return len(self._asked)
 
     async def take(self) -> AsyncGenerator[ProcessDump, None]:
-        """The coordinator's, then one of each box it knows, by name, with a failure where a box gave none."""
+        """The coordinator's, then one of each node it knows, by name, with a failure where a node gave none."""
         nodes = sorted(self._loop.state.nodes.values(), key=lambda node: (node.name, node.node_id))
         try:
             own = ProcessDump(NodeName(""), await self._own())
@@ -77,7 +77,7 @@ class Dumps:
                 yield dump
 
     def came(self, node_id: NodeId, part: DumpPart) -> None:
-        """Take a part that a box sent, if anybody waits for it."""
+        """Take a part that a node sent, if anybody waits for it."""
         asked = self._asked.get(part.operation_id)
         if asked is None or asked.node_id != node_id or asked.answer.done():
             return
@@ -89,7 +89,7 @@ class Dumps:
             asked.answer.set_result(b"".join(asked.parts))
 
     def refused(self, node_id: NodeId, result: CommandResult) -> bool:
-        """Take the answer if it is one to a dump: a box of another version may know none."""
+        """Take the answer if it is one to a dump: a node of another version may know none."""
         asked = self._asked.get(result.operation_id)
         if asked is None or asked.node_id != node_id:
             return False

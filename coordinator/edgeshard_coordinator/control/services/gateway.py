@@ -54,13 +54,13 @@ class SiteBackend:
         try:
             return stored_model(*self._models.get(self._front.find(model).manifest_digest))
         except EdgeShardError:
-            return None  # Its manifest is damaged; the boxes still serve what they loaded.
+            return None  # Its manifest is damaged; the nodes still serve what they loaded.
 
     def added_at(self, model: str) -> float:
         try:
             return self._models.added_at(self._front.find(model).manifest_digest)
         except (EdgeShardError, OSError):
-            return 0.0  # It was deleted since; the boxes still serve what they loaded.
+            return 0.0  # It was deleted since; the nodes still serve what they loaded.
 
     async def generate(
         self, model: str, generation: Generation, identity: str

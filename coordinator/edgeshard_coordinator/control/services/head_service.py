@@ -117,7 +117,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         record = self._loop.state.deployments.get(deployment)
         if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
             raise UnavailableError(
-                f"the other boxes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
+                f"the other nodes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
                 reason="NOT_YET",
                 retry_after_s=0.2,
             )

@@ -72,7 +72,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
         node = self._loop.state.find_node(request.node)
         if node is None:
-            raise NotFoundError(f"node: there is no box {request.node[:80]!r}", field="node")
+            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
         if self._membership is None:
             await self.expel(node)
         else:
@@ -96,9 +96,9 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return self._keys
 
     async def expel(self, node: KnownNode) -> None:
-        """Forget a box, and have its agent stop. Deployments go on without it, in another epoch."""
+        """Forget a node, and have its agent stop. Deployments go on without it, in another epoch."""
         gone = DeniedError(
-            f"box {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
+            f"node {node.name} was taken out of the site; an operator lets it in again with edgectl token create",
             field="node",
             reason="REMOVED",
         )

@@ -1,6 +1,6 @@
 """What the coordinator knows, as metrics: read from state and counts at each scrape. docs/metrics.md lists them.
 
-Labels are names of boxes and deployments, which operators choose, and words from short lists.
+Labels are names of nodes and deployments, which operators choose, and words from short lists.
 """
 
 from __future__ import annotations
@@ -97,18 +97,18 @@ class CoordinatorMetrics:
             "away" if not node.connected else "starting" if node.starting else "connected" for node in nodes
         )
         yield gauge(
-            "edgeshard_nodes", "Boxes of the site, by status.", ("status",), [((s,), counts[s]) for s in _STATUSES]
+            "edgeshard_nodes", "Nodes of the site, by status.", ("status",), [((s,), counts[s]) for s in _STATUSES]
         )
         now = self._now()
         yield gauge(
             "edgeshard_node_heartbeat_age_seconds",
-            "Since a box was last heard.",
+            "Since a node was last heard.",
             ("node",),
             [((node.name,), max(0.0, now - node.heard_at)) for node in nodes if node.heard_at],
         )
         budgets = [((node.name,), float(node.facts.memory_budget_bytes)) for node in nodes]
         free = [((node.name,), float(state.free_bytes(node))) for node in nodes]
-        yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a box's memory.", ("node",), budgets)
+        yield gauge("edgeshard_node_memory_budget_bytes", "What stages may use of a node's memory.", ("node",), budgets)
         yield gauge("edgeshard_node_memory_free_bytes", "What of that is not taken.", ("node",), free)
         said = [
             (node.name, known)
@@ -117,7 +117,7 @@ class CoordinatorMetrics:
         ]
         yield gauge(
             "edgeshard_node_info",
-            "Always 1; the labels say what a box runs.",
+            "Always 1; the labels say what a node runs.",
             ("node", "version"),
             [((name, known.version), 1) for name, known in said],
         )
@@ -258,17 +258,17 @@ class CoordinatorMetrics:
 
 
 def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
-    """What boxes say of their machines."""
+    """What nodes say of their machines."""
     ends = [((name,), known.certificate_ends_s) for name, known in said if known.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
         yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(known)) for of, known in said])
     yield gauge(
-        "edgeshard_node_certificate_expiry_timestamp_seconds", "When a box's certificate ends.", ("node",), ends
+        "edgeshard_node_certificate_expiry_timestamp_seconds", "When a node's certificate ends.", ("node",), ends
     )
 
 
 def _held(state: State) -> Iterator[tuple[DeploymentRecord, NodeName, StageStatus]]:
-    """The stages of each deployment's epoch, as their boxes last said."""
+    """The stages of each deployment's epoch, as their nodes last said."""
     for record in state.deployments.values():
         for index, placed in enumerate(record.placement.stages):
             node = state.nodes.get(placed.node_id)

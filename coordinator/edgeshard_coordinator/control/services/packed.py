@@ -1,4 +1,4 @@
-"""The packed units of the boxes, for an operator who wants to see or remove them.
+"""The packed units of the nodes, for an operator who wants to see or remove them.
 
 As with dumps, nothing in the state depends on them.
 """
@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
 
 
 class Packed:
-    """`list` and `drop` ask a box; `answered` is told of every answer to a command."""
+    """`list` and `drop` ask a node; `answered` is told of every answer to a command."""
 
     def __init__(
         self, loop: StateLoop, hub: ControlHub, models: Models, answer_limit_s: float = ANSWER_LIMIT_S
@@ -46,8 +46,8 @@ class Packed:
         return len(self._asked)
 
     async def list(self, node: str) -> tuple[PackedUnit, ...]:
-        """What the box (its name or id) keeps. Raises NotFoundError, UnavailableError, DeadlineError, and what the box
-        answers."""
+        """What the node (its name or id) keeps. Raises NotFoundError, UnavailableError, DeadlineError, and what the
+        node answers."""
         return await self._ask(node, ListPacked())
 
     async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
@@ -70,7 +70,7 @@ class Packed:
     async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:
         found = self._loop.state.find_node(node)
         if found is None:
-            raise NotFoundError(f"node: there is no box {node[:80]!r}", field="node")
+            raise NotFoundError(f"node: there is no node {node[:80]!r}", field="node")
         operation_id = OperationId(f"{uuid.uuid4().hex}/packed")
         answer = asyncio.get_running_loop().create_future()
         self._asked[operation_id] = _Asked(found.node_id, answer)

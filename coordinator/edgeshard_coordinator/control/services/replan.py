@@ -22,7 +22,7 @@ from edgeshard_coordinator.core.values.measurements import Measurements
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State
 
 PLACING_ATTEMPTS = 5
-"""A placement is found again while boxes or deployments change."""
+"""A placement is found again while nodes or deployments change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class _Planned:
     plan: Replan
 
     def holds(self, now: _Planned) -> bool:
-        """Whether boxes, links, profiles and the deployment's placement are the same."""
-        boxes = (self.uid, self.candidates) == (now.uid, now.candidates)
-        return boxes and is_same(self.plan.current, now.plan.current) and _same_figures(self.measured, now.measured)
+        """Whether nodes, links, profiles and the deployment's placement are the same."""
+        nodes = (self.uid, self.candidates) == (now.uid, now.candidates)
+        return nodes and is_same(self.plan.current, now.plan.current) and _same_figures(self.measured, now.measured)
 
 
 class Replans:
@@ -107,9 +107,9 @@ def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
 
 
 def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
-    # What boxes keep packed says where a deployment moves to, not whether; a disk's figures are never twice the same.
-    boxes = tuple(replace(box, packed=(), disk=None) for box in state.candidates(record.name))
-    return _Planned(record.uid, boxes, state.measured, plan)
+    # What nodes keep packed says where a deployment moves to, not whether; a disk's figures are never twice the same.
+    nodes = tuple(replace(node, packed=(), disk=None) for node in state.candidates(record.name))
+    return _Planned(record.uid, nodes, state.measured, plan)
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:

@@ -18,14 +18,14 @@ from edgeshard_coordinator.core.values.state import KnownNode, State, node_view
 
 
 def node_views(state: State, now: float) -> tuple[Node, ...]:
-    """Every box, by name."""
+    """Every node, by name."""
     unknown = Unknown(state)
     nodes = sorted(state.nodes.values(), key=lambda node: node.name)
     return tuple(_node_view(state, node, unknown, now) for node in nodes)
 
 
 def node_details(state: State, node: KnownNode, models: Models, now: float) -> NodeDetails:
-    """A box, all its profiles, the links from and to it, and what is not known of it."""
+    """A node, all its profiles, the links from and to it, and what is not known of it."""
     unknown = Unknown(state)
     return NodeDetails(
         node=_node_view(state, node, unknown, now),
@@ -52,7 +52,7 @@ def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Mo
 
 
 def site_details(state: State, models: Models, model: str, now: float) -> Site:
-    """Every box and link, and the profiles of a model in any dtype. Raises NotFoundError for an unknown model."""
+    """Every node and link, and the profiles of a model in any dtype. Raises NotFoundError for an unknown model."""
     nodes = node_views(state, now)
     profiles: tuple[StoredProfile, ...] = ()
     config: Mapping[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Traces of a deployment's steps: asked of all its boxes at once, and gathered.
+"""Traces of a deployment's steps: asked of all its nodes at once, and gathered.
 
 The state does not depend on traces, so they bypass it: commands go straight to the control streams, and the wait for
 their answers ends with the call.
@@ -33,7 +33,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 log = structlog.get_logger()
 
 ANSWER_LIMIT_S = 15.0
-"""How long after the traced time every box must have answered."""
+"""How long after the traced time every node must have answered."""
 
 
 class _Asked(NamedTuple):
@@ -60,7 +60,7 @@ class Traces:
 
         Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, FailedPreconditionError
         for one that is not ready, AbortedError when it stops running meanwhile or a newer trace takes the place of this
-        one, DeadlineError, and what a box answers.
+        one, DeadlineError, and what a node answers.
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)
@@ -97,13 +97,13 @@ class Traces:
         if result.failure is not None:
             answer.set_exception(at_node(result.failure, stage.node_name))
         elif result.trace is None or result.trace.stage != stage.index:
-            answer.set_exception(InternalError(f"box {stage.node_name} answered without a trace of its stage"))
+            answer.set_exception(InternalError(f"node {stage.node_name} answered without a trace of its stage"))
         else:
             answer.set_result(result.trace)
         return True
 
     def _ask(self, record: DeploymentRecord, seconds: float) -> dict[OperationId, _Asked]:
-        """Command every box of a deployment that is ready, so that all of them are connected."""
+        """Command every node of a deployment that is ready, so that all of them are connected."""
         uid, future = uuid.uuid4().hex, asyncio.get_running_loop().create_future
         stages = record.placement.stages
         keys = [CommandKey(uid, record.epoch, CommandKind.TRACE, stage.index) for stage in stages]

@@ -1,4 +1,4 @@
-"""One deployment's life: what an answer changes, and the transitions that follow from the state of its boxes."""
+"""One deployment's life: what an answer changes, and the transitions that follow from the state of its nodes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from edgeshard_coordinator.core.values.state import (
 NODE_LOST = "NODE_LOST"
 LINK_STALLED = "LINK_STALLED"
 IN_VAIN = -2
-"""No version of a state: the boxes that are there are the only ones that can."""
+"""No version of a state: the nodes that are there are the only ones that can."""
 
 
 def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
-    """`record` at the start of its life, at an epoch that no box has seen for its name."""
+    """`record` at the start of its life, at an epoch that no node has seen for its name."""
     fresh, epoch = fresh_progress(record.placement), state.first_epoch(record.name)
     return replace(record, epoch=epoch, phase=Phase.LOADING, prepared=fresh, released=fresh)
 
 
 def restored_record(record: DeploymentRecord) -> DeploymentRecord:
-    """A record from disk after a restart: whatever was under way is forgotten, and its boxes are awaited."""
+    """A record from disk after a restart: whatever was under way is forgotten, and its nodes are awaited."""
     fresh = fresh_progress(record.placement)
     return DeploymentRecord(
         uid=record.uid,
@@ -53,7 +53,7 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
         phase=record.phase if record.phase in (Phase.FAILED, Phase.DELETING) else Phase.WAITING,
         adoptable=record.phase in (Phase.LOADING, Phase.ACTIVATING, Phase.READY),
         was_ready=record.phase is Phase.READY,
-        # It may have served since, though the disk did not hear of it, and then a lost box must not end it for good.
+        # It may have served since, though the disk did not hear of it, and then a lost node must not end it for good.
         ever_ready=record.ever_ready or record.phase in (Phase.LOADING, Phase.ACTIVATING),
         failure=record.failure,
         prepared=fresh,
@@ -65,7 +65,7 @@ def restored_record(record: DeploymentRecord) -> DeploymentRecord:
 
 
 def settle(state: State, now: float) -> State:
-    """Follow transitions until none applies. Each epoch is entered at most once for a given state of the boxes."""
+    """Follow transitions until none applies. Each epoch is entered at most once for a given state of the nodes."""
     settled = {name: _settle_one(state, record, now) for name, record in state.deployments.items()}
     return replace(state, deployments=settled)
 
@@ -104,7 +104,7 @@ def _step_waiting(state: State, record: DeploymentRecord, now: float) -> Deploym
         if all(_holds(node.stages, record, index) for index, node in enumerate(nodes)):
             return _adopted(record, now + state.timings.activate_timeout_s)
         return replace(record, adoptable=False) if all(node.reported for node in nodes) else record
-    # Where other boxes were looked for in vain, the same ones try, over the same links.
+    # Where other nodes were looked for in vain, the same ones try, over the same links.
     elsewhere = wants_replan(state, record) and record.planned_for != IN_VAIN
     if now < record.not_before or elsewhere:
         return record
@@ -120,7 +120,7 @@ def _holds(stages: tuple[StageStatus, ...], record: DeploymentRecord, index: int
 
 
 def _adopted(record: DeploymentRecord, deadline: float) -> DeploymentRecord:
-    """Go on with the epoch that the boxes hold: nothing is prepared again, and the head, which may be at work, is
+    """Go on with the epoch that the nodes hold: nothing is prepared again, and the head, which may be at work, is
     activated once more. So it may have served already."""
     prepared = tuple(replace(progress, done=True) for progress in record.prepared)
     adopted = replace(record, adoptable=False, prepared=prepared, ever_ready=True)
@@ -139,7 +139,7 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
     late = [placed for placed, progress in pairs if not progress.done]
     names = ", ".join(placed.node_name for placed in late)
     failure = DeadlineError(
-        f"box {names} made no progress with loading deployment {record.name} for {state.timings.load_timeout_s:g} s",
+        f"node {names} made no progress with loading deployment {record.name} for {state.timings.load_timeout_s:g} s",
         field="node",
         reason="LOADING_TIMEOUT",
     )
@@ -148,7 +148,7 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """What boxes say to have fetched and filled, and one for each stage that is prepared: other with any progress."""
+    """What nodes say to have fetched and filled, and one for each stage that is prepared: other with any progress."""
     held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
     own = [stage for stage in held if (stage.deployment, stage.epoch) == (record.name, record.epoch)]
     filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
@@ -156,7 +156,7 @@ def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
 
 
 def wants_replan(state: State, record: DeploymentRecord) -> bool:
-    """Whether a waiting deployment is to go on without the boxes that are lost or failed it."""
+    """Whether a waiting deployment is to go on without the nodes that are lost or failed it."""
     if any(stage.node_id in state.awaited for stage in record.placement.stages):
         return False
     # One that could not move goes back.
@@ -182,7 +182,7 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     failure = record.failure
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
-    lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a box went away"
+    lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a node went away"
     why = UnavailableError(
         f"{lost}; it cannot go on without: {event.found.message}",
         field="node",
@@ -196,10 +196,10 @@ def _step_activating(state: State, record: DeploymentRecord, now: float) -> Depl
     if record.activated.done and record.attachment:
         well = replace(record, failure=None, failed_attempts=0, deadline=None, avoided=frozenset(), former=None)
         return _moved(replace(well, ever_ready=True), Trigger.HEAD_READY)
-    # While boxes are awaited their heads are away like them.
+    # While nodes are awaited their heads are away like them.
     if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
         late = DeadlineError(
-            f"deployment {record.name}: box {record.head.node_name} did not open the pipeline in time",
+            f"deployment {record.name}: node {record.head.node_name} did not open the pipeline in time",
             field="source",
             reason="ACTIVATION_TIMEOUT",
         )
@@ -217,7 +217,7 @@ def _moved(record: DeploymentRecord, trigger: Trigger) -> DeploymentRecord:
 
 
 def _load_again(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
-    """The next epoch, at the addresses its boxes have now."""
+    """The next epoch, at the addresses its nodes have now."""
     placed = tuple(replace(s, address=state.nodes[s.node_id].address) for s in record.placement.stages)
     here = replace(record, placement=replace(record.placement, stages=placed))
     return _load(state, here, Trigger.NODES_BACK, now)
@@ -254,7 +254,7 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
     """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     delay = 0.0
-    # Another box that is lost is no reason to wait: it is the first time for what comes then.
+    # Another node that is lost is no reason to wait: it is the first time for what comes then.
     if record.phase is not Phase.READY and failure.reason not in (NODE_LOST, LINK_STALLED):
         first, limit = state.timings.retry_first_s, state.timings.retry_limit_s
         delay = min(limit, first * 2.0 ** min(record.failed_attempts, 16))
@@ -316,7 +316,7 @@ def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     move = record.move
     assert move is not None
     why = UnavailableError(
-        f"deployment {record.name} moves to other boxes", field="model", reason="MOVED", retry_after_s=1.0
+        f"deployment {record.name} moves to other nodes", field="model", reason="MOVED", retry_after_s=1.0
     )
     going = replace(_ended(record, why), placement=move.placement, former=record.placement, move=None)
     return replace(_begun(state, going, move.epoch, now), phase=next_phase(record.phase, Trigger.MOVE))
@@ -325,10 +325,10 @@ def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
 def answered(
     state: State, record: DeploymentRecord, key: CommandKey, failure: EdgeShardError | None, now: float
 ) -> DeploymentRecord:
-    """The record after a box answered a command of the current epoch."""
+    """The record after a node answered a command of the current epoch."""
     kind, index = key.kind, key.stage
     if kind is CommandKind.RELEASE:
-        # A release that failed is not repeated: the box refused it once and would again.
+        # A release that failed is not repeated: the node refused it once and would again.
         return replace(record, released=_done(record.released, index))
     if kind is CommandKind.PREPARE and record.phase is Phase.LOADING:
         if failure is not None:
@@ -369,7 +369,7 @@ def _ended(record: DeploymentRecord, failure: EdgeShardError) -> DeploymentRecor
 def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
     doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(record.phase, "was running")
     return UnavailableError(
-        f"box {name} went away while deployment {record.name} {doing}",
+        f"node {name} went away while deployment {record.name} {doing}",
         field="node",
         reason=NODE_LOST,
         retry_after_s=1.0,
@@ -377,9 +377,9 @@ def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
 
 
 def at_node(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
-    """What a box answered, saying which box it was."""
+    """What a node answered, saying which node it was."""
     return type(failure)(
-        f"box {name}: {failure.message}",
+        f"node {name}: {failure.message}",
         field=failure.field,
         reason=failure.reason,
         retry_after_s=failure.retry_after_s,

@@ -1,6 +1,6 @@
-"""What the death of a box would cost: who takes its layers, and how long requests would stand still. Pure.
+"""What the death of a node would cost: who takes its layers, and how long requests would stand still. Pure.
 
-The time until a loss is known and a placement is found is as measured; that for loading comes from what the same boxes
+The time until a loss is known and a placement is found is as measured; that for loading comes from what the same nodes
 took to load what they hold; that for computing again from the placement's costs, for one request of typical lengths.
 """
 
@@ -19,14 +19,14 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 DEATH_NOTICED_S = 0.05
-"""The connections of a process that died end at once. A box that falls silent is noticed after about 2.8 s."""
+"""The connections of a process that died end at once. A node that falls silent is noticed after about 2.8 s."""
 OPEN_S = 0.1
 """To link the stages of a new epoch and to attach its head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """The placement for the case that a box dies, or why there is none, and how long it took to find, in seconds."""
+    """The placement for the case that a node dies, or why there is none, and how long it took to find, in seconds."""
 
     node: NodeName
     found: Placement | EdgeShardError
@@ -50,14 +50,14 @@ def loss_of(
             continue
         rate = rates.get(stage.node_id) or min(rates.values(), default=0.0)
         if not rate:
-            return Loss(repaired.node, None, taken_by, warm, "How long boxes take to load is not known yet.")
+            return Loss(repaired.node, None, taken_by, warm, "How long nodes take to load is not known yet.")
         load_s = max(load_s, stage.parameter_bytes * len(layers) / len(stage.layers) / rate)
     pause = Pause(DEATH_NOTICED_S, repaired.plan_s, load_s, OPEN_S + rebuild_s(record.placement, typical))
     return Loss(repaired.node, pause, taken_by, warm)
 
 
 def load_rates(state: State) -> Mapping[NodeId, float]:
-    """Parameter bytes a second that each box took to fetch and load what it holds, where it holds anything."""
+    """Parameter bytes a second that each node took to fetch and load what it holds, where it holds anything."""
     rates = {}
     for node in state.nodes.values():
         timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]

@@ -1,6 +1,6 @@
-"""Which boxes keep weights of others' layers in memory, and the commands for it. Pure.
+"""Which nodes keep weights of others' layers in memory, and the commands for it. Pure.
 
-Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a box that holds the
+Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a node that holds the
 weights already has nothing to do.
 """
 
@@ -28,10 +28,10 @@ def choose(
     sizes: StageSizes,
     former: Collection[NodeId] = (),
 ) -> list[StandbyChoice]:
-    """Boxes for the stages of a placement. Their memory counts it, and no standby of it, as free.
+    """Nodes for the stages of a placement. Their memory counts it, and no standby of it, as free.
 
-    The named boxes in their order, each for as many stages as it has room for; with "auto" boxes until every stage has
-    one: spare boxes first, then the `former` ones, then those with the most room. A box with a stage of its own stands
+    The named nodes in their order, each for as many stages as it has room for; with "auto" nodes until every stage has
+    one: spare nodes first, then the `former` ones, then those with the most room. A node with a stage of its own stands
     by for one beside it: those two it could run as one.
     """
     auto = AUTO_STANDBY in spec.standby
@@ -112,7 +112,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
     for node_id, layers, reserved in wanted:
         entry = known.get((node_id, layers))
         if entry is None:
-            # Boxes remember commands by their number, and those of an earlier run of the coordinator too.
+            # Nodes remember commands by their number, and those of an earlier run of the coordinator too.
             number = (zlib.crc32(state.instance.encode()) << 20) + count
             entry = Standby(number, node_id, record.epoch, layers, reserved)
             count += 1
@@ -121,7 +121,7 @@ def planned(state: State, record: DeploymentRecord, event: StandbyPlanned) -> De
 
 
 def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
-    """Boxes that keep something for the deployment, or were told to."""
+    """Nodes that keep something for the deployment, or were told to."""
     told = [entry.node_id for entry in record.standbys if entry.layers is not None]
     say = [
         node_id
@@ -139,7 +139,7 @@ def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:
         node = state.nodes.get(entry.node_id)
         if node is None or not node.placeable or entry.epoch != record.epoch:
             continue
-        # Over a new connection also what was answered: the box may have restarted, and holds nothing then.
+        # Over a new connection also what was answered: the node may have restarted, and holds nothing then.
         if entry.sent.sent_on != node.connection:
             yield entry
 
@@ -149,7 +149,7 @@ def sent(record: DeploymentRecord, number: int, connection: int) -> DeploymentRe
 
 
 def answered(record: DeploymentRecord, number: int, *, failed: bool) -> DeploymentRecord:
-    """One that failed is not sent again over this connection; the box's log says why."""
+    """One that failed is not sent again over this connection; the node's log says why."""
     entry = next((entry for entry in record.standbys if entry.number == number), None)
     if entry is None or failed:
         return record

@@ -87,7 +87,7 @@ def _was_routine(before: State, event: Event, after: State) -> bool:
     if not isinstance(event, HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
-    # What a box says first may let an epoch be adopted.
+    # What a node says first may let an epoch be adopted.
     unbroken = before.deployments is after.deployments and before.awaited is after.awaited
     return unbroken and all(node is None or node.reported for node in nodes)
 
@@ -154,7 +154,7 @@ def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for
 
 
 def _outdates_placements(before: State, after: State) -> bool:
-    """Whether a placement still being computed from `before` may be wrong: other boxes, or other free memory on
+    """Whether a placement still being computed from `before` may be wrong: other nodes, or other free memory on
     them.
 
     New measurements do not count: the best placement of a moment ago is good enough.
@@ -207,7 +207,7 @@ def _deploy(state: State, event: DeployRequested) -> State:
 def _check_snapshot(state: State, version: int) -> None:
     if version != state.version:
         raise AbortedError(
-            "boxes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
+            "nodes or deployments changed while the placement was computed; ask again", reason="STALE_PLACEMENT"
         )
 
 
@@ -239,7 +239,7 @@ def _delete(state: State, event: DeleteRequested) -> State:
     return _with_record(state, asked)
 
 
-# Boxes' answers
+# Nodes' answers
 
 
 def _answered(state: State, event: CommandAnswered) -> State:
@@ -311,7 +311,7 @@ def _save_failed(state: State, event: SaveFailed) -> State:
     refused = tuple(RefusedOperation(operation.operation_id, event.failure) for operation in record.operations)
     state = replace(state, refused=(*state.refused, *refused)[-REFUSED_KEPT:])
     if not record.saved:
-        # Nothing of it is on disk, so no box was told of it.
+        # Nothing of it is on disk, so no node was told of it.
         return replace(state, deployments={name: r for name, r in state.deployments.items() if name != record.name})
     retry = replace(
         record,

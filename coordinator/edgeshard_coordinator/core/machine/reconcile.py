@@ -46,9 +46,9 @@ from edgeshard_coordinator.core.values.state import (
 
 
 def reconcile(state: State, now: float, rested: State | None = None) -> list[Action]:
-    """The actions due at `now` (monotonic seconds): of boxes, of deployments, of measurements.
+    """The actions due at `now` (monotonic seconds): of nodes, of deployments, of measurements.
 
-    Nothing was due in the earlier state `rested`, if there is one, so that only boxes of which something changed since
+    Nothing was due in the earlier state `rested`, if there is one, so that only nodes of which something changed since
     are looked at.
     """
     actions: list[Action] = []
@@ -104,11 +104,11 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
 
 
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
-    """The stages of deployments that are not in the state: of deleted ones that the box is to release, and of others.
+    """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
 
-    A box is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
-    disk says so, as after a delete that the box did not hear of. Otherwise it is this coordinator that lacks something,
-    such as the newest part of its disk, and the stage may be serving.
+    A node is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
+    disk says so, as after a delete that the node did not hear of. Otherwise it is this coordinator that lacks
+    something, such as the newest part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []
@@ -130,7 +130,7 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield EndService(record.name, record.ended.epoch, record.ended.failure, final)
     if record.saving < record.revision and now >= record.save_after and not record.forgetting:
         yield SaveDeployment(record)
-    # A box must never hold an epoch that a restarted coordinator could hand out again.
+    # A node must never hold an epoch that a restarted coordinator could hand out again.
     if record.phase is Phase.LOADING and record.saved_epoch == record.epoch:
         yield from _prepare(state, record)
     elif record.phase is Phase.ACTIVATING:
@@ -159,7 +159,7 @@ def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[Action]:
 
 
 def is_released(state: State, record: DeploymentRecord) -> bool:
-    """Whether no connected box still has to release a stage."""
+    """Whether no connected node still has to release a stage."""
     pairs = zip(record.placement.stages, record.released, strict=True)
     return all(progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs)
 

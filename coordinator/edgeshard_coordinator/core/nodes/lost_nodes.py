@@ -1,14 +1,14 @@
-"""When a box that is away or silent counts as lost, and when the coordinator looks for the fault in itself. Pure.
+"""When a node that is away or silent counts as lost, and when the coordinator looks for the fault in itself. Pure.
 
-A box whose control stream ends is lost at once, and one that stays silent for `Timings.heartbeat_timeout_s` too. Where
-the coordinator may be the blind one, it first waits a lease (`Timings.lease_s`) for boxes to come back:
+A node whose control stream ends is lost at once, and one that stays silent for `Timings.heartbeat_timeout_s` too. Where
+the coordinator may be the blind one, it first waits a lease (`Timings.lease_s`) for nodes to come back:
 
-* after its own start, for the boxes that it knows from the disk;
+* after its own start, for the nodes that it knows from the disk;
 * after it stood still, as ticks that came too far apart show;
-* when more than half of the connected boxes vanish together, and at least three. A box whose process has been replaced
+* when more than half of the connected nodes vanish together, and at least three. A node whose process has been replaced
   meanwhile does not count: it died.
 
-A box that is waited for is *awaited*: its deployments go on as they are. If the same process connects again, nothing
+A node that is waited for is *awaited*: its deployments go on as they are. If the same process connects again, nothing
 of them has changed; if another does, or the lease is over, they break.
 """
 
@@ -22,16 +22,16 @@ from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.values.state import KnownNode, State
 
 TOGETHER_S = 2.0
-"""Boxes that vanish within so many seconds vanish together."""
+"""Nodes that vanish within so many seconds vanish together."""
 LEAST_VANISHED = 3
-"""One or two boxes that vanish have a fault of their own, however few there are."""
+"""One or two nodes that vanish have a fault of their own, however few there are."""
 MISSED_HEARTBEATS = 2
-"""A box that has missed so many when another vanishes counts as vanishing with it: its stream's end is only noticed
+"""A node that has missed so many when another vanishes counts as vanishing with it: its stream's end is only noticed
 later."""
 
 
 def started(state: State, now: float) -> State:
-    """The coordinator begins: the boxes of the state, none of which is connected yet, are awaited."""
+    """The coordinator begins: the nodes of the state, none of which is connected yet, are awaited."""
     return _awaiting(state, state.nodes, now + state.timings.lease_s, now)
 
 
@@ -45,7 +45,7 @@ def noticed(state: State, now: float) -> State:
 
 
 def on_ticked(state: State, now: float) -> State:
-    """A tick at `now`. Where most boxes fell silent, they get a lease more, once."""
+    """A tick at `now`. Where most nodes fell silent, they get a lease more, once."""
     state = replace(state, ticked_at=now)
     if now < state.frozen_until:
         return state
@@ -60,20 +60,20 @@ def is_silent(state: State, node: KnownNode) -> bool:
 
 
 def is_evicted(state: State, node: KnownNode) -> bool:
-    """Whether the control stream of a box that is silent is to be closed now."""
+    """Whether the control stream of a node that is silent is to be closed now."""
     return is_silent(state, node) and state.ticked_at is not None and state.ticked_at >= state.frozen_until
 
 
 def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
-    """The control stream of a box, which is away in the state already, ended by itself."""
+    """The control stream of a node, which is away in the state already, ended by itself."""
     if now < state.frozen_until:
         return _awaiting(state, (node_id,), state.frozen_until, now)
     recent = {known: at for known, at in state.vanished if now - at <= TOGETHER_S} | {node_id: now}
     state = replace(state, vanished=tuple(recent.items()))
     connected = [node for node in state.nodes.values() if node.connected]
     vanished = recent.keys() | {node.node_id for node in connected if _is_overdue(node, now)}
-    boxes = recent.keys() | {node.node_id for node in connected}
-    if not too_many(len(vanished), len(boxes)):
+    nodes = recent.keys() | {node.node_id for node in connected}
+    if not too_many(len(vanished), len(nodes)):
         return state
     state = frozen(state, now)
     away = [known for known in recent if known in state.nodes and not state.nodes[known].connected]
@@ -81,7 +81,7 @@ def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
 
 
 def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
-    """The boxes are back, or another process is in their place."""
+    """The nodes are back, or another process is in their place."""
     if state.awaited.keys().isdisjoint(node_ids):
         return state
     others = {node_id: until for node_id, until in state.awaited.items() if node_id not in node_ids}
@@ -89,18 +89,18 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 
 def died(state: State, node_id: NodeId) -> State:
-    """Another process is in the place of a box: the one before ended, and nobody but itself was at fault."""
+    """Another process is in the place of a node: the one before ended, and nobody but itself was at fault."""
     vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
 
-def too_many(gone: int, boxes: int) -> bool:
-    """Whether so many of these boxes are gone or silent at once that the coordinator may be the blind one."""
-    return gone >= LEAST_VANISHED and 2 * gone > boxes
+def too_many(gone: int, nodes: int) -> bool:
+    """Whether so many of these nodes are gone or silent at once that the coordinator may be the blind one."""
+    return gone >= LEAST_VANISHED and 2 * gone > nodes
 
 
 def _is_overdue(node: KnownNode, now: float) -> bool:
-    """A box that starts is late for reasons of its own."""
+    """A node that starts is late for reasons of its own."""
     interval_s = HOLDING_INTERVAL_S if node.stages else IDLE_INTERVAL_S
     return node.placeable and now - node.heard_at > MISSED_HEARTBEATS * interval_s
 
@@ -121,7 +121,7 @@ def _heard(state: State, node_ids: Collection[NodeId], now: float) -> State:
 
 
 def frozen(state: State, now: float) -> State:
-    """From now on boxes get a lease to come back."""
+    """From now on nodes get a lease to come back."""
     return replace(state, frozen_until=max(state.frozen_until, now + state.timings.lease_s))
 
 

@@ -1,4 +1,4 @@
-"""Boxes that register, connect, say how they are and go away: what the state keeps of them."""
+"""Nodes that register, connect, say how they are and go away: what the state keeps of them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def on_registered(state: State, event: NodeRegistered) -> State:
     namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
     if any(node.connected for node in namesakes):
         raise AlreadyExistsError(
-            f"name: another box is connected as {new.name}; give this one another --name", field="name"
+            f"name: another node is connected as {new.name}; give this one another --name", field="name"
         )
     state = unconnected_nodes.without(state, {node.node_id for node in namesakes})
     state = unconnected_nodes.with_room(state, new.node_id)
     known = state.nodes.get(new.node_id)
-    # While a box starts, what it was before is nearer the truth than what it can say of itself.
+    # While a node starts, what it was before is nearer the truth than what it can say of itself.
     facts = known.facts if new.starting and known is not None else new.facts
     node = KnownNode(
         node_id=new.node_id,
@@ -85,7 +85,7 @@ def _registered_again(state: State, known: KnownNode, node: KnownNode, now: floa
 
 
 def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -> State:
-    """Drop the box's times when it is another device than before."""
+    """Drop the node's times when it is another device than before."""
     if known is None or known.node_id not in state.measured or same_device(known.facts, facts):
         return state
     return with_measurements(state, known.node_id, state.measured[known.node_id].of_new_device())
@@ -98,9 +98,9 @@ def _same_identity(old: KnownNode, new: KnownNode) -> bool:
 def on_connected(state: State, event: NodeConnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation:
-        raise NotFoundError("node_id: this box is not registered; register, then connect again", field="node_id")
+        raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
     if any(n.connected and n.name == node.name and n.node_id != node.node_id for n in state.nodes.values()):
-        raise AlreadyExistsError(f"name: another box is connected as {node.name}", field="name")
+        raise AlreadyExistsError(f"name: another node is connected as {node.name}", field="name")
     fresh = replace(
         node,
         connection=event.connection,
@@ -124,7 +124,7 @@ def on_disconnected(state: State, event: NodeDisconnected) -> State:
 
 
 def on_removed(state: State, event: NodeRemoved) -> State:
-    """The box is none of the site's any more: nothing waits for it."""
+    """The node is none of the site's any more: nothing waits for it."""
     node = state.nodes.get(event.node_id)
     if node is None:
         return state
@@ -172,7 +172,7 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
     if record is None or record.epoch != stage.epoch or not record.is_live:
         return state
     failure = UnavailableError(
-        f"stage {stage.stage} of {stage.deployment} failed on box {node.name}; the box's log says why",
+        f"stage {stage.stage} of {stage.deployment} failed on node {node.name}; the node's log says why",
         reason=stage.failure_reason or "STAGE_FAILED",
         retry_after_s=1.0,
     )
@@ -184,10 +184,10 @@ def on_measured(state: State, event: ProfileReported) -> State:
     report = event.report
     node = state.nodes.get(report.node_id)
     if node is None:
-        raise NotFoundError("node_id: this box is not registered; register first", field="node_id")
+        raise NotFoundError("node_id: this node is not registered; register first", field="node_id")
     stranger = next((link.receiver for link in report.links if link.receiver not in state.nodes), None)
     if stranger is not None:
-        raise NotFoundError(f"links: there is no box {stranger}; ask for the boxes again", field="links")
+        raise NotFoundError(f"links: there is no node {stranger}; ask for the nodes again", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
         state = with_node(state, replace(node, facts=report.facts, saved=False))

@@ -1,8 +1,8 @@
-"""What a link under suspicion means: which of its boxes is lost, or that the link itself is at fault.
+"""What a link under suspicion means: which of its nodes is lost, or that the link itself is at fault.
 
-A suspicion is remembered for an epoch that is live. Both boxes of the link are looked at: one that says nothing is
+A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at: one that says nothing is
 lost, and `reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch
-ends, and for a while the pair of boxes is kept as a bad link.
+ends, and for a while the pair of nodes is kept as a bad link.
 
 Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
 left to it to dial another request stream. None is lost while the coordinator may be the blind one
@@ -25,7 +25,7 @@ STOOD_STILL_S = 1.0
 
 
 def on_link_reported(state: State, event: LinkReported) -> State:
-    """The state with what a box says of its link to the next stage. What is not of a live epoch changes nothing."""
+    """The state with what a node says of its link to the next stage. What is not of a live epoch changes nothing."""
     told = event.suspected
     record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
     if record is None or node is None or not _is_of(record, event):
@@ -82,7 +82,7 @@ def _others(state: State, deployment: str, from_stage: int, to_stage: int) -> tu
 
 
 def _is_of(record: DeploymentRecord, event: LinkReported) -> bool:
-    """Whether it is of the live epoch, and of a link that begins at the box which reports it."""
+    """Whether it is of the live epoch, and of a link that begins at the node which reports it."""
     told, stages = event.suspected, record.placement.stages
     return (
         record.is_live
@@ -111,7 +111,7 @@ def settle(state: State, now: float) -> State:
 
 
 def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
-    """Forget the suspicion of a head whose box talks; and that of one among too many which are silent as it is."""
+    """Forget the suspicion of a head whose node talks; and that of one among too many which are silent as it is."""
     connected = [node for node in state.nodes.values() if node.connected]
     silent = [node for node in connected if node.heard_at < suspect.since - _silence_s(state, node)]
     if lost_nodes.too_many(len(silent), len(connected)):
@@ -122,7 +122,7 @@ def _of_head(state: State, suspect: SuspectLink, now: float) -> State:
 
 
 def _silence_s(state: State, node: KnownNode) -> float:
-    """A box that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
+    """A node that holds nothing speaks more seldom, and its next heartbeat may be due just behind the look at it."""
     return state.timings.suspect_silence_s + (0.0 if node.stages else IDLE_INTERVAL_S - HOLDING_INTERVAL_S)
 
 
@@ -141,7 +141,7 @@ def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) ->
         return state  # Another link of it is at fault too.
     names = [record.placement.stages[stage].node_name for stage in (suspect.from_stage, suspect.to_stage)]
     failure = UnavailableError(
-        f"the link from box {names[0]} to box {names[1]} stalled ({suspect.why}) while both boxes answer; check the "
+        f"the link from node {names[0]} to node {names[1]} stalled ({suspect.why}) while both nodes answer; check the "
         "network between them",
         field="link",
         reason=deployments.LINK_STALLED,
@@ -163,14 +163,14 @@ def _is_live(state: State, known: SuspectLink) -> bool:
 
 
 def reconnected(state: State, node_id: NodeId) -> State:
-    """The state when a box has connected: what was bad of its links is forgotten."""
+    """The state when a node has connected: what was bad of its links is forgotten."""
     if not any(node_id in pair for pair in state.bad_links):
         return state
     return replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair})
 
 
 def lost(state: State, now: float) -> frozenset[NodeId]:
-    """Boxes that are taken for lost because a link of theirs is suspect and they say nothing."""
+    """Nodes that are taken for lost because a link of theirs is suspect and they say nothing."""
     return frozenset(end for suspect in state.suspects for end in _lost_ends(state, suspect, now))
 
 

@@ -1,6 +1,6 @@
-"""How many boxes are kept, and which are forgotten: anyone who may register could fill the memory otherwise.
+"""How many nodes are kept, and which are forgotten: anyone who may register could fill the memory otherwise.
 
-A box that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
+A node that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
 placement and is not on disk, so it is forgotten without a trace. It registers again when it comes after all.
 """
 
@@ -17,21 +17,21 @@ from edgeshard_coordinator.core.values.measurements import without_nodes
 from edgeshard_coordinator.core.values.state import State
 
 MOST_UNCONNECTED = 1024
-"""Boxes of a large site may all register before the first of them connects."""
+"""Nodes of a large site may all register before the first of them connects."""
 
 
 def with_room(state: State, node_id: NodeId) -> State:
-    """Make room for a box that registers: the oldest unconnected ones give way, so that a real box is never refused for
-    them.
+    """Make room for a node that registers: the oldest unconnected ones give way, so that a real node is never refused
+    for them.
 
-    Raises ResourceExhaustedError where there are as many boxes as a site may have.
+    Raises ResourceExhaustedError where there are as many nodes as a site may have.
     """
     if node_id in state.nodes:
         return state
     unconnected = sorted((node.heard_at, node.node_id) for node in state.nodes.values() if not node.joined)
     if len(state.nodes) - len(unconnected) >= MAX_NODES:
         raise ResourceExhaustedError(
-            f"node_id: {MAX_NODES} boxes are registered, the most of a site; start a coordinator with another "
+            f"node_id: {MAX_NODES} nodes are registered, the most of a site; start a coordinator with another "
             "--state-dir if most of them are gone for good",
             field="node_id",
             reason="TOO_MANY_NODES",
@@ -49,7 +49,7 @@ def forgotten(state: State, now: float) -> State:
 
 
 def without(state: State, gone: Collection[NodeId]) -> State:
-    """The state without boxes that are not connected, and without what was measured on them."""
+    """The state without nodes that are not connected, and without what was measured on them."""
     if not gone:
         return state
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}

@@ -1,4 +1,4 @@
-"""Which box gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
+"""Which node gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
 
 `Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement
 passes `place_stages`, which checks the memory.
@@ -77,7 +77,7 @@ class Placer(Protocol):
         broken: Placement,
         lost: Lost,
     ) -> Placement:
-        """A placement to go on with where `broken` cannot: boxes that are left keep their layers and KV pool where
+        """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
         that is possible. `candidates` count the memory that it holds as free."""
         ...
 
@@ -134,7 +134,7 @@ class StageSizes:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
 
     def streaming(self, layers: LayerRange, node: NodeName, room: int) -> tuple[int, int]:
-        """The budget for weights that leaves a box's room to the rest, and the bytes of layers, or of experts, that do
+        """The budget for weights that leaves a node's room to the rest, and the bytes of layers, or of experts, that do
         not stay in it.
 
         Raises ResourceExhaustedError where even the slots do not fit.
@@ -191,7 +191,7 @@ class SimplePlacer:
     def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
         shape, nodes = checked_shape(spec, manifest), usable_nodes(spec, candidates)
         most = 1 if spec.mode == "sequential" else spec.concurrency
-        # Memory is counted before the number of stages is known, which is at most that of the boxes.
+        # Memory is counted before the number of stages is known, which is at most that of the nodes.
         load = Load(1, spec.micro_batches or min(len(spec.layers or nodes), most))
         sizes = StageSizes(spec, manifest, shape, load)
         stages = spec.layers or _proportional(spec, sizes, nodes)
@@ -222,7 +222,7 @@ def place_stages(
 ) -> Placement:
     """The placement with these stages.
 
-    Raises PlacementError for a list that cannot be, ResourceExhaustedError naming the box whose memory is short.
+    Raises PlacementError for a list that cannot be, ResourceExhaustedError naming the node whose memory is short.
     """
     check_cover(stages, sizes.layer_count, spec.source)
     return Placement(
@@ -235,7 +235,7 @@ def place_stages(
 
 
 def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[NodeName, Candidate]:
-    """Boxes by name; of two with one name the connected one. Every box the spec names must be there."""
+    """Nodes by name; of two with one name the connected one. Every node the spec names must be there."""
     by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
     quantised = tuple(name for name in spec.quantisation if name != EVERY_NODE)
     standbys = tuple(name for name in spec.standby if name != AUTO_STANDBY)
@@ -247,11 +247,11 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
     ):
         for name in names:
             if name not in by_name:
-                raise NotFoundError(f"{field}: there is no box {name}", field=field, reason="UNKNOWN_NODE")
+                raise NotFoundError(f"{field}: there is no node {name}", field=field, reason="UNKNOWN_NODE")
     source = by_name.get(NodeName(spec.source))
     if source is None:
         raise NotFoundError(
-            f"source: there is no box {spec.source}; boxes are {_listed(by_name)}",
+            f"source: there is no node {spec.source}; nodes are {_listed(by_name)}",
             field="source",
             reason="UNKNOWN_NODE",
         )
@@ -259,7 +259,7 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
         raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
     if not source.connected:
         raise UnavailableError(
-            f"source: box {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
+            f"source: node {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
         )
     if source.starting:
         raise node_starting("source", source.name)
@@ -272,13 +272,13 @@ def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[No
     name = stage.node
     if name not in by_name:
         raise PlacementError(
-            f"layers: there is no box {name}; boxes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
+            f"layers: there is no node {name}; nodes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
         )
     if name in spec.exclude:
-        raise PlacementError(f"layers: box {name} is excluded", field="layers", reason="EXCLUDED_NODE")
+        raise PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
     if not by_name[name].connected:
         raise UnavailableError(
-            f"layers: box {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
+            f"layers: node {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
         )
     if by_name[name].starting:
         raise node_starting("layers", name)
@@ -313,7 +313,7 @@ def _proportional(
 
 
 def _shares(rooms: Sequence[int], layer_count: int) -> list[int]:
-    """Whole layers in proportion to the rooms, by largest remainder; the first box gets at least one."""
+    """Whole layers in proportion to the rooms, by largest remainder; the first node gets at least one."""
     total = sum(rooms) or 1
     exact = [layer_count * room / total for room in rooms]
     shares = [int(share) for share in exact]
@@ -338,7 +338,7 @@ def _cut(shares: zip[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
 
 
 def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
-    """Box after box, as many layers as fit."""
+    """Node after node, as many layers as fit."""
     stages: list[ExplicitStage] = []
     first = 0
     for name, room in rooms:
@@ -355,8 +355,8 @@ def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeNam
         left = LayerRange(first, sizes.layer_count)
         more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_NODE)))
         raise ResourceExhaustedError(
-            f"the boxes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
-            f"{more} more: add a box, or lower max_context or concurrency",
+            f"the nodes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
+            f"{more} more: add a node, or lower max_context or concurrency",
             field="layers",
             reason="MEMORY_SHORT",
         )
@@ -403,7 +403,7 @@ def _placed(
 def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> ResourceExhaustedError:
     needed = sizes.needed_bytes(layers, name)
     return ResourceExhaustedError(
-        f"box {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
+        f"node {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
         f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV, "
         f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "
         f"{_mebibytes(room)} are free; give it fewer layers, or lower max_context or concurrency",

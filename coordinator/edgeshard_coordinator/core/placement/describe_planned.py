@@ -59,14 +59,14 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
 
 
 def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
-    """Says that the chosen boxes compute different bits; nothing where all compute the same."""
+    """Says that the chosen nodes compute different bits; nothing where all compute the same."""
     facts = {candidate.node_id: candidate.facts for candidate in candidates}
     prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
     if len(set(prints.values())) < 2:
         return ""
     told = ", ".join(f"{name} {bits or 'none'}" for name, bits in sorted(prints.items()))
     return (
-        f"Bits fingerprints differ ({told}): when layers move to another box, an answer may go on with another token "
+        f"Bits fingerprints differ ({told}): when layers move to another node, an answer may go on with another token "
         "where two are nearly equally likely."
     )
 

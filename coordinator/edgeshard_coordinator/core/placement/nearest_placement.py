@@ -1,4 +1,4 @@
-"""What of a model the boxes keep packed on their disks, for a placement that makes use of it. Pure."""
+"""What of a model the nodes keep packed on their disks, for a placement that makes use of it. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 def with_held(
     candidates: Sequence[Candidate], spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
 ) -> tuple[Candidate, ...]:
-    """The boxes with what each keeps of this model in the form that the spec wants. `digest` is the manifest's.
+    """The nodes with what each keeps of this model in the form that the spec wants. `digest` is the manifest's.
 
     Raises UnsupportedModelError for a config that is not understood.
     """
@@ -35,7 +35,7 @@ def with_held(
 
 
 def without_held(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The boxes as if nobody kept anything."""
+    """The nodes as if nobody kept anything."""
     return tuple(replace(node, held=NOTHING_HELD) for node in candidates)
 
 
@@ -53,7 +53,7 @@ def nearest(
 
 
 def lacking_layers(placement: Placement, candidates: Sequence[Candidate]) -> int:
-    """How many layers its boxes would have to fetch and pack."""
+    """How many layers its nodes would have to fetch and pack."""
     held = {node.node_id: node.held.layers for node in candidates}
     return sum(
         len(frozenset(range(stage.layers.first, stage.layers.end)) - held.get(stage.node_id, frozenset()))

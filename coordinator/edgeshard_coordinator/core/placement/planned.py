@@ -1,6 +1,6 @@
-"""Placement by the planner: the best boxes and layers by the measured times of boxes and links.
+"""Placement by the planner: the best nodes and layers by the measured times of nodes and links.
 
-Where measurements are missing, free memory decides, and the placement's note names the boxes that lack them.
+Where measurements are missing, free memory decides, and the placement's note names the nodes that lack them.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 
-_MIXED = "boxes that keep their weights in different ways are not planned together"
+_MIXED = "nodes that keep their weights in different ways are not planned together"
 
 
 class PlanningPlacer:
     """An explicit `layers` list as it stands, otherwise the planner's choice; both with predicted figures.
 
-    The KV pool holds `concurrency` requests of the longest context where the chosen boxes have the memory, and never
+    The KV pool holds `concurrency` requests of the longest context where the chosen nodes have the memory, and never
     fewer than the plan has in flight. Whatever is planned passes the same memory check as a placement by hand; the
     planner counts everything that the check counts, and more.
     """
@@ -106,7 +106,7 @@ class PlanningPlacer:
         try:
             here, best = with_layers(held), with_layers(())
             if here.predicted is not None and best.predicted is not None:
-                # What boxes hold decides where to move, not whether.
+                # What nodes hold decides where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
                 if small and any(node.held != NOTHING_HELD for node in candidates):
                     candidates = without_held(candidates)
@@ -132,7 +132,7 @@ class PlanningPlacer:
         lost: Lost,
     ) -> Placement:
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
-        # A link that stands still may be gone round by doing without either of its boxes.
+        # A link that stands still may be gone round by doing without either of its nodes.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
         left = [survivors(broken, candidates, gone, spec.exclude) for gone in without]
         tried = itertools.chain.from_iterable(map(ways, left))
@@ -144,7 +144,7 @@ class PlanningPlacer:
                 if not lost.crosses([stage.node_id for stage in placement.stages]):
                     found.append(placement)
         # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
-        # of those without figures the first, which touch the fewest boxes.
+        # of those without figures the first, which touch the fewest nodes.
         if found:
             best = nearest(found, lambda placement: _cost(placement, broken, candidates), candidates)
         else:
@@ -160,10 +160,10 @@ class PlanningPlacer:
         traffic: Traffic,
         lost: Lost,
     ) -> Placement:
-        """Any placement on the boxes that are left, from any of them if the source is lost."""
+        """Any placement on the nodes that are left, from any of them if the source is lost."""
         sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
-        error: EdgeShardError = ResourceExhaustedError("no box is left", field="node", reason="NO_NODE")
+        error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
         for source in sources[:MOST_SPARES]:
             anywhere = spec.model_copy(update={"layers": (), "source": source.name})
             try:
@@ -207,7 +207,7 @@ def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidat
 
 
 class _Site:
-    """One question: a spec on a site. Raises what SimplePlacer raises for boxes that cannot be."""
+    """One question: a spec on a site. Raises what SimplePlacer raises for nodes that cannot be."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Site:
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
-        """How the boxes that may serve keep their weights."""
+        """How the nodes that may serve keep their weights."""
         spec = self._spec
         may_serve = [name for name, node in self._nodes.items() if node.placeable and name not in spec.exclude]
         return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
@@ -242,7 +242,7 @@ class _Site:
         return SimplePlacer().place(self._spec, self._manifest, self._candidates)
 
     def kept(self, broken: Placement) -> Placement:
-        """These layers with the KV pool and the load of a placement before, so that boxes keep what they hold."""
+        """These layers with the KV pool and the load of a placement before, so that nodes keep what they hold."""
         load, sizes = Load(broken.micro_batch, broken.micro_batches), sizes_of(self._spec, self._manifest, broken)
         placement = place_stages(self._spec, sizes, self._nodes, self._spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
@@ -307,7 +307,7 @@ class _Site:
         )
 
     def _streaming(self, site: SiteCluster, result: PlanResult, costs: Costs) -> Placement:
-        """A plan whose boxes stream, with a KV pool for the requests that it is for: more of them would stream more."""
+        """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
         assert result.prediction is not None
         cut = result.prediction.cut
         if self._spec.micro_batches:
@@ -360,7 +360,7 @@ class _Site:
         return place_stages(self._spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
-        """The boxes that may serve, or only those named."""
+        """The nodes that may serve, or only those named."""
         spec = self._spec
         return site_cluster(
             [node for node in self._nodes.values() if not only or node.name in only],
@@ -428,7 +428,7 @@ class _Site:
 
 
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
-    """The boxes that would be considered if they were done with starting."""
+    """The nodes that would be considered if they were done with starting."""
     return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
 
 

@@ -1,4 +1,4 @@
-"""What a deployment can go on with when boxes are lost: the others keep their layers where that is possible. Pure."""
+"""What a deployment can go on with when nodes are lost: the others keep their layers where that is possible. Pure."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 Link = tuple[NodeId, NodeId]
 """Sender and receiver."""
 MOST_SPARES = 8
-"""Spare boxes that are tried for what was lost, standbys and those with the most free memory."""
+"""Spare nodes that are tried for what was lost, standbys and those with the most free memory."""
 MOST_WAYS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What a placement must do without: boxes, and links from one box to another."""
+    """What a placement must do without: nodes, and links from one node to another."""
 
     nodes: frozenset[NodeId] = frozenset()
     links: frozenset[Link] = frozenset()
 
     @property
     def ends(self) -> list[NodeId]:
-        """Boxes of lost links: those of the most links first, and who receives before who sends."""
+        """Nodes of lost links: those of the most links first, and who receives before who sends."""
         ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
         return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
 
     def crosses(self, stages: Sequence[NodeId]) -> bool:
-        """Whether a ring of these boxes has a stage on a lost box, or needs a lost link."""
+        """Whether a ring of these nodes has a stage on a lost node, or needs a lost link."""
         ring = zip(stages, (*stages[1:], stages[0]), strict=True)
         return bool(self.nodes & set(stages)) or any(a != b and (a, b) in self.links for a, b in ring)
 
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """A placement with holes: `stages` in order, None where the box is lost."""
+    """A placement with holes: `stages` in order, None where the node is lost."""
 
     stages: tuple[ExplicitStage, ...]
     kept: tuple[bool, ...]
@@ -49,7 +49,7 @@ class Survivors:
 
 
 def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
-    """Which stages stay, and which boxes could take the others."""
+    """Which stages stay, and which nodes could take the others."""
     nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
     kept = tuple(
         stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
@@ -88,7 +88,7 @@ def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapp
 def cold_layers(
     placement: Placement, former: Placement, candidates: Sequence[Candidate]
 ) -> list[tuple[PlacedStage, frozenset[int]]]:
-    """The stages of a placement that are not of the former one, each with the layers that its box has to load."""
+    """The stages of a placement that are not of the former one, each with the layers that its node has to load."""
     held = {stage.node_id: stage.layers for stage in former.stages}
     warm = {node.node_id: node.warm for node in candidates}
     changed = [stage for stage in placement.stages if held.get(stage.node_id) != stage.layers]
@@ -99,13 +99,13 @@ def cold_layers(
 
 
 def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
-    """Whether the boxes of a placement compute the bits of the one before, in words."""
+    """Whether the nodes of a placement compute the bits of the one before, in words."""
     prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
     before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
     told = {prints.get(node_id, "") for node_id in before | after}
     if len(told) == 1 and "" not in told:
         return "Answers go on with the same bits."
-    return "Other boxes compute other bits: an answer may go on with another token where two are nearly equally likely."
+    return "Other nodes compute other bits: an answer may go on with another token where two are nearly equally likely."
 
 
 def _indices(layers: LayerRange | None) -> frozenset[int]:
@@ -113,7 +113,7 @@ def _indices(layers: LayerRange | None) -> frozenset[int]:
 
 
 def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:
-    """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare box, or to a
+    """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare node, or to a
     neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`."""
     holes = [index for index, stays in enumerate(left.kept) if not stays]
     with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))

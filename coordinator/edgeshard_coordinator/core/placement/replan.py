@@ -1,4 +1,4 @@
-"""A running deployment planned again, for the boxes that are there now, beside the placement that it has. Pure."""
+"""A running deployment planned again, for the nodes that are there now, beside the placement that it has. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned_again(
 ) -> Replan:
     """What there is to gain. `candidates` count the memory that the current placement holds as free.
 
-    The source is the spec's or, while that is away, the box that has the head instead. Raises what the placer raises.
+    The source is the spec's or, while that is away, the node that has the head instead. Raises what the placer raises.
     """
     head = current.head
     is_there = any(node.name == spec.source and node.placeable for node in candidates)
@@ -48,7 +48,7 @@ def planned_again(
         note = error.message
     gain = _gain(expected, found.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
-        # What boxes hold decides where to move, not whether.
+        # What nodes hold decides where to move, not whether.
         best = placer.place(anew, manifest, without_held(candidates), measured, traffic)
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
             found, gain = best, more
@@ -71,7 +71,7 @@ def judged(plan: Replan, *, force: bool = False) -> Replan:
 
 
 def is_same(one: Placement, other: Placement) -> bool:
-    """Whether each box has the same layers."""
+    """Whether each node has the same layers."""
     layers = [[(stage.node_id, stage.layers) for stage in placement.stages] for placement in (one, other)]
     return layers[0] == layers[1]
 

@@ -1,4 +1,4 @@
-"""Which box is to be the source of a deployment that names none."""
+"""Which node is to be the source of a deployment that names none."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Place = Callable[[DeploymentSpec, Sequence[Candidate]], Placement]
 
 
 def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
-    """The spec as it is deployed: its source is the box of the first layer."""
+    """The spec as it is deployed: its source is the node of the first layer."""
     return spec if spec.source else spec.model_copy(update={"source": str(placement.stages[0].node_name)})
 
 
 def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
     """The best placement over the sources there are: by its figures, or without any the one with most free memory.
 
-    Of those nearly as good, it is the one whose boxes hold most of the model (`core.placement.nearest_placement`). A
-    source costs a plan, so no more of them are tried than boxes stand in for one that is lost. Raises what the first
-    one's placement raises where there is none at all, UnavailableError without a box to place on.
+    Of those nearly as good, it is the one whose nodes hold most of the model (`core.placement.nearest_placement`). A
+    source costs a plan, so no more of them are tried than nodes stand in for one that is lost. Raises what the first
+    one's placement raises where there is none at all, UnavailableError without a node to place on.
     """
     plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     sources.sort(key=lambda node: (-node.free_bytes, node.name))
     found: list[Placement] = []
     error: EdgeShardError = UnavailableError(
-        "source: no box is connected that could be it; `edgectl get nodes` shows them",
+        "source: no node is connected that could be it; `edgectl get nodes` shows them",
         field="source",
         reason="NO_NODE",
         retry_after_s=1.0,
@@ -47,7 +47,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     if not found:
         raise error
     best = min(found, key=_rank)
-    chosen, why = best, f"the best of the {len(found)} boxes that could be it"
+    chosen, why = best, f"the best of the {len(found)} nodes that could be it"
     if plain is not candidates:
         chosen = _nearest(best, found, lambda one: place(_from(spec, one), candidates), candidates)
         if chosen.head.node_id != best.head.node_id:
@@ -64,7 +64,7 @@ def _nearest(
     candidates: Sequence[Candidate],
 ) -> Placement:
     """Of the placements nearly as good as the best of all sources, so that the margin is not given twice, the one that
-    leaves least to fetch and pack. `again` places for what boxes hold, from the same source."""
+    leaves least to fetch and pack. `again` places for what nodes hold, from the same source."""
     allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 

@@ -1,11 +1,11 @@
-"""Having boxes measure themselves: what an operator asked for, and links that nobody has measured yet.
+"""Having nodes measure themselves: what an operator asked for, and links that nobody has measured yet.
 
-A job is one box's share: first its layers, then its links in batches of peers. Links are measured by one box of the
-site at a time and while no box measures its layers, so that measurements do not disturb each other. The coordinator's
+A job is one node's share: first its layers, then its links in batches of peers. Links are measured by one node of the
+site at a time and while no node measures its layers, so that measurements do not disturb each other. The coordinator's
 own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
-that may be measured, they are followed by layers that a box lacks (`core.profiling.missing_profiles`).
+that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
 
-Layers that a box measured while it was busy with something else are measured again, without anybody's asking, when it
+Layers that a node measured while it was busy with something else are measured again, without anybody's asking, when it
 is quiet and no deployment needs it.
 """
 
@@ -33,14 +33,14 @@ from edgeshard_coordinator.core.values.state import KnownNode, State
 PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
-"""Boxes whose missing links are looked for in one tick."""
+"""Nodes whose missing links are looked for in one tick."""
 STAGE_CAME = "STAGE_CAME"
-"""Why a box breaks a measurement of layers off: a stage is to be loaded there."""
+"""Why a node breaks a measurement of layers off: a stage is to be loaded there."""
 _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
 def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
-    """The boxes an operator names, by name or id; every placeable one when none is named.
+    """The nodes an operator names, by name or id; every placeable one when none is named.
 
     Raises NotFoundError or UnavailableError naming `nodes`.
     """
@@ -50,13 +50,13 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
             starting = next((node for node in state.nodes.values() if node.connected), None)
             if starting is not None:
                 raise _not_placeable(starting)
-            raise UnavailableError("nodes: no box is connected; start an agent first", field="nodes", reason="NO_NODE")
+            raise UnavailableError("nodes: no node is connected; start an agent first", field="nodes", reason="NO_NODE")
         return {node.node_id: node.name for node in sorted(placeable, key=lambda node: node.name)}
     chosen = {}
     for name in names:
         node = state.find_node(name)
         if node is None:
-            raise NotFoundError(f"nodes: there is no box {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
+            raise NotFoundError(f"nodes: there is no node {name[:80]!r}", field="nodes", reason="UNKNOWN_NODE")
         if not node.placeable:
             raise _not_placeable(node)
         chosen[node.node_id] = node.name
@@ -67,7 +67,7 @@ def chosen_nodes(state: State, names: Sequence[str]) -> dict[NodeId, NodeName]:
 
 
 def on_requested(state: State, event: MeasureRequested) -> State:
-    """Raises UnavailableError naming the first box that is not connected or still starting."""
+    """Raises UnavailableError naming the first node that is not connected or still starting."""
     jobs = []
     for node_id in event.node_ids:
         node = state.nodes.get(node_id)
@@ -88,7 +88,7 @@ def _not_placeable(node: KnownNode) -> UnavailableError:
 
 def _away(name: NodeName) -> UnavailableError:
     return UnavailableError(
-        f"nodes: box {name} is not connected; start it, or leave it out", field="nodes", reason="NODE_AWAY"
+        f"nodes: node {name} is not connected; start it, or leave it out", field="nodes", reason="NODE_AWAY"
     )
 
 
@@ -107,7 +107,7 @@ def on_sent(state: State, action: SendCommand, now: float) -> State:
 
 
 def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeShardError | None, now: float) -> State:
-    """A box's answer to a command; the very same state when it was no measurement, or one that is given up."""
+    """A node's answer to a command; the very same state when it was no measurement, or one that is given up."""
     job = next((j for j in state.jobs if j.node_id == node_id and j.sent and j.sent.command_key == key), None)
     if job is None or job.sent is None:
         return state
@@ -131,7 +131,7 @@ def told(state: State, action: TellMeasured) -> State:
 
 
 def forget_tries(state: State, node_id: NodeId) -> State:
-    """The box is another process now: what failed before may work."""
+    """The node is another process now: what failed before may work."""
     tries = {
         sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
         for sender, pairs in state.tries.items()
@@ -142,13 +142,13 @@ def forget_tries(state: State, node_id: NodeId) -> State:
 
 
 def settle(state: State, now: float) -> State:
-    """End the jobs of boxes that went away, those unanswered for too long, and those with nothing left to do."""
+    """End the jobs of nodes that went away, those unanswered for too long, and those with nothing left to do."""
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
         if node is None or node.connection != job.connection:
             name = node.name if node is not None else job.node_id
             gone = UnavailableError(
-                f"box {name} went away while it was measured; measure it again once it is back",
+                f"node {name} went away while it was measured; measure it again once it is back",
                 field="nodes",
                 reason="NODE_LOST",
                 retry_after_s=1.0,
@@ -156,7 +156,9 @@ def settle(state: State, now: float) -> State:
             state = _end(state, job, gone)
         elif job.sent is not None and now >= job.sent.deadline:
             late = DeadlineError(
-                f"box {node.name} did not answer in time; its log says what it is at", field="nodes", reason="NO_ANSWER"
+                f"node {node.name} did not answer in time; its log says what it is at",
+                field="nodes",
+                reason="NO_ANSWER",
             )
             if isinstance(job.sent.command, ProbeLinks):
                 state = _tried(state, job.node_id, [peer.node_id for peer in job.sent.command.peers], now)
@@ -169,17 +171,17 @@ def settle(state: State, now: float) -> State:
 def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
 
-    Those are links nobody has measured and layers that a box lacks, when the site has been quiet for long enough, and
-    layers measured on a busy box, when that box has: its measuring disturbs no other.
+    Those are links nobody has measured and layers that a node lacks, when the site has been quiet for long enough, and
+    layers measured on a busy node, when that node has: its measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
 
 
 def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
-    """After a restart, with the store's models by the digests of their manifests: which of them boxes are measured for.
+    """After a restart, with the store's models by the digests of their manifests: which of them nodes are measured for.
 
-    Layers that were measured on busy boxes are to be measured again.
+    Layers that were measured on busy nodes are to be measured again.
     """
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
@@ -211,7 +213,7 @@ def _probing(state: State, active_requests: int, now: float) -> State:
             count = state.probe_count + 1
             uid = f"{state.instance}-{count}"
             job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
-            # Boxes take turns, so that one box's links do not all come before another's.
+            # Nodes take turns, so that one node's links do not all come before another's.
             return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
     measuring = missing_profiles.begun(state, now)
     if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
@@ -240,7 +242,7 @@ def actions(state: State) -> Iterator[Action]:
 
 
 def _peers(state: State, job: Job) -> Iterator[NodeId]:
-    """The boxes that a job still has to probe, one by one: at every event every job is asked for the first."""
+    """The nodes that a job still has to probe, one by one: at every event every job is asked for the first."""
     links = state.measured[job.node_id].links if job.node_id in state.measured else {}
     for node_id in job.peers if job.peers is not None else state.nodes:
         if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
@@ -250,7 +252,7 @@ def _peers(state: State, job: Job) -> Iterator[NodeId]:
 
 
 def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
-    """A batch of the links from a box that may be tried now."""
+    """A batch of the links from a node that may be tried now."""
     known = state.measured.get(sender)
     links = known.links if known is not None else {}
     tries = state.tries.get(sender, {})
@@ -304,7 +306,7 @@ def _retaking(state: State, now: float) -> State:
 
 
 def _idle(state: State, item: Retake, now: float) -> bool:
-    """Whether the box still has that profile, has been left alone for long enough, and serves no deployment."""
+    """Whether the node still has that profile, has been left alone for long enough, and serves no deployment."""
     node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
     if node is None or known is None or key_asked(item.command) not in known.profiles:
         return False

@@ -1,8 +1,8 @@
-"""What nobody has measured of a box yet, and having its layers measured without anybody's asking. Pure.
+"""What nobody has measured of a node yet, and having its layers measured without anybody's asking. Pure.
 
-A model counts as wanted, with weights kept in a certain way, where another box was measured for it or a deployment runs
-it. A box that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has a
-place on it. Whether others use it does not matter: doubtful figures are better than none, and are taken again.
+A model counts as wanted, with weights kept in a certain way, where another node was measured for it or a deployment
+runs it. A node that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has
+a place on it. Whether others use it does not matter: doubtful figures are better than none, and are taken again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 
 class Unknown:
-    """What is not known of the boxes of one state; made once for all of them."""
+    """What is not known of the nodes of one state; made once for all of them."""
 
     def __init__(self, state: State) -> None:
         self._measured = state.measured
@@ -27,14 +27,14 @@ class Unknown:
         self._placeable = frozenset(node.node_id for node in state.nodes.values() if node.placeable)
         self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
         self._quick: dict[ProfileKey, bool] = {}
-        """The profiles that boxes have, and whether all are quick ones."""
+        """The profiles that nodes have, and whether all are quick ones."""
         for known in state.measured.values():
             for key, profile in known.profiles.items():
                 if key[0] in state.configs:
                     self._quick[key] = self._quick.get(key, True) and profile.value.quick
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
-        """What the box would be asked for: first what is deployed. In full where another box was measured in full."""
+        """What the node would be asked for: first what is deployed. In full where another node was measured in full."""
         known = self._measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
         return [
@@ -44,12 +44,12 @@ class Unknown:
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
-        """The boxes to which layers can be placed and the way from this one is not measured."""
+        """The nodes to which layers can be placed and the way from this one is not measured."""
         known = self._measured.get(node.node_id)
         return self._placeable.difference(known.links if known is not None else (), (node.node_id,))
 
     def link_count(self, node: KnownNode) -> int:
-        """How many `links` gives; cheap also for thousands of boxes that know few links."""
+        """How many `links` gives; cheap also for thousands of nodes that know few links."""
         known = self._measured.get(node.node_id)
         there = self._placeable.intersection(known.links) if known is not None else ()
         return len(self._placeable) - len(there) - (node.node_id in self._placeable)
@@ -61,7 +61,7 @@ class Unknown:
 
 
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
-    """Whether nothing is left to measure of these boxes: their links, and the layers of those that do not serve."""
+    """Whether nothing is left to measure of these nodes: their links, and the layers of those that do not serve."""
     unknown, taken = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
@@ -71,13 +71,13 @@ def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
 
 
 def serving(state: State) -> frozenset[NodeId]:
-    """The boxes that a deployment has a place on, or that hold a stage: their layers are not measured."""
+    """The nodes that a deployment has a place on, or that hold a stage: their layers are not measured."""
     placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
     return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
 
 
 def begun(state: State, now: float) -> State:
-    """The state in which the first box that lacks a wanted profile, and may be measured now, is to be asked.
+    """The state in which the first node that lacks a wanted profile, and may be measured now, is to be asked.
 
     The very same state where there is none. Each attempt counts when it begins.
     """
@@ -111,7 +111,7 @@ def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) ->
 
 
 def forgotten(state: State, node_id: NodeId) -> State:
-    """The box is another process now: what failed before may work."""
+    """The node is another process now: what failed before may work."""
     return _with_tries(state, node_id, {})
 
 

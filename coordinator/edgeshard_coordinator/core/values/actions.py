@@ -14,7 +14,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, HeldStage,
 
 @dataclass(frozen=True, slots=True)
 class SendCommand:
-    """Put a command on a box's control stream, if that is still the stream numbered `connection`."""
+    """Put a command on a node's control stream, if that is still the stream numbered `connection`."""
 
     node_id: NodeId
     connection: int
@@ -28,7 +28,7 @@ class SendCommand:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOrphans:
-    """Have a box release stages of deployments that were deleted; one action, for there may be thousands."""
+    """Have a node release stages of deployments that were deleted; one action, for there may be thousands."""
 
     instance: str
     node_id: NodeId
@@ -51,7 +51,7 @@ class ReleaseOrphans:
 
 @dataclass(frozen=True, slots=True)
 class TellUnknownStages:
-    """Log that a box holds stages of deployments that nobody here knows: they are left alone."""
+    """Log that a node holds stages of deployments that nobody here knows: they are left alone."""
 
     node_id: NodeId
     node_name: NodeName
@@ -80,7 +80,7 @@ class SaveNode:
 
 @dataclass(frozen=True, slots=True)
 class SaveMeasurements:
-    """Write all of a box's measurements in place of those on disk."""
+    """Write all of a node's measurements in place of those on disk."""
 
     node_id: NodeId
     measurements: Measurements
@@ -88,7 +88,7 @@ class SaveMeasurements:
 
 @dataclass(frozen=True, slots=True)
 class TellMeasured:
-    """Let the operator's call know that a box's part of it is over."""
+    """Let the operator's call know that a node's part of it is over."""
 
     measured: Measured
 
@@ -115,7 +115,7 @@ class Replan:
 
 @dataclass(frozen=True, slots=True)
 class PlanStandby:
-    """Choose boxes that keep weights for this deployment, from the state of `version`; answered by StandbyPlanned."""
+    """Choose nodes that keep weights for this deployment, from the state of `version`; answered by StandbyPlanned."""
 
     deployment: DeploymentName
     uid: str
@@ -124,7 +124,7 @@ class PlanStandby:
 
 @dataclass(frozen=True, slots=True)
 class DropConnection:
-    """Close the control stream of a box that went silent."""
+    """Close the control stream of a node that went silent."""
 
     node_id: NodeId
     connection: int

@@ -40,7 +40,7 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class NodeRemoved:
-    """An operator took a box out of the site."""
+    """An operator took a node out of the site."""
 
     node_id: NodeId
     now: float
@@ -48,7 +48,7 @@ class NodeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatsReceived:
-    """Of boxes whose control streams are open, together because there are many; a box's newest one."""
+    """Of nodes whose control streams are open, together because there are many; a node's newest one."""
 
     heartbeats: tuple[Heartbeat, ...]
     now: float
@@ -61,7 +61,7 @@ class HeartbeatsReceived:
 
 @dataclass(frozen=True, slots=True)
 class LinkReported:
-    """A box says that a link of its stage to the next one carries nothing, or that it does again."""
+    """A node says that a link of its stage to the next one carries nothing, or that it does again."""
 
     node_id: NodeId
     suspected: LinkSuspected
@@ -87,7 +87,7 @@ class ProfileReported:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequested:
-    """The operator's call `uid` has boxes measure layers (`compute`, if any) and links: missing ones, or every one."""
+    """The operator's call `uid` has nodes measure layers (`compute`, if any) and links: missing ones, or every one."""
 
     uid: str
     node_ids: tuple[NodeId, ...]
@@ -100,7 +100,7 @@ class MeasureRequested:
 class DeployRequested:
     """A placement was found from the state of `snapshot_version`; on a newer state it is refused.
 
-    `config` is the model's decoded config.json: boxes are measured for a model that is deployed.
+    `config` is the model's decoded config.json: nodes are measured for a model that is deployed.
     """
 
     record: DeploymentRecord
@@ -134,7 +134,7 @@ class DeleteRequested:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeleted:
-    """No model of this shape (`config_hash`) is left in the store: no box is to be measured for it."""
+    """No model of this shape (`config_hash`) is left in the store: no node is to be measured for it."""
 
     shape: str
     now: float
@@ -210,7 +210,7 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlanned:
-    """The boxes that are to keep weights for a deployment, chosen from the state of `version`."""
+    """The nodes that are to keep weights for a deployment, chosen from the state of `version`."""
 
     deployment: DeploymentName
     uid: str

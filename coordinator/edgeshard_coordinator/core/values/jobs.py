@@ -1,4 +1,4 @@
-"""What boxes are asked to measure, as values; `core.profiling.measuring` decides about them."""
+"""What nodes are asked to measure, as values; `core.profiling.measuring` decides about them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class SentCommand:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one box is still to measure, over the control stream numbered `connection`: its layers, then its links.
+    """What one node is still to measure, over the control stream numbered `connection`: its layers, then its links.
 
     uid         of the operator's call that waits for it, or the coordinator's own number for it
     compute     the measurement of layers still to do
-    peers       the boxes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
-    asked       boxes whose probe was answered, whatever it gave; those in `missed` gave no link
+    peers       the nodes to probe; None: all that are connected, those without a measured link or, if `every_link`, any
+    asked       nodes whose probe was answered, whatever it gave; those in `missed` gave no link
     step        how many commands were sent, so that each has a key of its own
     own         nobody waits for it
     """
@@ -62,7 +62,7 @@ class ProbeTry:
 
 @dataclass(frozen=True, slots=True)
 class Retake:
-    """A box's layers that were measured while it was busy: what is asked of it again, not before a time.
+    """A node's layers that were measured while it was busy: what is asked of it again, not before a time.
 
     `attempts` counts how often it was asked again already.
     """
@@ -75,9 +75,9 @@ class Retake:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One box's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
+    """One node's part of an operator's call is over; `failure` says why it could not be measured, if it could not.
 
-    `missed` are the boxes that it could not measure its link to.
+    `missed` are the nodes that it could not measure its link to.
     """
 
     uid: str

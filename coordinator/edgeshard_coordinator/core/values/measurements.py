@@ -1,4 +1,4 @@
-"""What boxes measured of themselves and of their links, as the coordinator keeps it."""
+"""What nodes measured of themselves and of their links, as the coordinator keeps it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Reported(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of one box: its times by model and weights, and its links by receiver. All profiles are of one device."""
+    """Of one node: its times by model and weights, and its links by receiver. All profiles are of one device."""
 
     profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
     links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Measurements:
         return Measurements(kept, {**self.links, **links}, saved=False)
 
     def of_new_device(self) -> Measurements:
-        """After the box's hardware or software changed: its times no longer hold."""
+        """After the node's hardware or software changed: its times no longer hold."""
         return replace(self, profiles={}, saved=False) if self.profiles else self
 
 
@@ -80,13 +80,13 @@ def same_device(old: DeviceFacts, new: DeviceFacts) -> bool:
 
 
 def profiles_for(measured: Mapping[NodeId, Measurements], key: ProfileKey) -> dict[NodeId, ComputeProfile]:
-    """The profiles of one model with one sort of weights, by box."""
+    """The profiles of one model with one sort of weights, by node."""
     found = {node_id: known.profiles.get(key) for node_id, known in measured.items()}
     return {node_id: profile.value for node_id, profile in found.items() if profile is not None}
 
 
 def disk_of(known: Measurements | None) -> DiskProfile | None:
-    """A box's disk, as the newest of its profiles with one has it."""
+    """A node's disk, as the newest of its profiles with one has it."""
     profiles = () if known is None else known.profiles.values()
     newest = max((p for p in profiles if p.value.disk is not None), key=lambda p: p.reported_at, default=None)
     return None if newest is None else newest.value.disk
@@ -99,7 +99,7 @@ def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
 
 
 def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
-    """Without boxes that are no longer known, and the links to them."""
+    """Without nodes that are no longer known, and the links to them."""
     lost = frozenset(gone)
     if not lost:
         return measured

@@ -28,11 +28,11 @@ class Timings:
     """Limits in seconds."""
 
     heartbeat_timeout_s: float = 10.0
-    """A connected box that is silent for longer is taken for lost."""
+    """A connected node that is silent for longer is taken for lost."""
     unconnected_s: float = 60.0
-    """A box that registered and has not connected by then is forgotten."""
+    """A node that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """How long boxes may take to come back where the coordinator itself may have been at fault
+    """How long nodes may take to come back where the coordinator itself may have been at fault
     (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
     """Ticks come every half second; two further apart say that the coordinator stood still."""
@@ -40,15 +40,16 @@ class Timings:
     """From every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
-    """A box is taken for lost if it was silent from the second before a link of it is suspect until this long after."""
+    """A node is taken for lost if it was silent from the second before a link of it is suspect until this long
+    after."""
     suspect_limit_s: float = 2.0
-    """If by then the boxes of a suspect link have not both been heard, that which was heard before is lost."""
+    """If by then the nodes of a suspect link have not both been heard, that which was heard before is lost."""
     bad_link_s: float = 60.0
     """How long a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
     """How long a head that detached may take to attach again at the same epoch."""
     load_timeout_s: float = 600.0
-    """A box that loads a stage and shows no progress for so long is taken for lost."""
+    """A node that loads a stage and shows no progress for so long is taken for lost."""
     retry_first_s: float = 1.0
     retry_limit_s: float = 30.0
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
@@ -60,21 +61,22 @@ class Timings:
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
-    """A link whose probe fails is tried again with these delays, and then no more until one of its boxes restarts."""
+    """A link whose probe fails is tried again with these delays, and then no more until one of its nodes restarts."""
     retake_quiet_s: float = 30.0
-    """How long others must have left a box alone before layers that it measured while busy are measured again."""
+    """How long others must have left a node alone before layers that it measured while busy are measured again."""
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
-    """The same for such a measurement, which a box that is never quiet would repeat for ever, and for a first one that
-    fails, until the box restarts."""
+    """The same for such a measurement, which a node that is never quiet would repeat for ever, and for a first one that
+    fails, until the node restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A box that registered once. `connection` numbers its control stream, 0 while there is none.
+    """A node that registered once. `connection` numbers its control stream, 0 while there is none.
 
-    While it is `starting`, its facts are those of its last run; of a box that never ran before, they may be incomplete.
+    While it is `starting`, its facts are those of its last run; of a node that never ran before, they may be
+    incomplete.
     """
 
     node_id: NodeId
@@ -98,7 +100,7 @@ class KnownNode:
     """Ids of the units that it keeps packed. Not on disk."""
     saved: bool = False
     released: frozenset[HeldStage] = frozenset()
-    """What this connection was told to release and the box still names: it was sent before, or is under way."""
+    """What this connection was told to release and the node still names: it was sent before, or is under way."""
     excused: bool = False
     """Whether a silence of it was put down to the coordinator since it was last heard."""
     unknown_stages_told: bool = False
@@ -149,7 +151,7 @@ class EndedService:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLink:
-    """A link that carries nothing, as the box of its sending stage reported at `since`, and why it says so. Where
+    """A link that carries nothing, as the node of its sending stage reported at `since`, and why it says so. Where
     `sender` is None it is the coordinator's own, to the head of the deployment: both stages are 0.
 
     Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
@@ -173,7 +175,7 @@ class SuspectLink:
 
 @dataclass(frozen=True, slots=True)
 class StandbyChoice:
-    """A box and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
+    """A node and the layers it is to keep; `reserved_bytes` are for them, and for the stages when they run."""
 
     node_id: NodeId
     node_name: NodeName
@@ -183,7 +185,7 @@ class StandbyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What a box is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
+    """What a node is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
 
     Of its memory `reserved_bytes` count as taken.
     """
@@ -208,7 +210,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """A deployment, what was asked of its boxes for the current epoch, and what of it is on disk.
+    """A deployment, what was asked of its nodes for the current epoch, and what of it is on disk.
 
     `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
     is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
@@ -230,18 +232,18 @@ class DeploymentRecord:
     deadline: float | None = None
     """When LOADING or ACTIVATING has taken too long."""
     loaded_bytes: int = 0
-    """What the boxes have fetched of it, as they last said while it was loading."""
+    """What the nodes have fetched of it, as they last said while it was loading."""
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
     adoptable: bool = False
-    """Its boxes may still hold this very epoch, from before the coordinator's restart."""
+    """Its nodes may still hold this very epoch, from before the coordinator's restart."""
     was_ready: bool = False
     """Before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
-    """Boxes that failed to load it since it last was ready."""
+    """Nodes that failed to load it since it last was ready."""
     planned_for: int = -1
-    """The version of the state that a placement without the lost boxes was last looked for in."""
+    """The version of the state that a placement without the lost nodes was last looked for in."""
     standbys: tuple[Standby, ...] = ()
     standby_for: int = -1
     """The version of the state that they were last chosen in."""
@@ -318,9 +320,9 @@ class State:
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
     """Links whose probe failed, by sender and receiver."""
     retakes: tuple[Retake, ...] = ()
-    """Measurements of layers on boxes that were busy with something else."""
+    """Measurements of layers on nodes that were busy with something else."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Decoded config.json of models that boxes are measured for, by `config_hash`: measured on one, or deployed."""
+    """Decoded config.json of models that nodes are measured for, by `config_hash`: measured on one, or deployed."""
     profile_tries: Mapping[NodeId, Mapping[ProfileKey, ProbeTry]] = field(default_factory=dict)
     """First measurements of layers that were begun by themselves and have given nothing."""
     suspects: tuple[SuspectLink, ...] = ()
@@ -334,13 +336,13 @@ class State:
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
-    """Before that, no box is taken for lost (`core.nodes.lost_nodes`)."""
+    """Before that, no node is taken for lost (`core.nodes.lost_nodes`)."""
     awaited: Mapping[NodeId, float] = field(default_factory=dict)
-    """Boxes that are away and whose deployments do not break before a time."""
+    """Nodes that are away and whose deployments do not break before a time."""
     vanished: tuple[tuple[NodeId, float], ...] = ()
     """Whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
-    """Which box's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
+    """Which node's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
     probe_count: int = 0
     version: int = 0
 
@@ -362,13 +364,13 @@ class State:
         return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
 
     def find_node(self, name_or_id: str) -> KnownNode | None:
-        """By id, or by name; of two boxes with one name the connected one."""
+        """By id, or by name; of two nodes with one name the connected one."""
         by_id = self.nodes.get(NodeId(name_or_id))
         named = [node for node in self.nodes.values() if node.name == name_or_id]
         return by_id or next((node for node in named if node.connected), named[0] if named else None)
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
-        """The epoch a new deployment of this name starts at: above every one a box may still hold."""
+        """The epoch a new deployment of this name starts at: above every one a node may still hold."""
         seen = [stage.epoch for node in self.nodes.values() for stage in node.stages if stage.deployment == name]
         return Epoch(max([self.retired.get(name, NO_EPOCH), *seen]) + 1)
 
@@ -378,9 +380,9 @@ class State:
         return max(0, node.facts.memory_budget_bytes - held)
 
     def candidates(self, without: DeploymentName | None = None) -> tuple[Candidate, ...]:
-        """Every known box as the placer sees it, by name, with the memory of the deployment `without` counted as free.
+        """Every known node as the placer sees it, by name, with the memory of the deployment `without` counted as free.
 
-        Worth a moment for many boxes: ask for it off the loop.
+        Worth a moment for many nodes: ask for it off the loop.
         """
         held: dict[NodeId, int] = {}
         for stage in self._placed(without):
@@ -423,7 +425,7 @@ class State:
 
 
 def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
-    """Whether a box holds a stage of an epoch that goes on without it."""
+    """Whether a node holds a stage of an epoch that goes on without it."""
     record = state.deployments.get(stage.deployment)
     if record is None or record.phase is not DeploymentPhase.READY or stage.epoch >= record.epoch:
         return False
@@ -433,7 +435,7 @@ def is_left_over(state: State, node: KnownNode, stage: StageStatus) -> bool:
 
 
 def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
-    """Names of the deployment's boxes that are not connected, or not done with starting."""
+    """Names of the deployment's nodes that are not connected, or not done with starting."""
     return tuple(stage.node_name for stage in record.placement.stages if not state.is_placeable(stage.node_id))
 
 
@@ -488,33 +490,33 @@ def deployment_view(state: State, record: DeploymentRecord, active_requests: int
 def validate_state(state: State) -> None:
     """Raise InternalError naming the first invariant that does not hold."""
     connected = [node for node in state.nodes.values() if node.connected]
-    _hold(len({node.name for node in connected}) == len(connected), "two connected boxes have one name")
-    _hold(len({node.connection for node in connected}) == len(connected), "two boxes share a connection")
+    _hold(len({node.name for node in connected}) == len(connected), "two connected nodes have one name")
+    _hold(len({node.connection for node in connected}) == len(connected), "two nodes share a connection")
     for node_id, node in state.nodes.items():
         _hold(node.node_id == node_id, f"node {node_id} is filed under another id")
     for node_id in state.awaited:
-        _hold(node_id in state.nodes and not state.is_connected(node_id), f"box {node_id} is awaited and not away")
+        _hold(node_id in state.nodes and not state.is_connected(node_id), f"node {node_id} is awaited and not away")
     for name, record in state.deployments.items():
         _hold(record.name == name, f"deployment {name} is filed under another name")
         _validate_record(state, record)
     for suspect in state.suspects:
         live = state.deployments.get(suspect.deployment)
         _hold(live is not None and live.is_live and live.epoch == suspect.epoch, "a link of no live epoch is suspect")
-    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a box has a bad link to itself")
+    _hold(all(sender != receiver for sender, receiver in state.bad_links), "a node has a bad link to itself")
     _validate_jobs(state)
 
 
 def _validate_jobs(state: State) -> None:
     under_way = [job for job in state.jobs if job.sent is not None]
     probing = [job for job in under_way if job.probing]
-    _hold(len({job.node_id for job in under_way}) == len(under_way), "a box measures two things at once")
+    _hold(len({job.node_id for job in under_way}) == len(under_way), "a node measures two things at once")
     _hold(not probing or len(under_way) == 1, "links are measured while something else is")
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
-        _hold(node is not None and node.connection == job.connection != 0, f"box {job.node_id} is away and measures")
+        _hold(node is not None and node.connection == job.connection != 0, f"node {job.node_id} is away and measures")
     for sender, known in state.measured.items():
-        _hold(sender in state.nodes, f"there are measurements of {sender}, which is no box")
-        _hold(sender not in known.links, f"box {sender} measured a link to itself")
+        _hold(sender in state.nodes, f"there are measurements of {sender}, which is no node")
+        _hold(sender not in known.links, f"node {sender} measured a link to itself")
 
 
 def _validate_record(state: State, record: DeploymentRecord) -> None:
@@ -530,7 +532,7 @@ def _validate_record(state: State, record: DeploymentRecord) -> None:
         _hold(all_prepared, f"{where}: the head was activated before every stage was prepared")
     _hold(len(record.prepared) == len(record.placement.stages), f"{where}: progress does not match the stages")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
-        _hold(not lost_nodes(state, record), f"{where}: a box is away")
+        _hold(not lost_nodes(state, record), f"{where}: a node is away")
     if phase in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         _hold(all_prepared, f"{where}: a stage is not prepared")
     if phase in (DeploymentPhase.LOADING, DeploymentPhase.ACTIVATING):

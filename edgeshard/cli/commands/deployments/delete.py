@@ -1,4 +1,4 @@
-"""edgectl delete: remove a deployment, a model, a box, or packed units of one."""
+"""edgectl delete: remove a deployment, a model, a node, or packed units of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
 if TYPE_CHECKING:
     from edgeshard.client import PackedUnit
 
-app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, box or packed unit.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
 
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
@@ -25,10 +25,10 @@ DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=co
 def deployment(
     context: typer.Context,
     name: DeploymentName,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every box let go of it.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every node let go of it.")] = True,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
 ) -> None:
-    """Stop a deployment and free its memory on every box; requests that are running end."""
+    """Stop a deployment and free its memory on every node; requests that are running end."""
 
     async def work() -> None:
         async with connect_of(context).client() as client:
@@ -56,9 +56,9 @@ def model(context: typer.Context, name: ModelName) -> None:
     typer.echo(f"model {name} deleted")
 
 
-@app.command(short_help="Take a box out of the site.")
+@app.command(short_help="Take a node out of the site.")
 def node(context: typer.Context, name: NodeName) -> None:
-    """Take a box out of the site: its agent stops, its certificate is refused, deployments go on without it.
+    """Take a node out of the site: its agent stops, its certificate is refused, deployments go on without it.
 
     edgectl token create lets it in again.
     """
@@ -68,10 +68,10 @@ def node(context: typer.Context, name: NodeName) -> None:
             await client.remove_node(name)
 
     run(work())
-    typer.echo(f"box {name} deleted")
+    typer.echo(f"node {name} deleted")
 
 
-@app.command(short_help="Free the disk of a box of packed units.")
+@app.command(short_help="Free the disk of a node of packed units.")
 def packed(
     context: typer.Context,
     node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
@@ -82,7 +82,7 @@ def packed(
     unused: Annotated[bool, typer.Option("--unused", help="All that are not in use.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Remove packed units of a box: files from which it loads weights. What is needed again is made again.
+    """Remove packed units of a node: files from which it loads weights. What is needed again is made again.
 
     One that a stage or a standby uses stays. edgectl describe node lists them.
     """
@@ -102,10 +102,10 @@ def packed(
         show_data(plain(asked), output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
-        typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of box {node} deleted: {freed} freed")
+        typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
     if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
         raise FailedPreconditionError(
-            f"box {node} uses {', '.join(kept)}; delete the deployment first",
+            f"node {node} uses {', '.join(kept)}; delete the deployment first",
             field="units",
             reason="PACKED_IN_USE",
         )

@@ -1,4 +1,4 @@
-"""edgectl deploy: place a model on the boxes."""
+"""edgectl deploy: place a model on the nodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         typer.Option(
             metavar="NODE",
             autocompletion=completion.nodes,
-            help="Box of the first layer; by default the first of --layers, or the best.",
+            help="Node of the first layer; by default the first of --layers, or the best.",
         ),
     ] = None,
     layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
@@ -94,7 +94,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
             "--quantise",
             "--quantize",
             metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for boxes.",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
         ),
     ] = None,
     head_quantisation: Annotated[
@@ -136,10 +136,11 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
     ] = False,
     allow_streaming: Annotated[
-        bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
+        bool, typer.Option("--allow-streaming", help="Nodes may read a part of their weights from disk in every step.")
     ] = False,
     kv_swap_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="KV of requests that gave way that a box may keep, such as 2GiB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="KV of requests that gave way that a node may keep, such as 2GiB."),
     ] = None,
     kv_swap_on_disk: Annotated[
         bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
@@ -151,7 +152,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Deploy a model: from --file, or NAME with --model.
 
-    Without --layers the boxes and their layers are planned from what was measured (`edgectl profile`); where that is
+    Without --layers the nodes and their layers are planned from what was measured (`edgectl profile`); where that is
     missing, from data sheets or free memory, and a note says so.
     """
     options = {
@@ -259,7 +260,7 @@ def _layers(text: str) -> tuple[ExplicitStage, ...]:
 
 
 def _quantisation(items: Sequence[str]) -> dict[str, str]:
-    """`--quantise FORMAT` for every box that is not named, `--quantise NODE=FORMAT` for one."""
+    """`--quantise FORMAT` for every node that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployments.deployment import EVERY_NODE
     from edgeshard.domain.models.dtypes import MODEL_FORMATS
 
@@ -268,7 +269,7 @@ def _quantisation(items: Sequence[str]) -> dict[str, str]:
         node, equals, text = item.rpartition("=")
         if text not in ("none", *MODEL_FORMATS) or (equals and (not node or text == "none")) or (node or "*") in found:
             raise InvalidArgumentError(
-                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a box",
+                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a node",
                 field="quantisation",
             )
         found[node or EVERY_NODE] = text

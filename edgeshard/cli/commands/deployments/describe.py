@@ -24,7 +24,7 @@ from edgeshard.cli.render.output import (
 )
 from edgeshard.domain.ids import escaped
 
-app = typer.Typer(cls=NounGroup, help="Show everything about one box, model or deployment.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="Show everything about one node, model or deployment.", no_args_is_help=True)
 
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
@@ -33,7 +33,7 @@ DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=co
 
 @app.command()
 def node(context: typer.Context, name: NodeName, output: OutputOption = Output.TABLE) -> None:
-    """Show a box, by name or id: its device, memory and stages, the packed units on its disk, and what was measured
+    """Show a node, by name or id: its device, memory and stages, the packed units on its disk, and what was measured
     of it and of its links.
     """
     from edgeshard.cli.render.profile_views import LINK_COLUMNS, link_rows, node_data, profile_text, unknown_fields
@@ -48,7 +48,7 @@ def node(context: typer.Context, name: NodeName, output: OutputOption = Output.T
             try:
                 packed = await client.packed_units(name)
                 says = packed_text(packed)
-            except EdgeShardError as error:  # all else of a box is known also while it is away
+            except EdgeShardError as error:  # all else of a node is known also while it is away
                 says = f"unknown: {error.message}"
         found = details.node
         _show(
@@ -82,12 +82,12 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
 def deployment(context: typer.Context, name: DeploymentName, output: OutputOption = Output.TABLE) -> None:
-    """Show a deployment: its settings, its phase and why, which box holds what, the prediction, the lengths of its
-    requests and whether another placement would serve them better, and each box's counters: steps, tokens, the part of
-    the last seconds it was idle, steps waiting, KV cache in use; and of boxes that stream weights from their disks what
+    """Show a deployment: its settings, its phase and why, which node holds what, the prediction, the lengths of its
+    requests and whether another placement would serve them better, and each node's counters: steps, tokens, the part of
+    the last seconds it was idle, steps waiting, KV cache in use; and of nodes that stream weights from their disks what
     they keep, what each sweep reads, and how long steps waited for it, or of experts how many were in memory when steps
-    needed them; of boxes that may keep KV aside what they do, and how many requests' went there and came back. While it
-    is ready: how long requests would stand still if a box died, and what would take its place.
+    needed them; of nodes that may keep KV aside what they do, and how many requests' went there and came back. While it
+    is ready: how long requests would stand still if a node died, and what would take its place.
     """
     from edgeshard.cli.render.tier_views import tier_tables
     from edgeshard.cli.render.views import (

@@ -12,12 +12,12 @@ from edgeshard.cli.render.output import Output, OutputOption, show_list
 from edgeshard.cli.render.watch import WatchOption, show
 from edgeshard.domain.errors import DataLossError
 
-app = typer.Typer(cls=NounGroup, help="List boxes, models, deployments, events, audit.", no_args_is_help=True)
+app = typer.Typer(cls=NounGroup, help="List nodes, models, deployments, events, audit.", no_args_is_help=True)
 
 
 @app.command()
 def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
-    """List the boxes of the site and what they hold."""
+    """List the nodes of the site and what they hold."""
     from edgeshard.cli.render.views import NODE_COLUMNS
 
     async def work() -> None:
@@ -41,7 +41,7 @@ def models(context: typer.Context, watch: WatchOption = False, output: OutputOpt
 
 @app.command(short_help="List the deployments, their phase and placement.")
 def deployments(context: typer.Context, watch: WatchOption = False, output: OutputOption = Output.TABLE) -> None:
-    """List the deployments, their phase and which box holds which layers."""
+    """List the deployments, their phase and which node holds which layers."""
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
 
     async def work() -> None:
@@ -51,14 +51,14 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
     run(work())
 
 
-@app.command(short_help="List what happened: boxes came and went, deployments changed.")
+@app.command(short_help="List what happened: nodes came and went, deployments changed.")
 def events(
     context: typer.Context,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=1000, help="The newest so many.")] = 50,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what happens, until Ctrl-C.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """List what happened on the site since its coordinator started, the newest last: boxes that came and went, phases
+    """List what happened on the site since its coordinator started, the newest last: nodes that came and went, phases
     of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
     """
     from edgeshard.cli.commands.deployments.events import follow

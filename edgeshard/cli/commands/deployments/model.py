@@ -46,10 +46,11 @@ def add(
         bool, typer.Option("--dry-run", help="Only say whether it fits, where and how fast, from its config alone.")
     ] = False,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --dry-run: boxes and links as TOML, not the site's own.")
+        Path | None, typer.Option(metavar="FILE", help="With --dry-run: nodes and links as TOML, not the site's own.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="NODE", help="With --dry-run: box of the first layer; by default the largest.")
+        str | None,
+        typer.Option(metavar="NODE", help="With --dry-run: node of the first layer; by default the largest."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

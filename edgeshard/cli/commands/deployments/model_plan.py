@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def dry_run(
     connect: Connect, model: str, width: Width, cluster: Path | None, source: str | None, output: Output
 ) -> None:
-    """Plan a model by its config.json alone, on the site or on the boxes of a file; exits 1 where it does not fit."""
+    """Plan a model by its config.json alone, on the site or on the nodes of a file; exits 1 where it does not fit."""
     from edgeshard.cli.render.plan_views import show_plan
     from edgeshard.importing.outlook import config_of
     from edgeshard.importing.sources import parse_source
@@ -56,8 +56,8 @@ def _online(connect: Connect, spec: ModelSpec, source: str | None) -> PlanProble
     site, details = run(_fetch(connect))
     there = [node for node in site.nodes if node.placeable]
     if not there:
-        raise UnavailableError("no box of the site is there: start one, or plan a file of boxes with --cluster FILE")
-    # Where nobody says where prompts come in, the largest box; those of no data sheet by what another model took.
+        raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
+    # Where nobody says where prompts come in, the largest node; those of no data sheet by what another model took.
     source = source or max(there, key=lambda node: node.free_bytes).name
     others = {
         found.node.node_id: max(found.profiles, key=lambda profile: -profile.age_s).profile

@@ -1,4 +1,4 @@
-"""edgectl plan: which boxes and layers, how fast, and why; for the site, or from a cluster file without any daemon."""
+"""edgectl plan: which nodes and layers, how fast, and why; for the site, or from a cluster file without any daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def plan(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Boxes and links as TOML, instead of the site's own.")
+        Path | None, typer.Option(metavar="FILE", help="Nodes and links as TOML, instead of the site's own.")
     ] = None,
     model: Annotated[
         str,
@@ -32,7 +32,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     ] = "",
     source: Annotated[
         str | None,
-        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Box of the first layer, else the file's."),
+        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Node of the first layer, else the file's."),
     ] = None,
     objective: Annotated[
         str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput, energy or auto.")
@@ -71,12 +71,12 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     max_share: Annotated[
         list[str] | None, typer.Option(metavar="NODE=PART", help="Largest part of the layers, as 0.5; may be repeated.")
     ] = None,
-    min_nodes: Annotated[int, typer.Option(metavar="N", help="Use at least so many boxes.")] = 1,
-    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many boxes.")] = None,
-    head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other box sees a token.")] = False,
-    relays: Annotated[bool, typer.Option("--relays", help="Boxes without layers may go between two others.")] = False,
+    min_nodes: Annotated[int, typer.Option(metavar="N", help="Use at least so many nodes.")] = 1,
+    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many nodes.")] = None,
+    head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other node sees a token.")] = False,
+    relays: Annotated[bool, typer.Option("--relays", help="Nodes without layers may go between two others.")] = False,
     allow_streaming: Annotated[
-        bool, typer.Option("--allow-streaming", help="Boxes may read a part of their weights from disk in every step.")
+        bool, typer.Option("--allow-streaming", help="Nodes may read a part of their weights from disk in every step.")
     ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Show all strategies, and whether to split at all.")
@@ -84,7 +84,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why it is so.")] = False,
     what_if: Annotated[
         list[str] | None,
-        typer.Option(metavar='"+2 orin-nx"', help="Add boxes, or remove one with -NODE; may be repeated."),
+        typer.Option(metavar='"+2 orin-nx"', help="Add nodes, or remove one with -NODE; may be repeated."),
     ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="bandwidth=1:100", help="Plan at many link rates, in Mb/s.")
@@ -102,10 +102,10 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a model on boxes you have, or might buy: which boxes, which layers, how fast, and what limits it.
+    """Plan a model on nodes you have, or might buy: which nodes, which layers, how fast, and what limits it.
 
-    Plans for the running site, from what `edgectl profile` measured of its boxes and links. With --cluster it plans
-    for the boxes of a file instead, and needs no daemon, no weights and no PyTorch. Exits 1 when nothing fits.
+    Plans for the running site, from what `edgectl profile` measured of its nodes and links. With --cluster it plans
+    for the nodes of a file instead, and needs no daemon, no weights and no PyTorch. Exits 1 when nothing fits.
     """
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem, shares, sizes
     from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
@@ -121,7 +121,7 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         raise InvalidArgumentError("give one of --compare, --explain, --sweep and --simulate", field="compare")
     if allow_streaming and (compare or simulate is not None):
         raise InvalidArgumentError(
-            "--allow-streaming: --compare and --simulate know only boxes that hold their weights; give one of them",
+            "--allow-streaming: --compare and --simulate know only nodes that hold their weights; give one of them",
             field="allow_streaming",
         )
     asked = Asked(
@@ -172,5 +172,5 @@ def plan(  # noqa: PLR0913 - one parameter for each option
 
 
 def _of_a_site(problem: PlanProblem, *, what_would_be: bool) -> PlanProblem:
-    """With what the boxes hold now, unless the question is about other boxes, links, loads or strategies."""
+    """With what the nodes hold now, unless the question is about other nodes, links, loads or strategies."""
     return replace(problem, held={}) if what_would_be else problem

@@ -67,7 +67,7 @@ class Asked:
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """The boxes of a file and a model known by name or of a file, and what there is to know of the figures, in words.
+    """The nodes of a file and a model known by name or of a file, and what there is to know of the figures, in words.
 
     Raises InvalidArgumentError naming what is wrong.
     """
@@ -95,22 +95,22 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
 
 
 def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """A model of the store on the site's connected boxes, and what there is to know of its figures, in words.
+    """A model of the store on the site's connected nodes, and what there is to know of its figures, in words.
 
-    Raises FailedPreconditionError naming the boxes nobody has measured and the command that does so, NotFoundError or
+    Raises FailedPreconditionError naming the nodes nobody has measured and the command that does so, NotFoundError or
     UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
     """
     if asked.source is None:
         raise InvalidArgumentError(
-            "--source is missing: name the box where prompts come in, or give a --cluster FILE", field="source"
+            "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
         )
     if asked.relays:
         raise InvalidArgumentError(
-            "--relays: a site runs no box without layers yet; leave it out, or plan a --cluster FILE", field="relays"
+            "--relays: a site runs no node without layers yet; leave it out, or plan a --cluster FILE", field="relays"
         )
     if asked.more.get("head_on_source"):
         raise InvalidArgumentError(
-            "--head-on-source: a site runs the head on the last box only; leave it out, or plan a --cluster FILE",
+            "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
     site = run(_fetch_site(connect, asked.model))
@@ -123,7 +123,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
     problem = site_problem(
         found,
         model,
-        # Boxes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
+        # Nodes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
         exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
         dtype=dtype,
         kv_dtype=asked.cache_dtype(None),
@@ -135,7 +135,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
 
 
 def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
-    """What each box keeps packed of the model in the form that is asked for."""
+    """What each node keeps packed of the model in the form that is asked for."""
     if not site.packed:
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}
@@ -171,24 +171,26 @@ async def _fetch_site(connect: Connect, model: str) -> Site:
             return await client.site(model)
         except UnavailableError as error:
             raise UnavailableError(
-                f"{error.message}; without a site, describe the boxes with --cluster FILE",
+                f"{error.message}; without a site, describe the nodes with --cluster FILE",
                 reason=error.reason,
                 retry_after_s=error.retry_after_s,
             ) from None
 
 
 def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
-    """A box that is away may be named, one that there is not may not."""
+    """A node that is away may be named, one that there is not may not."""
     known = sorted(str(node.name) for node in site.nodes)
     for name in names:
         if name not in known:
             raise InvalidArgumentError(
-                f"{option}: there is no box {name!r}; boxes are {', '.join(known)}", field=option, reason="UNKNOWN_NODE"
+                f"{option}: there is no node {name!r}; nodes are {', '.join(known)}",
+                field=option,
+                reason="UNKNOWN_NODE",
             )
 
 
 def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without what is said of boxes that are away or left out."""
+    """The fields without what is said of nodes that are away or left out."""
     kept = {
         option: {name: value for name, value in fields[option].items() if name in cluster.names}
         for option in ("reserve", "max_share")
@@ -215,7 +217,7 @@ def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str,
     if any(change.lstrip().startswith("+") for change in asked.what_if):
         link = typical_link(found.cluster)
         rate = human_rate(link.bandwidth_bps)
-        notes.append(f"boxes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+        notes.append(f"nodes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
     if found.starting:
         notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
     if found.estimated:
@@ -223,7 +225,7 @@ def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str,
         notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
     if doubted := doubtful(problem):
         command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
-        notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these boxes are idle")
+        notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these nodes are idle")
     if found.unmeasured:
         shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
         more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""

@@ -222,7 +222,7 @@ SPREAD_COLUMNS: list[Column[tuple[str, Spread]]] = [
 ]
 
 NODE_COLUMNS: list[Column[NodeLoad]] = [
-    Column("BOX", lambda node: node.node),
+    Column("NODE", lambda node: node.node),
     Column("LAYERS", lambda node: str(node.layers) if len(node.layers) else "relay"),
     Column("COMPUTING", lambda node: percent(node.computing), right=True),
     Column("SENDS TO", lambda node: node.receiver or "-"),
@@ -245,7 +245,7 @@ def _show_tables(result: PlanResult, found: Forecast, load: AskedLoad, output: O
             "throughput": f"{found.tokens_per_s:.2f} tokens/s, {found.requests_per_s:.3g} requests/s over "
             f"{human_seconds(found.span_s)}",
             "planned": f"{result.prediction.throughput_tps:.2f} tokens/s with {describe_load(result)} all the time",
-            "idle": f"{percent(found.bubble_share)} of the boxes' time",
+            "idle": f"{percent(found.bubble_share)} of the nodes' time",
         }
         | waiting
     )

@@ -1,4 +1,4 @@
-"""edgectl profile: have the boxes measure themselves, and the links between them."""
+"""edgectl profile: have the nodes measure themselves, and the links between them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         typer.Argument(
             metavar="[NODE]...",
             autocompletion=completion.nodes,
-            help="Boxes to measure; all that are connected if none.",
+            help="Nodes to measure; all that are connected if none.",
         ),
     ] = None,
     model: Annotated[
@@ -72,10 +72,10 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Measure boxes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
+    """Measure nodes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
 
-    A box measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
-    when a box or a link could not be measured; the others are, all the same.
+    A node measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
+    when a node or a link could not be measured; the others are, all the same.
     """
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
 
@@ -138,8 +138,8 @@ async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
                         reporter.show(event)
             except asyncio.CancelledError:
                 reporter.console.print(
-                    "the boxes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
-                    "found; restarting a box's agent ends its part at once",
+                    "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                    "found; restarting a node's agent ends its part at once",
                     markup=False,
                 )
                 raise
@@ -148,7 +148,8 @@ async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
 
 
 class ProfileReporter:
-    """Tells on `console` how far each box is: a line now and then, or a bar for each where `bars` is a live display."""
+    """Tells on `console` how far each node is: a line now and then, or a bar for each where `bars` is a live
+    display."""
 
     def __init__(self, console: Console, bars: Progress | None) -> None:
         self.console = console

@@ -1,4 +1,4 @@
-"""edgectl replan: move a running deployment to the boxes that are there now."""
+"""edgectl replan: move a running deployment to the nodes that are there now."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A box's layers now and then, "-" for none."""
+    """A node's layers now and then, "-" for none."""
 
     node: str
     now: str
@@ -35,7 +35,7 @@ class Share:
 
 
 _COLUMNS: list[Column[Share]] = [
-    Column("BOX", lambda share: share.node),
+    Column("NODE", lambda share: share.node),
     Column("LAYERS NOW", lambda share: share.now),
     Column("THEN", lambda share: share.then),
 ]
@@ -52,7 +52,7 @@ def replan(
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Plan a running deployment for the boxes that the site has now, and move it there if that gains 5 % or more.
+    """Plan a running deployment for the nodes that the site has now, and move it there if that gains 5 % or more.
 
     Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
     that was placed by hand with --layers.
@@ -83,7 +83,7 @@ async def _replan(
 
 
 def shares(found: Replan) -> list[Share]:
-    """A row for each box of either placement: those that it has, then those that would come in."""
+    """A row for each node of either placement: those that it has, then those that would come in."""
     now, then = (_layers(placement) for placement in (found.current, found.found))
     return [Share(node, now.get(node, "-"), then.get(node, "-")) for node in dict.fromkeys([*now, *then])]
 
@@ -130,10 +130,10 @@ def sentence(name: str, found: Replan, *, wait: bool) -> str:
         case ReplanReason.WOULD_MOVE:
             return f"{name} would move to {then}; nothing has changed."
         case ReplanReason.SAME_LAYERS:
-            return f"{name} stays: its placement is the best one for the boxes that are there."
+            return f"{name} stays: its placement is the best one for the nodes that are there."
         case ReplanReason.SMALL_GAIN:
             return f"{name} stays: a move would gain less than 5 %. --force moves it all the same."
         case ReplanReason.NOT_WEIGHED:
             return f"{name} stays: what a move would gain is not known. --force moves it all the same."
         case ReplanReason.NOTHING_NEW:
-            return f"{name} stays: boxes, links and profiles are those that it was planned for."
+            return f"{name} stays: nodes, links and profiles are those that it was planned for."

@@ -26,7 +26,7 @@ app = typer.Typer(help="Dump what a site's processes know, and replay it.", no_a
 STDOUT = Path("-")
 
 
-@app.command(short_help="Write what coordinator and boxes know and did lately to one file.")
+@app.command(short_help="Write what coordinator and nodes know and did lately to one file.")
 def dump(
     context: typer.Context,
     output: Annotated[
@@ -38,10 +38,10 @@ def dump(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
     timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait for the coordinator.")] = 60.0,
 ) -> None:
-    """Write the state, the newest events, the versions and the settings of the coordinator and of every box as JSON.
+    """Write the state, the newest events, the versions and the settings of the coordinator and of every node as JSON.
 
-    The file has no prompts, tokens, generated text or keys. It has names and addresses of boxes, names and configs of
-    models, and paths of files. A box that does not answer is named in it.
+    The file has no prompts, tokens, generated text or keys. It has names and addresses of nodes, names and configs of
+    models, and paths of files. A node that does not answer is named in it.
     """
     from edgeshard.debugging.dump import site_document
 
@@ -54,10 +54,10 @@ def dump(
         typer.echo(text)
     else:
         _write(path, text, force)
-        typer.echo(f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_boxes(dumps)}")
+        typer.echo(f"{path}: {human_bytes(path.stat().st_size)}, of the coordinator and {_nodes(dumps)}")
     for failed in (item for item in dumps if item.failure is not None):
         assert failed.failure is not None
-        typer.echo(f"box {failed.node} is missing: {failed.failure.message}", err=True)
+        typer.echo(f"node {failed.node} is missing: {failed.failure.message}", err=True)
 
 
 @app.command(short_help="Apply a dump's events again and compare what comes of them.")
@@ -73,7 +73,7 @@ def replay(
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})
     agents = _replayed("edgeshard_agent.replay", nodes)
-    for name, result in (*results.items(), *((f"box {name}", result) for name, result in agents.items())):
+    for name, result in (*results.items(), *((f"node {name}", result) for name, result in agents.items())):
         what = "; ".join(result["differs"][:5])
         typer.echo(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
     if any(result["differs"] for result in (*results.values(), *agents.values())):
@@ -85,9 +85,9 @@ async def _taken(context: typer.Context, timeout_s: float) -> tuple[ProcessDump,
         return await client.dump(timeout_s)
 
 
-def _boxes(dumps: tuple[ProcessDump, ...]) -> str:
+def _nodes(dumps: tuple[ProcessDump, ...]) -> str:
     count = sum(1 for item in dumps if item.node and item.failure is None)
-    return f"{count} {'box' if count == 1 else 'boxes'}"
+    return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
 def _check_output(path: Path, force: bool) -> None:

@@ -53,7 +53,7 @@ def doctor(
     """Look for what is wrong with the site and with this machine. Exit code 1 where something is.
 
     It looks at clocks, ports, disks, memory, swap, CUDA, kernels, versions, huge pages, CPU quotas, links, certificates
-    and keys: of the coordinator and the boxes as they say themselves, of this machine directly. It changes nothing.
+    and keys: of the coordinator and the nodes as they say themselves, of this machine directly. It changes nothing.
     """
     facts = run(_gathered(connect_of(context)))
     left_out = set(ignore or ())
@@ -61,8 +61,8 @@ def doctor(
     show_findings(findings, output)
     if findings:
         raise typer.Exit(1)
-    boxes = f"{len(facts.site.nodes)} boxes, " if facts.site is not None else ""
-    typer.echo(f"nothing is wrong that can be seen from here: {boxes}the coordinator and this machine", err=True)
+    nodes = f"{len(facts.site.nodes)} nodes, " if facts.site is not None else ""
+    typer.echo(f"nothing is wrong that can be seen from here: {nodes}the coordinator and this machine", err=True)
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:
@@ -127,7 +127,7 @@ def beyond(theirs_s: float, asked_s: float, answered_s: float) -> float:
 
 
 def _addresses(target: str, site: Site | None, near: bool) -> list[TriedPort]:
-    """The coordinator's port, and those of boxes that can be dialled from here."""
+    """The coordinator's port, and those of nodes that can be dialled from here."""
     from edgeshard.rpc.tls import is_loopback, split_address
 
     wanted = [TriedPort(COORDINATOR, target)] if target else []

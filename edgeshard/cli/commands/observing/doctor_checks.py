@@ -25,12 +25,12 @@ SWAP_SHARE, SWAP_BYTES = 0.02, 64 << 20
 """Of memory, and in bytes: both must be in swap. Systems put a little there that nobody uses."""
 HUGE_PAGE_BYTES, HUGE_PAGE_SHARE = 256 << 20, 0.5
 LINK_BPS, LINK_S = 100e6, 0.02
-"""Bits a second, and seconds: slower links cost more than most boxes behind them bring."""
+"""Bits a second, and seconds: slower links cost more than most nodes behind them bring."""
 
 
 class Fault(StrEnum):
     COORDINATOR_UNREACHABLE = "coordinator-unreachable"
-    BOX_AWAY = "box-away"
+    NODE_AWAY = "node-away"
     DEPLOYMENT_NOT_READY = "deployment-not-ready"
     PORT_CLOSED = "port-closed"
     CLOCK_SKEW = "clock-skew"
@@ -62,19 +62,19 @@ ADVICE: Mapping[Fault, Advice] = {
         "Nobody answers as the coordinator, or not to you: nothing of the site can be looked at.",
         "Start it, or name another with --coordinator; its log says why it ended.",
     ),
-    Fault.BOX_AWAY: Advice(
-        "The box does not answer. Deployments that need it go on without it, or wait.",
-        "Look at the box and its agent's log; edgectl delete node takes one that will not be back out of the site.",
+    Fault.NODE_AWAY: Advice(
+        "The node does not answer. Deployments that need it go on without it, or wait.",
+        "Look at the node and its agent's log; edgectl delete node takes one that will not be back out of the site.",
     ),
     Fault.DEPLOYMENT_NOT_READY: Advice(
         "The deployment answers no requests.", "edgectl describe deployment NAME says why, and what it waits for."
     ),
     Fault.PORT_CLOSED: Advice(
-        "Nobody takes connections there: boxes cannot pass activations on, or cannot join.",
+        "Nobody takes connections there: nodes cannot pass activations on, or cannot join.",
         "See that the daemon runs, that a firewall lets the port through, and what --listen and --advertise say.",
     ),
     Fault.CLOCK_SKEW: Advice(
-        "Certificates are refused by clocks that are far off, and logs of boxes cannot be compared.",
+        "Certificates are refused by clocks that are far off, and logs of nodes cannot be compared.",
         "Have the clocks set from the network: timedatectl set-ntp true, on the machine that is named.",
     ),
     Fault.CERTIFICATE_EXPIRED: Advice(
@@ -91,7 +91,7 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.VERSION_SKEW: Advice(
         "A site runs one release. Others may be refused, or understand each other in part.",
-        "Install the same release everywhere: edgectl get nodes -o wide shows what boxes run.",
+        "Install the same release everywhere: edgectl get nodes -o wide shows what nodes run.",
     ),
     Fault.DISK_FULL: Advice(
         "Models cannot be added or fetched, and the coordinator cannot write its state.",
@@ -127,7 +127,7 @@ ADVICE: Mapping[Fault, Advice] = {
     ),
     Fault.LINK_SLOW: Advice(
         "Activations take longer over this link than layers take to compute.",
-        "Use a cable, or leave a box out (exclude); edgectl plan --explain says what the link costs.",
+        "Use a cable, or leave a node out (exclude); edgectl plan --explain says what the link costs.",
     ),
 }
 
@@ -225,11 +225,11 @@ def _site(facts: Facts, site: Site) -> Iterator[Finding]:
 
 def _node(node: Node, utc_s: float) -> Iterator[Finding]:
     if not node.connected:
-        yield Finding(Fault.BOX_AWAY, node.name, f"last heard {node.heartbeat_age_s:.0f} s ago")
+        yield Finding(Fault.NODE_AWAY, node.name, f"last heard {node.heartbeat_age_s:.0f} s ago")
         return
     known, pages = node.condition, node.huge_pages
     if known is not None:
-        # Figures of a box age: what it says of time is of its own clock, which the coordinator compared.
+        # Figures of a node age: what it says of time is of its own clock, which the coordinator compared.
         yield from _machine(node.name, known, utc_s)
         if abs(known.clock_ahead_s) > CLOCK_S:
             yield _clock(node.name, known.clock_ahead_s)

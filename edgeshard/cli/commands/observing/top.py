@@ -1,4 +1,4 @@
-"""edgectl top: boxes, deployments, stages and links at work, as they are now."""
+"""edgectl top: nodes, deployments, stages and links at work, as they are now."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def top(
     interval: Annotated[float, typer.Option(min=0.2, max=60, metavar="SECONDS", help="How often to look.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once, as tables.")] = False,
 ) -> None:
-    """Watch the site: boxes and their memory, deployments, stages (rates, waiting, KV), links, requests.
+    """Watch the site: nodes and their memory, deployments, stages (rates, waiting, KV), links, requests.
 
     WAITS is the share of the last seconds in which a stage had no step: its bubbles. Arrow keys move, Tab goes to the
     next table, p stands still, q quits. Where stdout is no terminal it prints the tables once.

@@ -1,4 +1,4 @@
-"""edgectl trace: record what every box of a deployment does in each step, and show where the time goes."""
+"""edgectl trace: record what every node of a deployment does in each step, and show where the time goes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def trace(
         ),
     ] = None,
 ) -> None:
-    """Record a deployment's steps, on all its boxes at once, and print where their time goes.
+    """Record a deployment's steps, on all its nodes at once, and print where their time goes.
 
-    Only steps that run meanwhile are seen, so send requests. Of the recorded time a box was computing, sending while it
-    had nothing to compute, or idle (the bubbles). Boxes with weights on their disks have a row of their own for what
-    they read. The clocks of the boxes need not agree.
+    Only steps that run meanwhile are seen, so send requests. Of the recorded time a node was computing, sending while
+    it had nothing to compute, or idle (the bubbles). Nodes with weights on their disks have a row of their own for what
+    they read. The clocks of the nodes need not agree.
     """
     from edgeshard.cli.render.trace_views import READ_COLUMNS, SUMMARY_COLUMNS, picture
     from edgeshard.domain.requests.trace import aligned, check_seconds, perfetto, summarised, summarised_reads

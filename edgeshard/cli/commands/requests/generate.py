@@ -58,7 +58,7 @@ def generate(
     output: Annotated[TextOutput, typer.Option("--output", "-o", help="How to print the result.")] = TextOutput.TEXT,
     **options: Any,
 ) -> None:
-    """Generate text and print it token by token. Ctrl-C cancels the request on every box."""
+    """Generate text and print it token by token. Ctrl-C cancels the request on every node."""
     wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
     text = prompt_of(prompt, prompt_option)
 
@@ -129,7 +129,7 @@ def write_text(text: str) -> None:
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """A completion as JSON types, with the placement as boxes, layers and bytes."""
+    """A completion as JSON types, with the placement as nodes, layers and bytes."""
     record: dict[str, Any] = plain(completion)
     record["placement"] = placement_record(completion)
     record["tokens_per_s"] = completion.tokens_per_s
@@ -137,7 +137,7 @@ def completion_record(completion: Completion) -> dict[str, Any]:
 
 
 def placement_record(completion: Completion) -> list[dict[str, Any]]:
-    """Each stage's box, its layers as `0:4` and its parameters' bytes."""
+    """Each stage's node, its layers as `0:4` and its parameters' bytes."""
     return [
         {"node": stage.node_name, "layers": str(stage.layers), "bytes": stage.parameter_bytes}
         for stage in completion.placement.stages

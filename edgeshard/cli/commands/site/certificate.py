@@ -65,7 +65,7 @@ def init(
 
 def certificate(
     role: Annotated[Role, typer.Argument(metavar="ROLE", help="agent, client or operator.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an agent the name of its box.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an agent the name of its node.")],
     directory: Directory = _PKI,
 ) -> None:
     """Make the files of a process of the site, DIR/NAME: ca.pem, cert.pem and key.pem. Take them to its machine."""

@@ -45,7 +45,7 @@ class DemoOutput(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """What the demo is to show. `layers` () spreads the layers evenly over three boxes."""
+    """What the demo is to show. `layers` () spreads the layers evenly over three nodes."""
 
     prompt: str
     max_tokens: int
@@ -72,7 +72,7 @@ def demo(  # noqa: PLR0913 - one parameter for each option
     seed: Annotated[int, typer.Option(metavar="N", help="Another seed tells another story.")] = 0,
     temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the likeliest token.")] = 0.8,
     layers: Annotated[
-        str | None, typer.Option(metavar="a=0:4,b=4:8,c=8:12", help="Which box holds which layers.")
+        str | None, typer.Option(metavar="a=0:4,b=4:8,c=8:12", help="Which node holds which layers.")
     ] = None,
     model_dir: Annotated[
         Path | None,
@@ -86,7 +86,7 @@ def demo(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
-    """Start a coordinator and three boxes on this machine, split a model over them and stream a story.
+    """Start a coordinator and three nodes on this machine, split a model over them and stream a story.
 
     Everything runs in a temporary directory and is gone afterwards.
     """
@@ -151,20 +151,20 @@ class Narrator:
 
 async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrator) -> None:
     nodes = tuple(stage.node for stage in request.layers) or NODES
-    narrator.say(f"starting a coordinator and {len(nodes)} boxes ({', '.join(nodes)}) as processes of this machine")
+    narrator.say(f"starting a coordinator and {len(nodes)} nodes ({', '.join(nodes)}) as processes of this machine")
     if not has_kernels():
         narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
-        # The coordinator's start takes one core; what is imported meanwhile takes none from the boxes later.
+        # The coordinator's start takes one core; what is imported meanwhile takes none from the nodes later.
         await asyncio.gather(cluster.start_coordinator(), asyncio.to_thread(_import_client))
-        narrator.say(f"the coordinator listens on {cluster.address}; every box dials it")
+        narrator.say(f"the coordinator listens on {cluster.address}; every node dials it")
         joining = asyncio.ensure_future(cluster.start_agents())
         try:
             async with cluster.client() as client:
                 await _add_model(client, model, narrator)
                 await joining
-                narrator.say(f"boxes {', '.join(nodes)} have joined")
+                narrator.say(f"nodes {', '.join(nodes)} have joined")
                 deployment = await _deploy(client, request, nodes, narrator)
                 result = await _tell(client, request, deployment, narrator)
             if request.output is DemoOutput.TABLE:
@@ -198,7 +198,7 @@ async def _deploy(client: Client, request: DemoRequest, nodes: tuple[str, ...], 
     stored = await client.stored_model(NAME)
     stages = request.layers or even_layers(stored.layer_count, nodes)
     for_whom = ", ".join(f"{stage.layers} on {stage.node}" for stage in stages)
-    narrator.say(f"loading layers {for_whom}: each box fetches only its own")
+    narrator.say(f"loading layers {for_whom}: each node fetches only its own")
     spec = parse_spec(
         {
             "name": NAME,
@@ -233,7 +233,7 @@ async def _tell(client: Client, request: DemoRequest, deployment: Deployment, na
 
 
 def even_layers(layer_count: int, nodes: tuple[str, ...]) -> tuple[ExplicitStage, ...]:
-    """Contiguous ranges as equal as they can be, the longer ones first; no more boxes than layers."""
+    """Contiguous ranges as equal as they can be, the longer ones first; no more nodes than layers."""
     count = min(len(nodes), layer_count)
     bounds = [0]
     for index in range(count):
@@ -265,11 +265,11 @@ def demo_record(request: DemoRequest, result: DemoResult) -> dict[str, Any]:
 
 
 def show_result(result: DemoResult) -> None:
-    """Print the table of boxes and the line of times."""
+    """Print the table of nodes and the line of times."""
     completion = result.completion
     rows = list(zip(completion.placement.stages, completion.stage_compute_ms, strict=True))
     columns: list[Column[tuple[PlacedStage, float]]] = [
-        Column("BOX", lambda row: row[0].node_name),
+        Column("NODE", lambda row: row[0].node_name),
         Column("LAYERS", lambda row: str(row[0].layers)),
         Column("WEIGHTS", lambda row: human_bytes(row[0].parameter_bytes), right=True),
         Column("KV CACHE", lambda row: human_bytes(row[0].kv_bytes), right=True),

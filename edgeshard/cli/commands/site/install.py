@@ -55,14 +55,14 @@ _RUNS_SYSTEMD = Path("/run/systemd/system")
 @app.command("agent")
 def install_agent(
     context: typer.Context,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The box's name in the site.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's name in the site.")] = None,
     listen: Listen = None,
     credentials: Credentials = None,
     programs: Programs = None,
     root: Root = MACHINE,
     dry_run: DryRun = False,
 ) -> None:
-    """Lay out the agent of this box; --coordinator says whose. What is not given stays as at the last time."""
+    """Lay out the agent of this node; --coordinator says whose. What is not given stays as at the last time."""
     from edgeshard.process.systemd_units import Daemon
 
     source = context.find_root().get_parameter_source("coordinator")
@@ -114,7 +114,7 @@ def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun 
 
 @uninstall_app.command("coordinator")
 def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
-    """Stop the coordinator and remove its service; boxes, deployments and models stay without --purge."""
+    """Stop the coordinator and remove its service; nodes, deployments and models stay without --purge."""
     from edgeshard.process.systemd_units import Daemon
 
     _uninstall(Daemon.COORDINATOR, root, purge, dry_run)
@@ -198,7 +198,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     from edgeshard.rpc.tls import TlsFiles, check_private, check_secure
 
     if daemon == "agent" and not options.name:
-        raise InvalidArgumentError("--name is required: the box's name in the site", field="name")
+        raise InvalidArgumentError("--name is required: the node's name in the site", field="name")
     files = [Path(options.credentials, name) for name in CREDENTIALS]
     tls = TlsFiles(*files) if options.credentials else None
     try:

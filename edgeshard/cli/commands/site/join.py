@@ -39,13 +39,13 @@ def join(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="Of edgectl token create; - reads it from stdin.")],
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Where other boxes reach this one; by default port {AGENT_PORT}."),
+        typer.Option(metavar="HOST:PORT", help=f"Where other nodes reach this one; by default port {AGENT_PORT}."),
     ] = None,
     advertise: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="What others dial, where that is another address.")
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the box keeps its identity and its weights.")
+        Path | None, typer.Option(metavar="DIR", help="Where the node keeps its identity and its weights.")
     ] = None,
     memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that stages may use, as 2GiB.")] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (default) or cuda.")] = None,
@@ -56,9 +56,9 @@ def join(
         bool, typer.Option("--force", help="In place of this user's credentials for another site.")
     ] = False,
 ) -> None:
-    """Become what the token says: a box, an application or an operator of its site.
+    """Become what the token says: a node, an application or an operator of its site.
 
-    A box: as root on a machine with systemd its agent is installed as a service and started; else it runs until
+    A node: as root on a machine with systemd its agent is installed as a service and started; else it runs until
     Ctrl-C. An application or an operator: this user's credentials are kept, and edgectl and the SDK find them.
     """
     from edgeshard.client.joining import invitation_from_text
@@ -115,7 +115,7 @@ def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) 
     install.install_daemon(Unit.AGENT, install.MACHINE, False, given)
     _systemctl("enable", "--now", Unit.AGENT.unit)
     _systemctl("restart", Unit.AGENT.unit)  # one that ran before takes the certificate up
-    typer.echo(f"box {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
+    typer.echo(f"node {name} runs as {Unit.AGENT.unit}.service; edgectl get nodes shows it", err=True)
 
 
 def _systemctl(*arguments: str) -> None:
@@ -160,7 +160,7 @@ async def _serve(name: str, site: str, config: Path) -> int:
     try:
         if await agent.ready(math.inf):
             typer.echo(
-                f"box {name} has joined site {site} and serves until Ctrl-C\n"
+                f"node {name} has joined site {site} and serves until Ctrl-C\n"
                 f"edgeshard-agent --config {config} starts it again",
                 err=True,
             )

@@ -1,4 +1,4 @@
-"""edgectl lab: boxes you have not bought yet, as real processes that pretend."""
+"""edgectl lab: nodes you have not bought yet, as real processes that pretend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgeshard.local.lab_site import Comparison
     from edgeshard.planning.simulation.lab import Lab, LabRun
 
-app = typer.Typer(help="Emulate boxes and links on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Emulate nodes and links on this machine.", no_args_is_help=True)
 
 LabFile = Annotated[Path, typer.Argument(metavar="LAB.toml", help="A cluster file with a [lab] table.")]
 Directory = Annotated[
@@ -102,7 +102,7 @@ def runs_of(lab: Lab) -> tuple[LabRun, ...]:
         return lab.runs
     planned = plan(lab.problem(), alternatives=0)
     if not planned.stages:
-        raise InvalidArgumentError("no placement fits the lab's boxes; edgectl plan says what is short", field="lab")
+        raise InvalidArgumentError("no placement fits the lab's nodes; edgectl plan says what is short", field="lab")
     stages = [(stage.node, stage.layers) for stage in planned.stages]
     return planned_runs(stages, lab.cluster.workload.concurrency or len(stages))
 
@@ -126,7 +126,7 @@ async def _compare_all(lab: Lab, lab_file: Path, running_at: str | None) -> list
     check_extras("edgectl lab", "agent", "coordinator")
     with tempfile.TemporaryDirectory(prefix="edgeshard-lab-") as scratch:
         make_stand_in(lab, Path(scratch) / "stand-in")
-        typer.echo(f"starting {len(lab.cluster.nodes)} emulated boxes", err=True)
+        typer.echo(f"starting {len(lab.cluster.nodes)} emulated nodes", err=True)
         async with lab_cluster(lab, lab_file, Path(scratch)) as site, site.client() as client:
             await client.add_model(Path(scratch) / "stand-in", "stand-in")
             rows = []

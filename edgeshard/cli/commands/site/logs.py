@@ -36,7 +36,7 @@ def logs(
 ) -> None:
     """Print the newest lines of the log of a daemon of this machine: of a lab in DIR, or a service of systemd.
 
-    Logs stay on their machines. Of all boxes together, `edgectl get events` says what happened, and `edgectl debug
+    Logs stay on their machines. Of all nodes together, `edgectl get events` says what happened, and `edgectl debug
     dump` what each did lately.
     """
     check_name(name, "name")

@@ -1,4 +1,4 @@
-"""edgectl node: what is done to a box as a member of the site."""
+"""edgectl node: what is done to a node as a member of the site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.domain.identity import Role
 
-app = typer.Typer(help="Take a box's certificate away.", no_args_is_help=True)
+app = typer.Typer(help="Take a node's certificate away.", no_args_is_help=True)
 
 
 @app.command(short_help="Refuse a certificate from now on.")
@@ -18,13 +18,15 @@ def revoke(
     context: typer.Context,
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="Of the box, or of whoever has the role.", autocompletion=completion.nodes),
+        typer.Argument(
+            metavar="NAME", help="Of the node, or of whoever has the role.", autocompletion=completion.nodes
+        ),
     ],
     role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
 ) -> None:
     """Refuse every certificate that was made so far for NAME, also one that nobody has seen in use.
 
-    A box leaves its deployments within a heartbeat; they go on without it. Requests of a client end. edgectl token
+    A node leaves its deployments within a heartbeat; they go on without it. Requests of a client end. edgectl token
     create lets NAME in again.
     """
 

@@ -1,4 +1,4 @@
-"""edgectl serve: a site on this machine that answers over HTTP, and grows by the boxes that join it."""
+"""edgectl serve: a site on this machine that answers over HTTP, and grows by the nodes that join it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def serve(  # noqa: PLR0913 - one parameter for each option
             help="Weights as none, int8 or int4; auto takes the widest that fit.",
         ),
     ] = "auto",
-    boxes: Annotated[int, typer.Option(min=1, max=16, metavar="N", help="Split this machine into so many.")] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", "--boxes", min=1, max=16, metavar="N", help="Split this machine into so many.")
+    ] = 1,
     concurrency: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Requests that memory is kept for.")
     ] = None,
@@ -129,14 +131,14 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         typer.Option(
             metavar="HOST:PORT",
             envvar="EDGESHARD__SERVE__LISTEN",
-            help="Where other boxes reach the site, over mutual TLS; they join at the next port.",
+            help="Where other nodes reach the site, over mutual TLS; they join at the next port.",
         ),
     ] = _LISTEN,
     grow: Annotated[
-        bool, typer.Option("--grow", help="Move the model to more boxes by itself when they join and it gains by it.")
+        bool, typer.Option("--grow", help="Move the model to more nodes by itself when they join and it gains by it.")
     ] = False,
 ) -> None:
-    """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another box.
+    """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another node.
 
     Everything is kept in --state-dir: the same command finds it again. A process of the site that ends is started
     again. Ctrl-C ends it.
@@ -149,7 +151,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite.at(state_dir, boxes, listen, port, http=http), narrator)
+        _run(options, OwnSite.at(state_dir, nodes, listen, port, http=http), narrator)
 
 
 def _http_options(listen: str | None, names: Sequence[str], origins: Sequence[str]) -> list[str]:
@@ -159,11 +161,11 @@ def _http_options(listen: str | None, names: Sequence[str], origins: Sequence[st
     return [word for option in options for word in option]
 
 
-def serve_demo(port: int | None, boxes: int) -> None:
-    """`edgectl demo --serve`: its boxes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
+def serve_demo(port: int | None, nodes: int) -> None:
+    """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
-        site = OwnSite.at(Path(state), boxes, "127.0.0.1:0", port, lasts=False)
+        site = OwnSite.at(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
         _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
 
 
@@ -191,12 +193,12 @@ def _found(model: str) -> Iterator[tuple[Source | None, str]]:
 
 
 async def _serve(options: ServeOptions, site: OwnSite, narrator: Narrator) -> None:
-    boxes = "1 box" if len(site.nodes) == 1 else f"{len(site.nodes)} boxes"
-    narrator.say(f"starting a coordinator and {boxes} ({', '.join(site.nodes)}) as processes of this machine")
+    nodes = "1 node" if len(site.nodes) == 1 else f"{len(site.nodes)} nodes"
+    narrator.say(f"starting a coordinator and {nodes} ({', '.join(site.nodes)}) as processes of this machine")
     async with site:
         narrator.say(f"the coordinator listens on {site.address}, its HTTP endpoint at {site.url}")
         if site.is_elsewhere:
-            narrator.say(f"{site.wanted} is taken: boxes that joined before find the site when it is there again")
+            narrator.say(f"{site.wanted} is taken: nodes that joined before find the site when it is there again")
         await _supervised(site, narrator, _answer(options, site, narrator))
 
 
@@ -281,7 +283,7 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
                 f"another --name, or first run edgectl delete deployment {options.name}",
                 field="name",
             )
-        narrator.say(f"{options.name} was served before: its boxes load it again")
+        narrator.say(f"{options.name} was served before: its nodes load it again")
         if not options.agrees(kept.spec):
             narrator.say(
                 f"note: it is as it was deployed then; for --quantise, --concurrency and --max-context to count, first "
@@ -292,10 +294,10 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
 
 async def _chosen(client: Client, options: ServeOptions, source: str, narrator: Narrator) -> DeploymentSpec:
     """With the widest weights that fit. Where none do, those that fit with fewer requests at a time: the planner knows
-    what is lost by that once the boxes are measured. Raises what `Client.plan` raises for the narrowest."""
+    what is lost by that once the nodes are measured. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
-    # One box has nothing to choose; but what a second one would gain is not known unless it was measured.
+    # One node has nothing to choose; but what a second one would gain is not known unless it was measured.
     measures = options.grow or len(await client.nodes()) > 1
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
     for measured, quantise in product((False, True), formats):

@@ -1,4 +1,4 @@
-"""What `edgectl serve` does about boxes that come and go: it says so, offers the next line, and plans again."""
+"""What `edgectl serve` does about nodes that come and go: it says so, offers the next line, and plans again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TOKEN_TTL_S = 24 * 3600.0
 
 
 async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
-    """Have the boxes measure the deployment's layers and their links, where that is not known.
+    """Have the nodes measure the deployment's layers and their links, where that is not known.
 
-    Raises the error of the first box that could not.
+    Raises the error of the first node that could not.
     """
-    say("measuring the boxes and their links")
+    say("measuring the nodes and their links")
     quantisation = spec.quantisation_of(EVERY_NODE)
     failures = []
     async for progress in client.profile(spec.model, dtype=spec.dtype, quick=True, quantisation=quantisation):
@@ -43,7 +43,7 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
 
 
 class Names(Protocol):
-    """What another box may be called."""
+    """What another node may be called."""
 
     def next_name(self, taken: set[str]) -> str: ...
 
@@ -104,9 +104,9 @@ class SiteWatch:
             self._known, self._here = {str(node.name) for node in nodes}, here
         for name in sorted(here - self._here):
             came = "is back" if name in self._known else "has joined"
-            self._say(f"box {name} {came}")
+            self._say(f"node {name} {came}")
         for name in sorted(self._here - here):
-            self._say(f"box {name} is away")
+            self._say(f"node {name} is away")
         self._here = here
         self._known |= here
         if not self._offered or self._offered in self._known:
@@ -114,18 +114,18 @@ class SiteWatch:
         await self._growth.consider(nodes)
 
     async def _offer(self, taken: set[str]) -> None:
-        """The line that joins one more box."""
+        """The line that joins one more node."""
         from edgeshard.client.joining import invitation_to_text
 
         name = self._names.next_name(taken)
         token = await self._client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
         self._offered = name
         text = invitation_to_text(token.invitation)
-        self._say(f"another box joins with this line, once, within a day:\n  edgectl join {text}")
+        self._say(f"another node joins with this line, once, within a day:\n  edgectl join {text}")
 
 
 class _Growth:
-    """Says what the site would gain with the boxes that it has now, or moves the model there."""
+    """Says what the site would gain with the nodes that it has now, or moves the model there."""
 
     def __init__(self, client: Client, name: str, say: Say, *, grow: bool) -> None:
         self._client = client
@@ -141,7 +141,7 @@ class _Growth:
         return left_s if left_s > 0 else None
 
     async def consider(self, nodes: Sequence[Node]) -> None:
-        """Nothing while something of a box that is here is still to be measured; it is news when that is done."""
+        """Nothing while something of a node that is here is still to be measured; it is news when that is done."""
         here = [node for node in nodes if node.connected]
         if self.rest_s() is not None or len(here) < 2 or any(_is_to_be_measured(node) for node in here):
             return
@@ -150,7 +150,7 @@ class _Growth:
             found = await self._client.replan(name, dry_run=True)
             if found.reason is ReplanReason.NOT_WEIGHED:
                 self._say_once(
-                    f"what {name} would gain is not known, since a box was not measured before it served; "
+                    f"what {name} would gain is not known, since a node was not measured before it served; "
                     f"`edgectl replan {name} --force` moves it to {layers_text(found.found)}"
                 )
             if found.reason is not ReplanReason.WOULD_MOVE:
@@ -176,5 +176,5 @@ class _Growth:
 
 
 def _is_to_be_measured(node: Node) -> bool:
-    """Whether the coordinator will have it measured; a box that serves is not, and is planned with what is known."""
+    """Whether the coordinator will have it measured; a node that serves is not, and is planned with what is known."""
     return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)

@@ -12,11 +12,12 @@ from edgeshard.domain.identity import JoinToken, Role
 app = typer.Typer(help="Let another process in.", no_args_is_help=True)
 
 
-@app.command(short_help="Print the line that joins a box, an application or an operator.")
+@app.command(short_help="Print the line that joins a node, an application or an operator.")
 def create(
     context: typer.Context,
     name: Annotated[
-        str, typer.Option("--node", "--name", metavar="NAME", help="Of the box, of the application or of the operator.")
+        str,
+        typer.Option("--node", "--name", metavar="NAME", help="Of the node, of the application or of the operator."),
     ],
     role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
     ttl: Annotated[str, typer.Option(metavar="TIME", help="How long it is good, such as 15m.")] = "15m",

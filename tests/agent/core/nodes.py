@@ -1,4 +1,4 @@
-"""Where the tests of the core begin: a box that can compute, and has said so."""
+"""Where the tests of the core begin: a node that can compute, and has said so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One box in this process: its hosting, its loader and its cache over real files and tiny real models.
+"""One node in this process: its hosting, its loader and its cache over real files and tiny real models.
 
 The coordinator's store is an object. Stages have no links: what they compute is asked of their models.
 """
@@ -246,8 +246,8 @@ class Wired:
         return StageStatus(prepare.deployment, prepare.epoch, prepare.stage, prepare.placed.layers, StagePhase.READY)
 
 
-class Box:
-    """A box that packs, with at most `limit` bytes in its cache."""
+class Node:
+    """A node that packs, with at most `limit` bytes in its cache."""
 
     def __init__(self, directory: Path, limit: int, worker: ComputeThread, aside: BackgroundThread) -> None:
         self.cache = BlobCache(directory, limit)
@@ -358,7 +358,7 @@ class Box:
         return sum(path.stat().st_size for folder in folders for path in _files(folder))
 
     def leftovers(self) -> list[str]:
-        """Temporary files, and pins, of a box that holds nothing."""
+        """Temporary files, and pins, of a node that holds nothing."""
         stray = [path.name for path in _files(self.cache.directory) if path.name.endswith(".tmp")]
         pins = [str(digest)[:12] for digest in self.cache._pins]
         return stray + pins + [info.name for info in self.cache.packed.files() if info.in_use]
