@@ -156,6 +156,9 @@ class Pipe:
         if self._held or connection.network.is_parted(self.sender.name, self.receiver.name):
             self._held.append(item)
             return
+        self._arrived(item)
+
+    def _arrived(self, item: Any) -> None:
         self._under_way -= 1
         self.let_go()
         self._arrive(item)
@@ -167,10 +170,16 @@ class Pipe:
 
     def flush(self) -> None:
         """What is held comes at once, before what is still under way."""
-        held, self._held = self._held, []
         loop = self.connection.network.loop
-        for item in held:
-            loop.call_global(loop.now, self._came, item, context=self.receiver.context)
+        loop.call_global(loop.now, self._release, context=self.receiver.context)
+
+    def _release(self) -> None:
+        """Only here is less held, so that nothing overtakes it that came to a receiver which stood still meanwhile."""
+        connection = self.connection
+        while self._held and not connection.broken:
+            if connection.network.is_parted(self.sender.name, self.receiver.name):
+                return
+            self._arrived(self._held.pop(0))
 
 
 @dataclass(frozen=True, slots=True)
