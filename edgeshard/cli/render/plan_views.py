@@ -39,7 +39,7 @@ from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
     Column("NODE", lambda stage: stage.node),
     Column("DEVICE", lambda stage: stage.kind),
-    Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
+    Column("LAYERS", lambda stage: str(stage.layers)),
     Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
     Column("SENDS", lambda stage: human_seconds(stage.send_s), right=True),
     Column("WEIGHTS", lambda stage: human_bytes(stage.memory.weights), right=True),

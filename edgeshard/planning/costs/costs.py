@@ -253,7 +253,6 @@ class Costs:
             capacity_bytes=self._capacity,
             max_layers=self._max_layers,
             source=self.source,
-            relays=problem.relays,
             asynchronous=problem.asynchronous,
             head_on_source=problem.head_on_source,
             min_nodes=problem.min_nodes,

@@ -3,7 +3,7 @@
     J = sum over the nodes of the cut of  idle_w span + (busy_w - idle_w) computing
 
 The span runs from the batch's start to its last token; a node computes during its prompts and its tokens. Only nodes of
-the cut are counted, relays among them: no link, no switch, and no node of the cluster that the plan does not use.
+the cut are counted: no link, no switch, and no node of the cluster that the plan does not use.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
             return Shortage("max_share", float(missing), "layers", text)
         return _memory(costs, load, instance, room)
     usable = int(((room.plain > 0) & (instance.max_layers > 0)).sum())
-    most = usable if instance.relays else min(usable, instance.layers)
+    most = min(usable, instance.layers)
     if instance.min_nodes > most:
         short = instance.min_nodes - most
         text = f"min_nodes is {instance.min_nodes}, but only {most} nodes can take part; lower it or add {short}"

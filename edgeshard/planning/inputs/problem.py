@@ -106,7 +106,6 @@ class PlanProblem:
     max_share             largest part of the layers a node may hold, in (0, 1], by node
     min_nodes, max_nodes  bounds on the number of stages
     head_on_source        the source computes norm and head, so that no other node sees a token
-    relays                whether a node without layers may pass frames around a slow link
     asynchronous          whether sending overlaps computing
     allow_streaming       whether a node may read a part of its weights from its disk in every step
     sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
@@ -135,7 +134,6 @@ class PlanProblem:
     min_nodes: int = 1
     max_nodes: int | None = None
     head_on_source: bool = False
-    relays: bool = False
     asynchronous: bool = True
     allow_streaming: bool = False
     sliced: bool = True

@@ -125,7 +125,7 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Without relays: a node without layers cannot be deployed.
+    """A model on a site; `options` are PlanProblem's.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
@@ -134,7 +134,6 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
         cluster=site.cluster,
         times=site.times,
         loading_itemsize=LOADING_ITEMSIZE,
-        relays=False,
         **options,
     )
     return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))

@@ -107,7 +107,7 @@ def _cloud_even(costs: Costs, cloud: int) -> PlanResult:
 
 def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
     others = tuple(name for i, name in enumerate(costs.names) if i not in (costs.source, cloud))
-    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others), relays=False)
+    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others))
     return plan(pair, alternatives=0)
 
 

@@ -145,7 +145,7 @@ def _goal(result: PlanResult) -> str:
 def _choice(result: PlanResult) -> str:
     assert result.prediction is not None
     load = result.prediction.load
-    parts = [f"{stage.node} {'relays' if not len(stage.layers) else stage.layers}" for stage in result.stages]
+    parts = [f"{stage.node} {stage.layers}" for stage in result.stages]
     text = f"Plan: {', then '.join(parts)}"
     if load.requests > 1:
         text += f"; {load.micro_batches} micro-batches of {load.batch} in flight"

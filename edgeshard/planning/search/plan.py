@@ -167,7 +167,7 @@ class PlanResult:
 
     @property
     def placement(self) -> str:
-        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it (but for relays, which hold no layer); '' for none."""
+        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it; '' for none."""
         return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
 
 

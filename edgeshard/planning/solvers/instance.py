@@ -32,7 +32,6 @@ class Instance:
     stage_bytes    memory a stage takes whatever its layers (workspace, resend buffer)
     capacity_bytes [M]     memory a node may give
     max_layers     [M]     most blocks a node may hold (N when unlimited)
-    relays         whether a node may be a stage of zero layers
     asynchronous   whether sending overlaps computing: then compute, uplink and downlink are stations of their own;
                    otherwise a node's compute and its sends are one station
     head_on_source the source computes norm and head: hidden states return, and its station serves both
@@ -58,7 +57,6 @@ class Instance:
     capacity_bytes: Floats
     max_layers: npt.NDArray[np.int64]
     source: int = 0
-    relays: bool = False
     asynchronous: bool = True
     head_on_source: bool = False
     min_nodes: int = 1

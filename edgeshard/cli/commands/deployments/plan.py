@@ -74,7 +74,6 @@ def plan(  # noqa: PLR0913 - one parameter for each option
     min_nodes: Annotated[int, typer.Option(metavar="N", help="Use at least so many nodes.")] = 1,
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many nodes.")] = None,
     head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other node sees a token.")] = False,
-    relays: Annotated[bool, typer.Option("--relays", help="Nodes without layers may go between two others.")] = False,
     allow_streaming: Annotated[
         bool, typer.Option("--allow-streaming", help="Nodes may read a part of their weights from disk in every step.")
     ] = False,
@@ -132,7 +131,6 @@ def plan(  # noqa: PLR0913 - one parameter for each option
         quantisation=parse_quantisation(quantise, head_quantisation),
         kv_dtype=kv_dtype,
         exclude=tuple(exclude or ()),
-        relays=relays,
         what_if=tuple(what_if or ()),
         workload={
             "prompt_tokens": prompt_tokens,

@@ -40,7 +40,6 @@ class Asked:
     quantisation: Quantisation | None = None
     kv_dtype: str | None = None
     exclude: tuple[str, ...] = ()
-    relays: bool = False
     what_if: tuple[str, ...] = ()
     workload: Mapping[str, int | None] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +84,6 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
         model=model,
         cluster=cluster,
         exclude=asked.exclude,
-        relays=asked.relays,
         dtype=asked.weights_dtype(cluster.dtype),
         kv_dtype=asked.cache_dtype(cluster.kv_dtype),
         **asked.fields(cluster.workload),
@@ -103,10 +101,6 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
     if asked.source is None:
         raise InvalidArgumentError(
             "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
-        )
-    if asked.relays:
-        raise InvalidArgumentError(
-            "--relays: a site runs no node without layers yet; leave it out, or plan a --cluster FILE", field="relays"
         )
     if asked.more.get("head_on_source"):
         raise InvalidArgumentError(
