@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import WaitTimeout
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
@@ -26,7 +27,7 @@ def deployment(
     context: typer.Context,
     name: DeploymentName,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every node let go of it.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    timeout: WaitTimeout = None,
 ) -> None:
     """Stop a deployment and free its memory on every node; requests that are running end."""
 
