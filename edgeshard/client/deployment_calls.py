@@ -144,7 +144,7 @@ class DeploymentCalls(Calls):
         AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
         """
         request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
-        async with aclosing(self._connection.trace(request)) as messages:
+        async with aclosing(self._connection.stream("Trace", request)) as messages:
             return tuple([trace_from_wire(message.stage) async for message in messages])
 
     async def _until_ready(

@@ -146,7 +146,7 @@ class SiteCalls(Calls):
         Raises NotFoundError for an unknown model or node, UnavailableError when the coordinator goes away.
         """
         request = MeasureRequest(operation_id(), model, dtype, tuple(nodes), quick, again, quantisation)
-        async with aclosing(self._connection.profile(measure_request_to_wire(request))) as messages:
+        async with aclosing(self._connection.stream("Profile", measure_request_to_wire(request))) as messages:
             async for message in messages:
                 yield node_progress_from_wire(message)
 
@@ -195,7 +195,7 @@ class SiteCalls(Calls):
         A node that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one
         document of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
         """
-        async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
+        async with aclosing(self._connection.stream("Dump", admin_pb2.DumpRequest(), timeout_s)) as messages:
             return tuple([dump async for dump in read_dumps(messages)])
 
     async def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
@@ -219,6 +219,6 @@ class SiteCalls(Calls):
         """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
         first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
         request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
-        async with aclosing(self._connection.events(request)) as messages:
+        async with aclosing(self._connection.stream("ListEvents", request)) as messages:
             async for message in messages:
                 yield site_event_from_wire(message.event)
