@@ -30,6 +30,7 @@ from edgeshard.domain.requests.generation import (
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
+from edgeshard.wire.plain import message_of, value_of
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
@@ -227,18 +228,8 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
 
 
 def finished_to_wire(finished: Finished) -> inference_pb2.GenerationFinished:
-    return inference_pb2.GenerationFinished(
-        reason=reason_to_wire(finished.reason),
-        text=finished.text,
-        prompt_token_count=finished.prompt_token_count,
-        new_token_count=finished.new_token_count,
-    )
+    return message_of(finished, inference_pb2.GenerationFinished, reason=reason_to_wire(finished.reason))
 
 
 def finished_from_wire(message: inference_pb2.GenerationFinished) -> Finished:
-    return Finished(
-        reason=reason_from_wire(message.reason),
-        text=message.text,
-        prompt_token_count=message.prompt_token_count,
-        new_token_count=message.new_token_count,
-    )
+    return value_of(message, Finished, reason=reason_from_wire(message.reason))
