@@ -45,7 +45,9 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     The fields are annotated as options are. The command gets the dataclass, made of the options' values.
     """
     own = inspect.signature(command, eval_str=True)
-    groups = {item.name: item.annotation for item in own.parameters.values() if is_dataclass(item.annotation)}
+    groups: dict[str, Any] = {
+        item.name: item.annotation for item in own.parameters.values() if is_dataclass(item.annotation)
+    }
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
