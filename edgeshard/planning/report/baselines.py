@@ -21,7 +21,15 @@ from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
+from edgeshard.planning.search.plan import (
+    GAP_OF_LATENCY,
+    CutPrediction,
+    PlanResult,
+    figures_of,
+    plan,
+    predict,
+    result_of,
+)
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
@@ -258,7 +266,7 @@ def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
 
 
 def _without_plan(name: str, reason: str) -> StrategyRow:
-    return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
+    return StrategyRow(name, False, **figures_of(None), nodes=0, placement="", gap=None, reason=reason)
 
 
 def _with_figures(
@@ -267,11 +275,7 @@ def _with_figures(
     return StrategyRow(
         strategy=name,
         feasible=True,
-        time_per_token_s=found.time_per_token_s,
-        throughput_tps=found.throughput_tps,
-        ttft_s=found.ttft_s,
-        request_s=found.request_s,
-        joules_per_token=found.joules_per_token,
+        **figures_of(found),
         nodes=nodes,
         placement=placement,
         gap=_gap(found, best),

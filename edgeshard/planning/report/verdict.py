@@ -20,7 +20,7 @@ from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
-from edgeshard.planning.search.plan import PlanResult, plan, predict
+from edgeshard.planning.search.plan import PlanResult, cost_of, plan, predict
 from edgeshard.planning.search.replicas import NodeAlone, Replicas, nodes_alone, replicas
 from edgeshard.planning.search.spare import kinds_of
 
@@ -249,21 +249,7 @@ def _bound_s(result: PlanResult) -> float:
 
 
 def _cost(row: StrategyRow, goal: Objective) -> float:
-    if not row.feasible:
-        return float("inf")
-    match goal:
-        case Objective.REQUEST:
-            value = row.request_s
-        case Objective.TTFT:
-            value = row.ttft_s
-        case Objective.LATENCY:
-            value = row.time_per_token_s
-        case Objective.ENERGY:
-            value = row.joules_per_token
-        case _:
-            value = 1.0 / row.throughput_tps if row.throughput_tps else None
-    assert value is not None  # a row that can run has all its figures
-    return value
+    return cost_of(row, goal) if row.feasible else float("inf")
 
 
 def _whole(problem: PlanProblem, whole: Replicas) -> str:

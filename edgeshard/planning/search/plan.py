@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.model import LayerRange
@@ -63,6 +64,35 @@ UNKNOWN_POWER = "UNKNOWN_POWER"
 """Reason of the error for nodes whose watts are not known."""
 
 
+FIGURES = ("time_per_token_s", "throughput_tps", "ttft_s", "request_s", "joules_per_token")
+"""The figures of a plan, and of whatever is compared with it, by their names."""
+_FIGURE_OF = {
+    Objective.REQUEST: "request_s",
+    Objective.TTFT: "ttft_s",
+    Objective.LATENCY: "time_per_token_s",
+    Objective.ENERGY: "joules_per_token",
+}
+"""What an objective minimises; another one maximises the throughput."""
+
+
+def figures_of(found: Any) -> dict[str, Any]:
+    """The figures by name, all of them None where there are none."""
+    return {name: getattr(found, name, None) for name in FIGURES}
+
+
+def figure_of(found: Any, goal: Objective) -> float | None:
+    """The figure that an objective is about."""
+    value: float | None = getattr(found, _FIGURE_OF.get(goal, "throughput_tps"))
+    return value
+
+
+def cost_of(found: Any, goal: Objective) -> float:
+    """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
+    value = figure_of(found, goal)
+    assert value is not None  # `plan` refuses nodes of unknown power
+    return value if goal in _FIGURE_OF else 1.0 / value
+
+
 @dataclass(frozen=True, slots=True)
 class CutPrediction:
     """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
@@ -91,19 +121,7 @@ class CutPrediction:
         return self.load.micro_batches // self.sweep
 
     def cost(self, goal: Objective) -> float:
-        """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
-        match goal:
-            case Objective.REQUEST:
-                return self.request_s
-            case Objective.TTFT:
-                return self.ttft_s
-            case Objective.LATENCY:
-                return self.time_per_token_s
-            case Objective.ENERGY:
-                assert self.joules_per_token is not None  # `plan` refuses nodes of unknown power
-                return self.joules_per_token
-            case _:
-                return 1.0 / self.throughput_tps
+        return cost_of(self, goal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,11 +441,7 @@ def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
     return Alternative(
         placement=result_of(costs, prediction, None, "").placement,
         load=prediction.load,
-        ttft_s=prediction.ttft_s,
-        time_per_token_s=prediction.time_per_token_s,
-        request_s=prediction.request_s,
-        throughput_tps=prediction.throughput_tps,
-        joules_per_token=prediction.joules_per_token,
+        **figures_of(prediction),
     )
 
 
