@@ -1,4 +1,4 @@
-"""What a batch takes in joules, from the watts of its nodes, idle and busy. Pure.
+"""Joules of a batch, from the watts of its nodes, idle and busy. Pure.
 
     J = sum over the nodes of the cut of  idle_w span + (busy_w - idle_w) computing
 
@@ -50,7 +50,7 @@ def power_of(costs: Costs, node: int) -> Power | None:
 
 
 def watts(costs: Costs) -> tuple[Floats, Floats]:
-    """[M] idle watts, and [M] what computing takes above them; not a number where they are unknown."""
+    """[M] idle watts, and [M] the watts that computing takes above them; not a number where they are unknown."""
     devices = [node.device for node in costs.nodes]
     idle_w = np.array([np.nan if device.idle_w is None else device.idle_w for device in devices])
     busy_w = np.array([np.nan if device.busy_w is None else device.busy_w for device in devices])

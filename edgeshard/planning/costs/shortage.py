@@ -1,4 +1,4 @@
-"""Why there is no plan: which constraint is short, by how much, and what would help. Pure."""
+"""The reason why there is no plan: the constraint that is short, by how much, and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GB = 1e9
 GIB = 1 << 30
 _NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
-"""What a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
+"""Memory that a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
 
 
 @dataclass(frozen=True, slots=True)

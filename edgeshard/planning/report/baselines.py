@@ -1,4 +1,4 @@
-"""What other ways of placing a model would reach, beside the plan: the paper's baselines and what other tools do. Pure.
+"""Other ways of placing a model, beside the plan: the paper's baselines and the habits of other tools. Pure.
 
 edge-solo            all layers on the source
 cloud-edge-even      half on the source, half on the cloud node
@@ -54,11 +54,7 @@ Shares = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy's figures under the problem's objective; None where it cannot run.
-
-    `nodes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
-    objective. `reason` says what binds it, or what is short.
-    """
+    """One strategy's figures under the problem's objective; None where it cannot run."""
 
     strategy: str
     feasible: bool
@@ -68,9 +64,12 @@ class StrategyRow:
     request_s: float | None
     joules_per_token: float | None
     nodes: int
+    """How many nodes it uses."""
     placement: str
     gap: float | None
+    """How much better any plan could at most be, as a part of this one, in the objective."""
     reason: str
+    """The limit that binds it, or the resource that is short."""
 
 
 def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:

@@ -1,7 +1,7 @@
 """The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
 
 A label is (layers done, last kind, how often each kind was used, seconds so far). Of labels that agree in the first
-three the quickest is kept, which loses nothing. A label whose priced time plus what is certainly left to go reaches the
+three the quickest is kept, which loses nothing. A label whose priced time plus the least time to go reaches the
 ceiling is dropped, which loses nothing either. With a `width`, only the most promising labels of every (layers, kind)
 are kept; the least bound of those that were dropped is then part of the answer's proof.
 """
@@ -212,7 +212,7 @@ class Search:
         self._work(arrived, start)
 
     def _keep(self, labels: Labels, start: int, arrived: bool) -> Labels:
-        """Without what cannot win, doubles, and what is beyond the width."""
+        """The labels without hopeless ones, doubles, and those beyond the width."""
         bound = self._bound(labels, self._relaxed.arrived[start] if arrived else self._relaxed.worked[start])
         alive = np.flatnonzero(bound < self._ceiling)
         labels, bound = labels.take(alive), bound[alive]
@@ -228,7 +228,7 @@ class Search:
         return labels
 
     def _number(self, worked: Labels, start: int) -> None:
-        """Every finished stage gets a number, by which what comes after it finds it again."""
+        """Number every finished stage; its successors find it by that number."""
         self._numbers.append(self._next)
         self._origins.append((self._next, worked.parent, worked.kind, start))
         worked.parent = np.arange(self._next, self._next + len(worked))

@@ -1,4 +1,4 @@
-"""What a cut costs, and whether it may be used at all. Pure; every solver's answer is scored here, never by the solver.
+"""Costs of cuts, and whether they may be used at all. Pure; every solver's answer is scored here, never by the solver.
 
 R, the round, is the time a micro-batch needs once around the ring: stages, hops, delays and the return to the source.
 B, the bottleneck, is the time of the busiest *station*, what serves one micro-batch at a time: a node's compute, a

@@ -1,4 +1,4 @@
-"""Subset DP: exact for any instance of up to about a dozen nodes; what the other solvers are tested against. Pure.
+"""Subset DP: exact for any instance of up to about a dozen nodes; the reference of the other solvers. Pure.
 
 g[S, j, n] is the least time until n layers are done and node j, the last of the set S, is about to start. The state
 holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does. Time 2^M M^2 N^2, memory 2^M M N, both
