@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import message_of, value_of
 
 
 def audit_entry_to_wire(entry: AuditEntry) -> pb.AuditEntry:

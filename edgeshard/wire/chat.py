@@ -14,7 +14,7 @@ from edgeshard.domain.requests.chat import (
     ToolFormat,
 )
 from edgeshard.proto.v1 import inference_pb2 as pb
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import message_of, value_of
 
 _FORMATS = {
     ToolFormat.NONE: pb.TOOL_FORMAT_UNSPECIFIED,

@@ -1,6 +1,14 @@
-"""Data types, layers, nodes and stage statuses: message <-> value."""
+"""Data types, layers, nodes and stage statuses: message <-> value.
+
+`message_of` and `value_of` are for values and messages whose fields have the same names: only the fields that are
+converted are spelled out.
+"""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
@@ -21,8 +29,9 @@ from edgeshard.domain.nodes.device import (
     WeightLoadingWork,
 )
 from edgeshard.proto.v1 import common_pb2 as pb
-from edgeshard.wire.plain import message_of, value_of
 
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+Value = TypeVar("Value")
 _DTYPES = {
     DType.FLOAT32: pb.DATA_TYPE_FLOAT32,
     DType.FLOAT16: pb.DATA_TYPE_FLOAT16,
@@ -33,6 +42,18 @@ _STAGE_PHASES = {phase: getattr(pb, f"STAGE_PHASE_{phase.name}") for phase in St
 _STAGE_PHASES_BACK = {number: phase for phase, number in _STAGE_PHASES.items()}
 _FILLING_WORKS = {work: getattr(pb, f"FILLING_WORK_{work.name}") for work in WeightLoadingWork}
 _FILLING_WORKS_BACK = {number: work for work, number in _FILLING_WORKS.items()}
+
+
+def message_of(value: Any, kind: type[AnyMessage], /, **converted: Any) -> AnyMessage:
+    """A message of `kind` with the fields of a dataclass."""
+    names: tuple[str, ...] = value.__match_args__
+    return kind(**{name: getattr(value, name) for name in names if name not in converted}, **converted)
+
+
+def value_of(message: Message, kind: type[Value], /, **converted: Any) -> Value:
+    """A value of `kind`, a dataclass, with the fields of a message."""
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    return kind(**{name: getattr(message, name) for name in names if name not in converted}, **converted)
 
 
 def dtype_to_wire(dtype: DType) -> pb.DataType:

@@ -59,18 +59,19 @@ from edgeshard.wire.common import (
     huge_pages_to_wire,
     layers_from_wire,
     layers_to_wire,
+    message_of,
     quantisation_from_wire,
     quantisation_to_wire,
     stage_key_from_wire,
     stage_key_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
+    value_of,
 )
 from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire, spec_from_wire, spec_to_wire
 from edgeshard.wire.identity import denials_from_wire, denials_to_wire
 from edgeshard.wire.packed import packed_unit_from_wire, packed_unit_to_wire
-from edgeshard.wire.plain import message_of, value_of
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,

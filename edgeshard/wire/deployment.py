@@ -19,10 +19,11 @@ from edgeshard.wire.common import (
     kv_format_to_wire,
     layers_from_wire,
     layers_to_wire,
+    message_of,
     stage_status_from_wire,
     stage_status_to_wire,
+    value_of,
 )
-from edgeshard.wire.plain import message_of, value_of
 from edgeshard.wire.status import from_failure, to_failure
 
 _DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}") for phase in DeploymentPhase}

@@ -29,8 +29,8 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
-from edgeshard.wire.plain import message_of, value_of
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}

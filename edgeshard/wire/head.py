@@ -26,6 +26,7 @@ from edgeshard.domain.requests.head import (
     StartRequest,
 )
 from edgeshard.proto.v1 import head_pb2 as pb
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.generation import (
     generation_from_wire,
     generation_to_wire,
@@ -38,7 +39,6 @@ from edgeshard.wire.generation import (
     top_from_wire,
     top_to_wire,
 )
-from edgeshard.wire.plain import message_of, value_of
 from edgeshard.wire.status import from_failure, to_failure
 
 

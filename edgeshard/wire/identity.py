@@ -15,7 +15,7 @@ from edgeshard.domain.identity import (
 )
 from edgeshard.domain.ids import check_id, check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
-from edgeshard.wire.plain import message_of
+from edgeshard.wire.common import message_of
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:

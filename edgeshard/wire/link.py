@@ -7,8 +7,8 @@ from typing import assert_never
 from edgeshard.domain.nodes.profile import LinkSample
 from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.frames import Frame
-from edgeshard.wire.plain import message_of, value_of
 
 LinkMessage = LinkHello | LinkWelcome | LinkBeacon | LinkPadding | LinkSample | Frame
 

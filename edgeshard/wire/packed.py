@@ -6,7 +6,7 @@ from edgeshard.domain.ids import OperationId, check_id
 from edgeshard.domain.models.packed import DropCall, PackedUnit
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import message_of, value_of
 
 
 def packed_unit_to_wire(unit: PackedUnit) -> pb.PackedUnit:

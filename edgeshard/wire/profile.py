@@ -22,8 +22,14 @@ from edgeshard.domain.nodes.profile import (
     StepOverhead,
 )
 from edgeshard.proto.v1 import profile_pb2 as pb
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, quantisation_from_wire, quantisation_to_wire
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import (
+    dtype_from_wire,
+    dtype_to_wire,
+    message_of,
+    quantisation_from_wire,
+    quantisation_to_wire,
+    value_of,
+)
 
 _KINDS = frozenset(kind.value for kind in LayerKind)
 

@@ -28,13 +28,14 @@ from edgeshard.wire.common import (
     condition_to_wire,
     dtype_from_wire,
     dtype_to_wire,
+    message_of,
     node_from_wire,
     node_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
+    value_of,
 )
 from edgeshard.wire.deployment import traffic_from_wire, traffic_to_wire
-from edgeshard.wire.plain import message_of, value_of
 from edgeshard.wire.profile import (
     compute_profile_from_wire,
     compute_profile_to_wire,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgeshard.domain.control.site_event import SiteEvent, Subject
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import message_of, value_of
 
 
 def site_event_to_wire(event: SiteEvent) -> pb.SiteEvent:

@@ -8,8 +8,7 @@ from itertools import pairwise
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import trace_pb2 as pb
-from edgeshard.wire.common import layers_from_wire, layers_to_wire
-from edgeshard.wire.plain import message_of, value_of
+from edgeshard.wire.common import layers_from_wire, layers_to_wire, message_of, value_of
 
 
 def trace_to_wire(trace: StageTrace) -> pb.StageTrace:

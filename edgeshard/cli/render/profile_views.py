@@ -17,7 +17,7 @@ from edgeshard.profiles.profile_quality import busy, quality_warnings
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
-    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile, UnknownProfile
+    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile
 
 
 _LONGEST_RESULT = 22
@@ -150,15 +150,14 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 
 def unknown_fields(details: NodeDetails) -> dict[str, str]:
     """What is not measured of a node yet: which models, and the ways to which nodes."""
-    models = [_unknown_model(profile) for profile in details.unknown.profiles]
+    models = [
+        f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
+        for profile in details.unknown.profiles
+    ]
     parts = [f"profile of {', '.join(models)}"] if models else []
     if ways := details.unknown.links:
         parts.append(f"{'link' if len(ways) == 1 else 'links'} to {listed(ways)}")
     return {"Unknown": "; ".join(parts) or "-"}
-
-
-def _unknown_model(profile: UnknownProfile) -> str:
-    return f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
 
 
 def profile_text(stored: StoredProfile) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ NODE_COLUMNS: list[Column[Node]] = [
     Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
     Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
     Column("UNKNOWN", lambda node: unknown_text(node)),
-    Column("STAGES", lambda node: _join(f"{s.deployment}/{s.layers}" for s in node.stages)),
+    Column("STAGES", lambda node: ",".join(f"{s.deployment}/{s.layers}" for s in node.stages) or "-"),
     Column("ADDRESS", lambda node: node.address, wide=True),
     Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
     Column("MODEL", lambda node: node.facts.model, wide=True),
@@ -377,7 +377,3 @@ def _kv_text(stage: StageStatus) -> str:
 
 def _total(deployment: Deployment, attribute: str) -> int:
     return sum(getattr(stage, attribute) for stage in deployment.placement.stages)
-
-
-def _join(parts: Iterable[str]) -> str:
-    return ",".join(parts) or "-"

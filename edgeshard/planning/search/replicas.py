@@ -146,7 +146,10 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     nodes = nodes_alone(problem)
     able = [node for node in nodes if node.figures]
     if not able:
-        return PlanResult(problem, shortage=_none_holds(nodes))
+        return PlanResult(
+            problem,
+            shortage=Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes)),
+        )
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
@@ -211,10 +214,6 @@ def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
     """The best for the objective; of equal ones the source."""
     source = problem.cluster.source
     return min(able, key=lambda node: (node.figures[-1].cost(problem.goal), node.node != source))
-
-
-def _none_holds(nodes: Sequence[NodeAlone]) -> Shortage:
-    return Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes))
 
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:

@@ -9,7 +9,7 @@ import typer
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_list
-from edgeshard.cli.render.watch import WatchOption, show
+from edgeshard.cli.render.watch import WatchOption, follow, show
 from edgeshard.domain.errors import DataLossError
 
 if TYPE_CHECKING:
@@ -55,12 +55,11 @@ def events(
     """List what happened on the site since its coordinator started, the newest last: nodes that came and went, phases
     of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
     """
-    from edgeshard.cli.commands.deployments.events import follow
     from edgeshard.cli.render.views import EVENT_COLUMNS
 
     async def work(client: Client) -> None:
         if watch:
-            await follow(client.events(limit, follow=True), output)
+            await follow(client.events(limit, follow=True), output, EVENT_COLUMNS, lambda event: str(event.number))
         else:
             found = [event async for event in client.events(limit)]
             show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
