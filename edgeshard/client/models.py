@@ -54,7 +54,7 @@ _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
-# What another round of asking and sending may cure. A damaged upload is sent again from its beginning.
+# Errors that another round of asking and sending may cure. A damaged upload is sent again from its beginning.
 _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossError)
 
 

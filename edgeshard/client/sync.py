@@ -138,7 +138,7 @@ class SyncClient:
 
         async def close() -> None:
             if step is not None:
-                step.cancel()  # the interrupt may have come before anybody waited for it, who would have done so
+                step.cancel()  # the interrupt may have come before anybody waited for it
             async with turn:
                 await items.aclose()
 

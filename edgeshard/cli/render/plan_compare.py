@@ -94,7 +94,7 @@ def draw(path: Path, drawing: str) -> None:
 
 
 def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
-    """What the objective is about, by strategy."""
+    """The objective's figure by strategy."""
     from edgeshard.planning.report.svg import bar_chart
 
     label = _LABELS[problem.goal]
@@ -168,7 +168,7 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
 
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
-    """What the objective is about, by link rate."""
+    """The objective's figure by link rate."""
     from edgeshard.planning.report.svg import line_chart
 
     series: dict[str, list[tuple[float, float]]] = {}

@@ -219,7 +219,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
 
 
 def _streaming_data(result: PlanResult) -> dict[str, Any]:
-    """What only a plan that streams has, or one in whose place streaming is offered."""
+    """Fields of a plan that streams, or in whose place streaming is offered."""
     if result.offer is not None:
         return {"offer": plan_data(result.offer)}
     if not result.streams or result.prediction is None:

@@ -1,4 +1,4 @@
-"""What was measured of nodes and links, as tables, lines and plain data."""
+"""Measurements of nodes and links, as tables, lines and plain data."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """What came of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
+    """The outcome of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
 
-    `missed` are the nodes to which the way could not be measured; what was known of it before is no result.
+    `missed` are the nodes to which the way could not be measured; earlier measurements of it are no result.
     """
 
     node: str
@@ -104,7 +104,7 @@ def node_rows(
         NodeRow(
             node,
             last.failure,
-            # What was known before is no result of this measurement.
+            # An earlier profile is no result of this measurement.
             profiles.get(node) if last.failure is None else None,
             tuple(link for link in links if link.sender == node and link.receiver not in last.missed),
             last.missed,
@@ -149,7 +149,7 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 
 
 def unknown_fields(details: NodeDetails) -> dict[str, str]:
-    """What is not measured of a node yet: which models, and the ways to which nodes."""
+    """Missing measurements of a node: models, and ways to other nodes."""
     models = [
         f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
         for profile in details.unknown.profiles

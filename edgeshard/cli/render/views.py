@@ -198,7 +198,7 @@ def node_status(node: Node) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """What a plan would need and nobody has measured of it. While a node starts, what held before may hold no more."""
+    """Missing measurements that a plan would need. While a node starts, earlier ones may be outdated."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
@@ -277,7 +277,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 def traffic_fields(deployment: Deployment) -> dict[str, str]:
-    """What it served, how its placement does for that, and what would do better."""
+    """Requests that it served, how its placement does for them, and a better placement."""
     seen, outlook = deployment.traffic, deployment.outlook
     if not seen.requests:
         return {"Traffic": "none yet"}
@@ -347,7 +347,7 @@ _LENGTHS_FROM = {
 
 
 def prediction_fields(placement: Placement) -> dict[str, str]:
-    """What the planner expects of a placement, and what there is to know of how it was chosen."""
+    """The planner's prediction of a placement, and notes on its choice."""
     fields = {}
     predicted = placement.predicted
     if predicted is not None:

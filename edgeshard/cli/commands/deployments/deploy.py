@@ -180,7 +180,7 @@ def deploy(
 
 
 def model_source(model: str | None) -> Source | None:
-    """What `--model` names that is not in the store: None for a name. Raises NotFoundError where it is not there."""
+    """The source that `--model` names outside the store, None for a name. Raises NotFoundError where there is none."""
     if model is None or not ("/" in model or model.lower().endswith(".gguf")):
         return None
     from edgeshard.importing.sources import parse_source
@@ -335,7 +335,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
 
 
 def interrupted(name: str, begun: bool) -> str:
-    """What whoever ended the waiting should know."""
+    """The words for a user who ended the waiting."""
     goes_on = "goes on loading" if begun else "may go on loading"
     return (
         f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "

@@ -1,4 +1,4 @@
-"""What `edgectl plan` plans: a cluster file and a config.json, or the site as its coordinator knows it."""
+"""Inputs of `edgectl plan`: a cluster file and a config.json, or the site as its coordinator knows it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Asked:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self, default: Workload) -> dict[str, Any]:
-        """What is the same wherever the cluster comes from. Raises InvalidArgumentError naming the option at fault."""
+        """Fields of the problem for any origin of the cluster. Raises InvalidArgumentError naming the option at fault."""
         if self.objective not in list(Objective):
             raise InvalidArgumentError(
                 f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
@@ -129,7 +129,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
 
 
 def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
-    """What each node keeps packed of the model in the form that is asked for."""
+    """The packed parts of the model on each node, in the form that is asked for."""
     if not site.packed:
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}

@@ -96,7 +96,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is to be measured."""
+    """The measurements that are asked for."""
 
     model: str
     nodes: tuple[str, ...]

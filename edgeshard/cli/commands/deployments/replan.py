@@ -120,7 +120,7 @@ def sentence_of_gain(found: Replan) -> str:
 
 
 def sentence(name: str, found: Replan, *, wait: bool) -> str:
-    """What came of it."""
+    """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
     from edgeshard.domain.deployments.replan import ReplanReason
 

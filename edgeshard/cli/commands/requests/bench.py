@@ -72,7 +72,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the load is of; None where nothing was asked for."""
+    """The requests of a load; None where nothing was asked for."""
 
     deployment: str
     prompts: Lengths | Sequence[str] | None

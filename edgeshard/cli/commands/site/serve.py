@@ -44,7 +44,7 @@ _SHOWN_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None).
+    """The model to serve: `model` as it was named, which is added from `source` unless the site has it (None).
 
     The store calls it `stored`, and programs `name`.
     """
@@ -235,7 +235,7 @@ async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> N
 
 
 async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
-    """What answers, and the key for it; from the beginning each time that the coordinator ends in the middle."""
+    """The deployment, and the key for it; begins again each time that the coordinator ends in the middle."""
     while True:
         starts = site.starts
         try:
@@ -305,7 +305,7 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
     what is lost by that once the nodes are measured. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
-    # One node has nothing to choose; but what a second one would gain is not known unless it was measured.
+    # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
     measures = options.grow or len(await client.nodes()) > 1
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
     for measured, quantise in product((False, True), formats):
