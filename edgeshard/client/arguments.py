@@ -58,7 +58,7 @@ def checked_biases(name: str, value: Any) -> Biases:
 def conversation_of(
     messages: str | Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any] | None
 ) -> Conversation:
-    """The conversation in the arguments of `chat`; a text is one message of the user's. The coordinator checks the rest.
+    """The conversation in the arguments of `chat`; a text is one message of the user's. The coordinator checks more.
 
     Raises InvalidArgumentError naming the argument.
     """

@@ -45,7 +45,7 @@ class Asked:
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self, default: Workload) -> dict[str, Any]:
-        """Fields of the problem for any origin of the cluster. Raises InvalidArgumentError naming the option at fault."""
+        """Fields of the problem for any cluster. Raises InvalidArgumentError naming the option at fault."""
         if self.objective not in list(Objective):
             raise InvalidArgumentError(
                 f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
