@@ -170,5 +170,5 @@ ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {error.code: error for error in
 
 
 def extra_line(extra: str) -> str:
-    """What installs an extra of the package that is missing here; no index has the package, so not its name."""
+    """The command that installs a missing extra of the package; no index has the package, so not its name."""
     return f"pip install '.[{extra}]' in a checkout of EdgeShard, with the pip of this environment"

@@ -179,7 +179,7 @@ def condition_to_wire(condition: Condition) -> pb.Condition:
 
 
 def condition_from_wire(message: pb.Condition) -> Condition:
-    """What this version does not know of kernels and CUDA counts as unknown."""
+    """Kernels and CUDA that this version does not know count as unknown."""
     return value_of(message, Condition, kernels=_support(message.kernels), cuda=_support(message.cuda))
 
 

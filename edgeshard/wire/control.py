@@ -263,7 +263,7 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
 
 
 def _question_from_wire(message: pb.ControlResponse) -> TakeDump | ListPacked | DropPacked:
-    """What is not for the agent's state."""
+    """A command that is not for the agent's state."""
     match message.WhichOneof("command"):
         case "list_packed":
             return ListPacked()

@@ -51,7 +51,7 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
 
 
 def sampling_from_wire(message: pb.Sampling) -> Sampling:
-    """What is absent takes its default, so an empty message is greedy sampling."""
+    """An absent field takes its default, so an empty message is greedy sampling."""
     return Sampling(**_options_from_wire(message, Sampling))
 
 
@@ -79,7 +79,7 @@ def generation_to_wire(generation: Generation) -> head_pb2.Generation:
 
 
 def generation_from_wire(message: head_pb2.Generation) -> Generation:
-    """What is absent takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
+    """An absent field takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
     if message.prompt and message.prompt_tokens:
         raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
     return Generation(

@@ -1,4 +1,4 @@
-"""What the two ends of a hop send each other: message <-> value. A frame stays as it is: `FrameReader` takes it."""
+"""Messages of the two ends of a hop: message <-> value. A frame stays as it is: `FrameReader` takes it."""
 
 from __future__ import annotations
 

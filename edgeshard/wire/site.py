@@ -1,4 +1,4 @@
-"""What the coordinator tells of nodes and models, and an operator's call to measure: message <-> value."""
+"""The coordinator's reports of nodes and models, and an operator's call to measure: message <-> value."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
 
 
 def check_form(manifest: ModelManifest) -> None:
-    """What can be said of a manifest without its digests. Raises as `validate_manifest` does."""
+    """Check a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
         raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
