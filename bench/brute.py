@@ -16,11 +16,10 @@ Ints = npt.NDArray[np.int64]
 
 
 @cache
-def _cuts(layers: int, stages: int, relays: bool) -> Ints:
-    """[cuts, stages + 1] of layers done before each stage and at the end; relays only in the middle."""
+def _cuts(layers: int, stages: int) -> Ints:
+    """[cuts, stages + 1] of layers done before each stage and at the end."""
     rows = []
-    inner = itertools.combinations_with_replacement if relays else itertools.combinations
-    for ends in inner(range(1, layers), stages - 1):
+    for ends in itertools.combinations(range(1, layers), stages - 1):
         rows.append((0, *ends, layers))
     return np.array(rows, dtype=np.int64).reshape(-1, stages + 1)
 
@@ -34,7 +33,7 @@ def every_plan(
     held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
     most = min(instance.nodes, instance.max_nodes)
     for count in range(max(1, instance.min_nodes), most + 1):
-        cuts = _cuts(instance.layers, count, instance.relays)
+        cuts = _cuts(instance.layers, count)
         if not len(cuts):
             continue
         for rest in itertools.permutations(others, count - 1):

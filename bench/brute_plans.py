@@ -101,11 +101,9 @@ class Counted:
         others = [node for node in range(len(self.nodes)) if node != source]
         most = min(len(self.nodes), problem.max_nodes or len(self.nodes))
         for stages in range(problem.min_nodes, most + 1):
-            least = 0 if problem.relays else 1
-            for counts in _counts(problem.model.layer_count, stages, least):
-                if counts[0] and counts[-1]:
-                    for rest in itertools.permutations(others, stages - 1):
-                        yield (source, *rest), counts
+            for counts in _counts(problem.model.layer_count, stages):
+                for rest in itertools.permutations(others, stages - 1):
+                    yield (source, *rest), counts
 
     def rates(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
         """Tokens a second by micro-batches from 1 on; 0 where a limit is broken."""
@@ -319,15 +317,14 @@ class Counted:
         return min(rates), link.latency_s
 
 
-def _counts(layers: int, stages: int, least: int) -> Iterator[tuple[int, ...]]:
-    """Every way to share so many layers among stages of at least `least` each."""
+def _counts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """Every way to share so many layers among stages of at least one each."""
     if stages == 1:
         yield (layers,)
         return
-    for first in range(least, layers + 1):
-        for rest in _counts(layers - first, stages - 1, least):
-            if rest[-1] >= least:
-                yield (first, *rest)
+    for first in range(1, layers):
+        for rest in _counts(layers - first, stages - 1):
+            yield (first, *rest)
 
 
 def _frame(size: int) -> int:

@@ -2,8 +2,8 @@
 
 A path through (layer, node): one variable for "node j holds blocks [a, b)" where that keeps j's memory, one for "j
 hands over to k after block b". What ends on a node goes out from it, what comes in begins there, and a node holds one
-range at most. (Relays in a circle of their own would only cost, so an optimum has none.) All times are whole
-microseconds, so that "optimal" means equal. An answer is proven: a time limit that is hit is an error.
+range at most. All times are whole microseconds, so that "optimal" means equal. An answer is proven: a time limit that
+is hit is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeshard.planning.solvers.instance import Floats, Instance
 
 
 class _Held(NamedTuple):
-    """Blocks [first, end) of a node; relays hold none."""
+    """Blocks [first, end) of a node."""
 
     node: int
     first: int
@@ -124,13 +124,12 @@ class _Program:
         self.model.minimize(value)
 
     def _ranges(self) -> list[_Held]:
-        """The source begins at block 0 and no other node does; a relay is neither the first stage nor the last."""
+        """The source begins at block 0 and no other node does."""
         source, layers = self.instance.source, self.instance.layers
         found = [_Held(source, 0, end) for end in range(1, layers + 1)]
         for node in range(self.instance.nodes):
             for first in range(1, layers) if node != source else ():
-                least_end = first if self.instance.relays else first + 1
-                found += [_Held(node, first, end) for end in range(least_end, layers + 1)]
+                found += [_Held(node, first, end) for end in range(first + 1, layers + 1)]
         return found
 
     def _ends(self, held: _Held) -> tuple[bool, bool]:

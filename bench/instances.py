@@ -58,7 +58,6 @@ def random_instance(seed: int, nodes: int | None = None, layers: int | None = No
         "layer_bytes": layer_bytes,
         "capacity_bytes": capacity,
         "max_layers": np.full(nodes, layers, dtype=np.int64),
-        "relays": seed % 4 == 1,
         "asynchronous": seed % 7 < 5,
         "head_on_source": seed % 6 == 4,
         **fixed,
@@ -135,14 +134,16 @@ def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large
     model = model_from_config("small", config)
     dtype = DType.FLOAT16 if rng.random() < 0.5 else DType.FLOAT32
     prompt_tokens = round(10 ** rng.uniform(0, np.log10(3000)))
+    cluster = _random_cluster(rng, model, dtype, prompt_tokens, int(nodes), large)
+    new_tokens = round(10 ** rng.uniform(0, np.log10(512)))
+    rng.random()  # Not used; without this draw all that follow would make other problems of the same seeds.
     problem = PlanProblem(
         model=model,
-        cluster=_random_cluster(rng, model, dtype, prompt_tokens, int(nodes), large),
+        cluster=cluster,
         objective=objective,
         prompt_tokens=prompt_tokens,
-        new_tokens=round(10 ** rng.uniform(0, np.log10(512))),
+        new_tokens=new_tokens,
         dtype=dtype,
-        relays=bool(rng.random() < 0.15),
         asynchronous=bool(rng.random() < 0.8),
         head_on_source=bool(rng.random() < 0.2),
         sliced=bool(rng.random() < 0.8),

@@ -6,10 +6,16 @@ import re
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
-from edgeshard.architectures.record import BlockStyle, Ends, Experts, Shapes, Stack, Style
+from edgeshard.architectures.record import BlockStyle, BlockTensors, Ends, Experts, MakeEnds, Shapes, Stack, Style
 from edgeshard.architectures.shape import ModelShape
 
 ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+
+
+LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
+"""Before attention and before the MLP."""
+BEHIND_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+SANDWICH_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", BEHIND_NORMS[1])
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -56,6 +62,23 @@ def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = 
         | linear(f"{path}.up_proj", inner, shape.hidden_size, bias)
         | linear(f"{path}.down_proj", shape.hidden_size, inner, bias)
     )
+
+
+def llama_block(
+    *, bias: str = "", mlp_bias: str = "", norm_names: tuple[str, ...] = LLAMA_NORMS, heads_normed: bool = False
+) -> BlockTensors:
+    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases."""
+
+    def block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+        biased = bool(bias) and fields.flag(bias)
+        return (
+            norms(shape.hidden_size, *norm_names)
+            | attention(shape, input_bias=biased, output_bias=biased)
+            | (head_norms(shape) if heads_normed else {})
+            | gated_mlp(shape, fields.size("intermediate_size"), bias=bool(mlp_bias) and fields.flag(mlp_bias))
+        )
+
+    return block
 
 
 def expert_mlps(
@@ -115,6 +138,21 @@ def scaled_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
         embedding_scale=fields.number("embedding_multiplier"),
         logit_divisor=fields.number("logits_scaling"),
     )
+
+
+def gemma_ends(unit_offset: bool = False) -> MakeEnds:
+    """Embeddings multiplied by the root of their width, and capped logits."""
+
+    def ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+        return Ends(
+            eps=fields.number("rms_norm_eps"),
+            embedding_scale=shape.hidden_size**0.5,
+            rounded=True,
+            unit_offset=unit_offset,
+            logit_cap=fields.optional_number("final_logit_softcapping"),
+        )
+
+    return ends
 
 
 # -- reading and checking ----------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ Answer = tuple[dict[str, Any], bytes]
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """What is asked: a line of JSON, and parts that stand behind it as they are. `exhausted` is the error where the
+    """A question: a line of JSON, and parts that stand behind it as they are. `exhausted` is the error where the
     process ended at it."""
 
     values: dict[str, Any]
@@ -74,7 +74,7 @@ class Lane:
         parts: Mapping[str, bytes],
         exhausted: Callable[[], EdgeShardError],
     ) -> Answer:
-        """What the process answers. Raises ResourceExhaustedError where too much waits, UnavailableError after
+        """The answer of the process. Raises ResourceExhaustedError where too much waits, UnavailableError after
         `close`, `exhausted` where the question took the process too much, and what the answer says."""
         if self._closed:
             raise _closing()

@@ -1,4 +1,4 @@
-"""What a model's small files say of talking with it: its tokenizer, its chat template, its defaults for generation."""
+"""A model's small files for talking with it: its tokenizer, its chat template, its defaults for generation."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class ChatModel:
         return ids
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """What each id reads within a text; U+FFFD for a part of a character. Raises as `detokenize`."""
+        """The text of each id within a text; U+FFFD for a part of a character. Raises as `detokenize`."""
         return [self._text(token) for token in ids]
 
     def _text(self, token: int) -> str:

@@ -106,7 +106,7 @@ class ChatProcess:
         return data.decode()
 
     async def texts(self, model: ModelFiles, tokens: Sequence[int], identity: str = "") -> list[str]:
-        """What each id reads within a text. Raises as `detokenize`."""
+        """The text of each id within a text. Raises as `detokenize`."""
         _, data = await self._ask(identity, model, "texts", {"tokens": packed(tokens)})
         texts: list[str] = json.loads(data)
         return texts

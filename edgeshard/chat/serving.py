@@ -99,7 +99,7 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def unpacked(data: bytes) -> array[int]:
-    """What `packed` was given."""
+    """The input of `packed`."""
     tokens = array(_TOKEN_TYPE)
     tokens.frombytes(data)
     return tokens

@@ -36,7 +36,7 @@ class _Generation(Extension):
 
 
 class _RefusedError(TemplateError):
-    """What `raise_exception` in a template raises."""
+    """The error of `raise_exception` in a template."""
 
 
 class ChatTemplate:

@@ -1,4 +1,4 @@
-"""Whose question is next, where one is answered at a time: the identity that has had least. Pure.
+"""The order of questions where one is answered at a time: the identity that has had least. Pure.
 
 What an answer cost is known once it is there, and is charged then; an identity that comes anew begins level with the
 one that has had least. So whoever asks little waits for one answer of another's, however many those have asked for.
@@ -21,7 +21,7 @@ RETRY_S = 1.0
 
 @dataclass(slots=True)
 class _Line(Generic[ItemT]):
-    """What one identity has waiting, in the order it came, each with its bytes."""
+    """Questions of one identity that wait, in the order it came, each with its bytes."""
 
     served: float
     waiting: deque[tuple[ItemT, int]] = field(default_factory=deque)

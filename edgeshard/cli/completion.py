@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgeshard.client import Client
 
 _LIMIT_S = 1.0
-"""Whoever presses the key waits for it."""
+"""The user waits for it at the prompt."""
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -39,7 +39,7 @@ def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What can be generated with: also a client, who may see nothing else, is told that."""
+    """Deployments and models that answer; also a client, which may see nothing else, is told these."""
 
     async def ask(client: Client) -> Iterable[str]:
         return [name for model in await client.served_models() for name in (model.deployment, model.model)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +52,16 @@ def connect_of(context: typer.Context) -> Connect:
     connect = context.obj
     assert isinstance(connect, Connect)
     return connect
+
+
+def ask(context: typer.Context, call: Callable[[Client], Awaitable[Result]]) -> Result:
+    """Run one call of a client, and close the client behind it; interrupted as `run` is."""
+
+    async def work() -> Result:
+        async with connect_of(context).client() as client:
+            return await call(client)
+
+    return run(work())
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

@@ -58,7 +58,7 @@ def checked_biases(name: str, value: Any) -> Biases:
 def conversation_of(
     messages: str | Sequence[Message], tools: Sequence[Tool] | None, variables: Mapping[str, Any] | None
 ) -> Conversation:
-    """What the arguments of `chat` say; a text is one message of the user's. The coordinator reads them closer.
+    """The conversation in the arguments of `chat`; a text is one message of the user's. The coordinator checks more.
 
     Raises InvalidArgumentError naming the argument.
     """

@@ -84,7 +84,7 @@ def check_batch(requests: Sequence[BatchRequest], concurrency: int) -> None:
 async def _result(
     run: Callable[[BatchRequest], Awaitable[Completion | ChatCompletion]], request: BatchRequest, clock: Clock
 ) -> BatchResult:
-    """What was refused for want of room was not begun, and is offered again after the time that the site names."""
+    """Offer a request that was refused for want of room, and so not begun, again after the time that the site names."""
     until = clock.now() + PATIENCE_S
     while True:
         try:

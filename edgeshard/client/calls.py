@@ -1,4 +1,4 @@
-"""What all calls of a client have in common."""
+"""The common part of all calls of a client."""
 
 from __future__ import annotations
 

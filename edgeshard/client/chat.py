@@ -98,7 +98,7 @@ async def chat_events(
     try:
         prompt = await client.render_chat(model, conversation, timeout_s)
     except (DeadlineError, UnavailableError):
-        # A connection takes a moment: who has not answered within less than that is not known to be away.
+        # A connection takes a moment: a site that has not answered within less than that is not known to be away.
         if ends_at is None or clock.now() < ends_at:
             raise
         raise _late(timeout_s) from None

@@ -30,7 +30,6 @@ class Connection:
         self._access = access
         self._renewing: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._admin: admin_pb2_grpc.AdminServiceStub | None = None
         self._inference: inference_pb2_grpc.InferenceServiceStub | None = None
         self._listener: ListenerStream | None = None
 
@@ -49,7 +48,6 @@ class Connection:
                 raise self._with_file(error) from None
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
-            self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
             self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         return self._channel
 
@@ -70,16 +68,14 @@ class Connection:
             await channel.close()
 
     async def admin(self, method: str, request: Any, timeout_s: float) -> Any:
-        self.open()
-        return await self._unary(getattr(self._admin, method), request, timeout_s)
+        return await self._unary(admin_pb2_grpc.AdminServiceStub(self.open()), method, request, timeout_s)
 
     async def identity(self, method: str, request: Any, timeout_s: float) -> Any:
-        stub = identity_pb2_grpc.IdentityServiceStub(self.open())
-        return await self._unary(getattr(stub, method), request, timeout_s)
+        return await self._unary(identity_pb2_grpc.IdentityServiceStub(self.open()), method, request, timeout_s)
 
     async def inference(self, method: str, request: Any, timeout_s: float) -> Any:
         self.open()
-        return await self._unary(getattr(self._inference, method), request, timeout_s)
+        return await self._unary(self._inference, method, request, timeout_s)
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
@@ -121,32 +117,9 @@ class Connection:
             listener = self._listener = ListenerStream(self._inference.Listen(), self.target)
         return listener.open_inbox()
 
-    def profile(self, request: Any) -> AsyncGenerator[Any, None]:
-        """The messages of one Profile call. Closing the generator cancels the call."""
-        self.open()
-        assert self._admin is not None
-        return self._stream(self._admin.Profile, request, None)
-
-    def trace(self, request: Any) -> AsyncGenerator[Any, None]:
-        """The messages of one Trace call. Closing the generator cancels the call."""
-        self.open()
-        assert self._admin is not None
-        return self._stream(self._admin.Trace, request, None)
-
-    def events(self, request: Any) -> AsyncGenerator[Any, None]:
-        """The messages of one ListEvents call. Closing the generator cancels the call."""
-        self.open()
-        assert self._admin is not None
-        return self._stream(self._admin.ListEvents, request, None)
-
-    def dump(self, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
-        """The messages of one Dump call. Closing the generator cancels the call."""
-        self.open()
-        assert self._admin is not None
-        return self._stream(self._admin.Dump, request, timeout_s)
-
-    async def _stream(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
-        call = method(request, timeout=timeout_s)
+    async def stream(self, method: str, request: Any, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
+        """The messages of one call of the admin service. Closing the generator cancels the call."""
+        call = getattr(admin_pb2_grpc.AdminServiceStub(self.open()), method)(request, timeout=timeout_s)
         try:
             async for message in call:
                 yield message
@@ -156,9 +129,9 @@ class Connection:
             # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
             call.cancel()
 
-    async def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
+    async def _unary(self, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
         try:
-            return await method(request, timeout=timeout_s)
+            return await getattr(stub, method)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise self._typed(error) from None
 

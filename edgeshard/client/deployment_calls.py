@@ -28,7 +28,7 @@ _LONGEST_POLL_S = 0.5
 
 
 class DeploymentCalls(Calls):
-    """What an operator does with deployments."""
+    """An operator's calls about deployments."""
 
     async def plan(self, spec: DeploymentSpec) -> Placement:
         """The placement `deploy` would make now; changes nothing. Raises as `deploy` does."""
@@ -137,14 +137,14 @@ class DeploymentCalls(Calls):
         return replan
 
     async def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
-        """What each stage of a deployment does in the next `seconds` (0.1 to 60), on the nodes' own clocks.
+        """The steps of each stage of a deployment in the next `seconds` (0.1 to 60), on the nodes' own clocks.
 
         `edgeshard.domain.requests.trace.aligned` puts them on one. Recording costs the nodes next to nothing. Raises
         InvalidArgumentError naming `seconds`, NotFoundError, FailedPreconditionError when the deployment is not ready,
         AbortedError when it stops running meanwhile or another trace of it begins, DeadlineError.
         """
         request = admin_pb2.TraceRequest(deployment=name, seconds=seconds)
-        async with aclosing(self._connection.trace(request)) as messages:
+        async with aclosing(self._connection.stream("Trace", request)) as messages:
             return tuple([trace_from_wire(message.stage) async for message in messages])
 
     async def _until_ready(

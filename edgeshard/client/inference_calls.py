@@ -25,7 +25,7 @@ _CONNECTS_S = 1.0
 
 
 class InferenceCalls(Calls):
-    """What applications ask for."""
+    """The calls of applications."""
 
     async def generate(
         self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -54,7 +54,7 @@ class InferenceCalls(Calls):
                 async for event in events:
                     yield event
         except (DeadlineError, UnavailableError) as error:
-            # A connection takes a moment: who has not answered within less than that is not known to be away.
+            # A connection takes a moment: a site that has not answered within less than that is not known to be away.
             late = timeout_s is not None and self._clock.now() >= began_s + timeout_s
             if timeout_s is not None and late and (isinstance(error, DeadlineError) or timeout_s < _CONNECTS_S):
                 raise DeadlineError(
@@ -184,7 +184,7 @@ class InferenceCalls(Calls):
         return bool(response.cancelled)
 
     async def served_models(self) -> tuple[ServedModel, ...]:
-        """What can be generated with now."""
+        """The deployments that answer now, with their models."""
         request = inference_pb2.InferenceServiceListModelsRequest()
         response = await self._connection.inference("ListModels", request, self._timeout_s)
         return tuple(served_model_from_wire(model) for model in response.models)

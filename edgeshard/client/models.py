@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,7 +54,7 @@ _PARALLEL_UPLOADS = 4
 _ATTEMPTS = 6
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 2.0
-# What another round of asking and sending may cure. A damaged upload is sent again from its beginning.
+# Errors that another round of asking and sending may cure. A damaged upload is sent again from its beginning.
 _CURABLE = (UnavailableError, AbortedError, FailedPreconditionError, DataLossError)
 
 
@@ -283,7 +283,7 @@ class _Upload:
         try:
             header = BlobHeader(digest, location.size, blob.received)
             await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))
-            while chunk := await in_thread(_next_chunk, chunks):
+            while chunk := await in_thread(next, chunks, b""):
                 await call.write(pb.PutBlobRequest(data=chunk))
                 self._remaining[digest] -= len(chunk)
                 self._report()
@@ -321,7 +321,3 @@ def _upload_error(error: grpc.aio.AioRpcError) -> EdgeShardError:
     if error.code() is grpc.StatusCode.INTERNAL and not error.trailing_metadata():
         return UnavailableError("the coordinator broke off the upload")
     return from_rpc_error(error, "the coordinator")
-
-
-def _next_chunk(chunks: Iterator[bytes]) -> bytes:
-    return next(chunks, b"")

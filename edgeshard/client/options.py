@@ -89,7 +89,7 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        # A lone surrogate: what Python makes of bytes that are not UTF-8, in arguments and file names for instance.
+        # A lone surrogate, which Python makes of bytes that are not UTF-8, as in arguments and file names.
         raise InvalidArgumentError(
             f"{field} is not text: character {error.start} stands for a byte that is not UTF-8", field=field
         ) from None

@@ -13,7 +13,7 @@ TIMEOUT_S = 10.0
 
 
 def renew_over(channel: grpc.aio.Channel, target: str) -> Renew:
-    """What `keep_renewed` calls, over a channel to the coordinator at `target`."""
+    """The call of `keep_renewed`, over a channel to the coordinator at `target`."""
     stub = IdentityServiceStub(channel)
 
     async def renew(request: bytes) -> tuple[bytes, bytes]:

@@ -62,7 +62,7 @@ async def resumed(
                             if started is not None and event.position < len(started.prompt_tokens) + len(tokens):
                                 continue
                             tokens.append(event.token)
-                    # Only what is new: a call that says the same again and fails again gets nowhere.
+                    # Only a new event counts: a call that repeats the old ones and fails again gets nowhere.
                     pause_s, patient_until = FIRST_PAUSE_S, 0.0
                     yield event
                     if isinstance(event, Finished):

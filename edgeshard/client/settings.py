@@ -52,7 +52,7 @@ def configuration() -> Path:
 
 
 def access(target: str | None = None, tls: TlsFiles | None = None, plaintext: bool | None = None) -> Access:
-    """What is given, else what is set. Raises InvalidArgumentError naming a setting that is wrong or missing."""
+    """The given access, else the configured one. Raises InvalidArgumentError naming a wrong or missing setting."""
     environment = {key: os.environ[_PREFIX + key.upper()] for key in KEYS if os.environ.get(_PREFIX + key.upper())}
     chosen = plaintext if plaintext is not None or tls is not None else _plaintext(environment)
     if chosen:

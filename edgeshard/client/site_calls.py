@@ -42,7 +42,7 @@ from edgeshard.client.calls import Calls, operation_id
 
 
 class SiteCalls(Calls):
-    """What an operator sees and changes but for deployments."""
+    """An operator's calls, without those about deployments."""
 
     async def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
         """A token that lets one process join, once, within `ttl_s` seconds: of an agent, `name` is its node's.
@@ -146,7 +146,7 @@ class SiteCalls(Calls):
         Raises NotFoundError for an unknown model or node, UnavailableError when the coordinator goes away.
         """
         request = MeasureRequest(operation_id(), model, dtype, tuple(nodes), quick, again, quantisation)
-        async with aclosing(self._connection.profile(measure_request_to_wire(request))) as messages:
+        async with aclosing(self._connection.stream("Profile", measure_request_to_wire(request))) as messages:
             async for message in messages:
                 yield node_progress_from_wire(message)
 
@@ -190,12 +190,12 @@ class SiteCalls(Calls):
         await self._admin("DeleteModel", admin_pb2.DeleteModelRequest(operation_id=operation_id(), name=name))
 
     async def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
-        """What the coordinator, first, and every node know and did lately, without anything of users; for debugging.
+        """Dumps of the coordinator, first, and of every node: state and latest events, without anything of users.
 
         A node that did not answer is there with its failure. `edgeshard.debugging.dump.site_document` makes one
         document of them. Raises UnavailableError when the coordinator goes away, DeadlineError after `timeout_s`.
         """
-        async with aclosing(self._connection.dump(admin_pb2.DumpRequest(), timeout_s)) as messages:
+        async with aclosing(self._connection.stream("Dump", admin_pb2.DumpRequest(), timeout_s)) as messages:
             return tuple([dump async for dump in read_dumps(messages)])
 
     async def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
@@ -204,7 +204,7 @@ class SiteCalls(Calls):
         return tuple(audit_entry_from_wire(entry) for entry in response.entries)
 
     async def check_audit(self) -> tuple[AuditCheck, ...]:
-        """What the seals say of each file of the coordinator's audit log.
+        """The verdict of the seals on each file of the coordinator's audit log.
 
         Raises FailedPreconditionError where the log is not sealed, or the coordinator is too old to look.
         """
@@ -216,9 +216,9 @@ class SiteCalls(Calls):
         return audit_checks_from_wire(response.checks)
 
     async def events(self, limit: int = 100, follow: bool = False) -> AsyncGenerator[SiteEvent, None]:
-        """What happened on the site: the newest `limit` (at most 1,000) of what its coordinator remembers, the oldest
+        """Events of the site: the newest `limit` (at most 1,000) that its coordinator remembers, the oldest
         first; with `follow`, then each as it happens. Raises UnavailableError when the coordinator goes away."""
         request = admin_pb2.ListEventsRequest(limit=limit, follow=follow)
-        async with aclosing(self._connection.events(request)) as messages:
+        async with aclosing(self._connection.stream("ListEvents", request)) as messages:
             async for message in messages:
                 yield site_event_from_wire(message.event)

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from edgeshard.client.arguments import Message, Tool
-from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult
-from edgeshard.client.chat import ChatCompletion
 from edgeshard.client.client import Client
-from edgeshard.client.completion import Completion
-from edgeshard.debugging.dump import ProcessDump
-from edgeshard.domain.audit import AuditCheck, AuditEntry
-from edgeshard.domain.control.site import NodeDetails, NodeProgress, ServedModel, Site, StoredModel
-from edgeshard.domain.control.site_event import SiteEvent
-from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.deployments.replan import Replan
-from edgeshard.domain.identity import ApiKey, JoinToken, Role
-from edgeshard.domain.ids import Digest
-from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.packed import PackedUnit
-from edgeshard.domain.nodes.device import Node
-from edgeshard.domain.requests.chat import ChatEvent
-from edgeshard.domain.requests.generation import GenerateOptions, GenerationEvent
-from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.rpc.tls import TlsFiles
 
-if TYPE_CHECKING:
-    from edgeshard.client.models import Adding, Progress
-
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _HEARS_S = 0.5
+
+
+def _call(
+    method: Callable[Concatenate[Client, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[SyncClient, Arguments], Result]:
+    """The method of `Client` for a caller without an event loop."""
+
+    @functools.wraps(method)
+    def call(self: SyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return self._run(method(self._client, *args, **kwargs))
+
+    return call
+
+
+def _stream(
+    method: Callable[Concatenate[Client, Arguments], AsyncGenerator[Result, None]],
+) -> Callable[Concatenate[SyncClient, Arguments], Generator[Result, None, None]]:
+    """The same for a stream; leaving the loop over it cancels it at once."""
+
+    @functools.wraps(method)
+    def stream(self: SyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Generator[Result, None, None]:
+        yield from self._iterate(method(self._client, *args, **kwargs))
+
+    return stream
 
 
 class SyncClient:
@@ -82,192 +85,45 @@ class SyncClient:
         self._loop.close()
         self._loop = self._thread = None
 
-    def generate(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
-    ) -> Generator[GenerationEvent, None, None]:
-        """Stream one request; leaving the loop cancels it at once."""
-        yield from self._iterate(self._client.generate(model, prompt, **options))
-
-    def complete(self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Completion:
-        return self._run(self._client.complete(model, prompt, **options))
-
-    def text_stream(
-        self, model: str, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
-    ) -> Generator[str, None, None]:
-        yield from self._iterate(self._client.text_stream(model, prompt, **options))
-
-    def chat(
-        self,
-        model: str,
-        messages: str | Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> Generator[ChatEvent, None, None]:
-        """Stream one answer; leaving the loop cancels it at once."""
-        events = self._client.chat(model, messages, tools=tools, variables=variables, **options)
-        yield from self._iterate(events)
-
-    def complete_chat(
-        self,
-        model: str,
-        messages: str | Sequence[Message],
-        *,
-        tools: Sequence[Tool] | None = None,
-        variables: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> ChatCompletion:
-        return self._run(self._client.complete_chat(model, messages, tools=tools, variables=variables, **options))
-
-    def batch(
-        self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
-    ) -> list[BatchResult]:
-        return self._run(self._client.batch(requests, concurrency, on_progress))
-
-    def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
-        return self._run(self._client.tokenize(model, text, special))
-
-    def detokenize(self, model: str, tokens: Sequence[int]) -> str:
-        return self._run(self._client.detokenize(model, tokens))
-
-    def cancel(self, request_id: str) -> bool:
-        return self._run(self._client.cancel(request_id))
-
-    def served_models(self) -> tuple[ServedModel, ...]:
-        return self._run(self._client.served_models())
-
-    def create_token(self, role: Role, name: str, ttl_s: float = 900.0, host: str = "") -> JoinToken:
-        return self._run(self._client.create_token(role, name, ttl_s, host))
-
-    def revoke(self, role: Role, name: str) -> None:
-        self._run(self._client.revoke(role, name))
-
-    def remove_node(self, node: str) -> None:
-        self._run(self._client.remove_node(node))
-
-    def create_key(
-        self,
-        name: str,
-        models: Sequence[str] = (),
-        *,
-        tokens_per_minute: int | None = None,
-        requests: int | None = None,
-    ) -> tuple[ApiKey, str]:
-        return self._run(self._client.create_key(name, models, tokens_per_minute=tokens_per_minute, requests=requests))
-
-    def keys(self) -> tuple[ApiKey, ...]:
-        return self._run(self._client.keys())
-
-    def revoke_key(self, name: str) -> None:
-        self._run(self._client.revoke_key(name))
-
-    def nodes(self) -> tuple[Node, ...]:
-        return self._run(self._client.nodes())
-
-    def node(self, name: str) -> Node:
-        return self._run(self._client.node(name))
-
-    def node_details(self, name: str) -> NodeDetails:
-        return self._run(self._client.node_details(name))
-
-    def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
-        return self._run(self._client.packed_units(node))
-
-    def drop_packed(self, node: str, ids: Sequence[str] | None = None) -> tuple[PackedUnit, ...]:
-        return self._run(self._client.drop_packed(node, ids))
-
-    def site(self, model: str = "") -> Site:
-        return self._run(self._client.site(model))
-
-    def profile(
-        self,
-        model: str = "",
-        nodes: Sequence[str] = (),
-        *,
-        dtype: DType = DType.BFLOAT16,
-        quick: bool = False,
-        again: bool = False,
-        quantisation: Quantisation | None = None,
-    ) -> Generator[NodeProgress, None, None]:
-        events = self._client.profile(model, nodes, dtype=dtype, quick=quick, again=again, quantisation=quantisation)
-        yield from self._iterate(events)
-
-    def stored_models(self) -> tuple[StoredModel, ...]:
-        return self._run(self._client.stored_models())
-
-    def stored_model(self, name: str) -> StoredModel:
-        return self._run(self._client.stored_model(name))
-
-    def add_model(
-        self,
-        source: Path | str,
-        name: str | None = None,
-        progress: Progress | None = None,
-        adding: Adding | None = None,
-    ) -> Digest:
-        return self._run(self._client.add_model(source, name, progress, adding))
-
-    def delete_model(self, name: str) -> None:
-        self._run(self._client.delete_model(name))
-
-    def plan(self, spec: DeploymentSpec) -> Placement:
-        return self._run(self._client.plan(spec))
-
-    def deploy(
-        self,
-        spec: DeploymentSpec,
-        wait: bool = True,
-        timeout_s: float | None = None,
-        on_change: Callable[[Deployment], None] | None = None,
-    ) -> Deployment:
-        return self._run(self._client.deploy(spec, wait, timeout_s, on_change))
-
-    def wait_ready(
-        self,
-        name: str,
-        timeout_s: float | None = None,
-        on_change: Callable[[Deployment], None] | None = None,
-    ) -> Deployment:
-        return self._run(self._client.wait_ready(name, timeout_s, on_change))
-
-    def deployments(self) -> tuple[Deployment, ...]:
-        return self._run(self._client.deployments())
-
-    def deployment(self, name: str) -> Deployment:
-        return self._run(self._client.deployment(name))
-
-    def delete_deployment(self, name: str, wait: bool = True, timeout_s: float | None = None) -> None:
-        self._run(self._client.delete_deployment(name, wait, timeout_s))
-
-    def replan(
-        self,
-        name: str,
-        *,
-        dry_run: bool = False,
-        force: bool = False,
-        wait: bool = True,
-        timeout_s: float | None = None,
-        on_change: Callable[[Deployment], None] | None = None,
-    ) -> Replan:
-        return self._run(
-            self._client.replan(name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=on_change)
-        )
-
-    def trace(self, name: str, seconds: float = 5.0) -> tuple[StageTrace, ...]:
-        return self._run(self._client.trace(name, seconds))
-
-    def dump(self, timeout_s: float | None = None) -> tuple[ProcessDump, ...]:
-        return self._run(self._client.dump(timeout_s))
-
-    def audit(self, limit: int = 100) -> tuple[AuditEntry, ...]:
-        return self._run(self._client.audit(limit))
-
-    def check_audit(self) -> tuple[AuditCheck, ...]:
-        return self._run(self._client.check_audit())
-
-    def events(self, limit: int = 100, follow: bool = False) -> Generator[SiteEvent, None, None]:
-        yield from self._iterate(self._client.events(limit, follow))
+    generate = _stream(Client.generate)
+    complete = _call(Client.complete)
+    text_stream = _stream(Client.text_stream)
+    chat = _stream(Client.chat)
+    complete_chat = _call(Client.complete_chat)
+    batch = _call(Client.batch)
+    tokenize = _call(Client.tokenize)
+    detokenize = _call(Client.detokenize)
+    cancel = _call(Client.cancel)
+    served_models = _call(Client.served_models)
+    create_token = _call(Client.create_token)
+    revoke = _call(Client.revoke)
+    remove_node = _call(Client.remove_node)
+    create_key = _call(Client.create_key)
+    keys = _call(Client.keys)
+    revoke_key = _call(Client.revoke_key)
+    nodes = _call(Client.nodes)
+    node = _call(Client.node)
+    node_details = _call(Client.node_details)
+    packed_units = _call(Client.packed_units)
+    drop_packed = _call(Client.drop_packed)
+    site = _call(Client.site)
+    profile = _stream(Client.profile)
+    stored_models = _call(Client.stored_models)
+    stored_model = _call(Client.stored_model)
+    add_model = _call(Client.add_model)
+    delete_model = _call(Client.delete_model)
+    plan = _call(Client.plan)
+    deploy = _call(Client.deploy)
+    wait_ready = _call(Client.wait_ready)
+    deployments = _call(Client.deployments)
+    deployment = _call(Client.deployment)
+    delete_deployment = _call(Client.delete_deployment)
+    replan = _call(Client.replan)
+    trace = _call(Client.trace)
+    dump = _call(Client.dump)
+    audit = _call(Client.audit)
+    check_audit = _call(Client.check_audit)
+    events = _stream(Client.events)
 
     def _iterate(self, items: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         # After a Ctrl-C the interrupted step is still unwinding when the stream is closed: one waits for the other.
@@ -282,7 +138,7 @@ class SyncClient:
 
         async def close() -> None:
             if step is not None:
-                step.cancel()  # the interrupt may have come before anybody waited for it, who would have done so
+                step.cancel()  # the interrupt may have come before anybody waited for it
             async with turn:
                 await items.aclose()
 

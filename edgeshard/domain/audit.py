@@ -1,4 +1,4 @@
-"""What somebody did to a site, or was refused."""
+"""Actions of callers on a site, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """What the seals say of one file of the audit log, which has so many `lines`, seals among them.
+    """The verdict of the seals on one file of the audit log, which has so many `lines`, seals among them.
 
     Those up to `sealed` are as they were written. `broken_at` is the first, from 1, of which that is not so, 0 for
     none, and `why` what is wrong. Lines behind the last seal of the newest file are not sealed yet.

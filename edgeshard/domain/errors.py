@@ -46,6 +46,11 @@ class EdgeShardError(Exception):
     code: ClassVar[Code] = Code.INTERNAL
     exit_code: ClassVar[int] = 1
     default_reason: ClassVar[str] = "INTERNAL"
+    """Where a class names none, its code's name, or that of the class that it is of."""
+
+    def __init_subclass__(cls) -> None:
+        if "code" in vars(cls) and "default_reason" not in vars(cls):
+            cls.default_reason = cls.code.name
 
     def __init__(self, message: str, *, field: str = "", reason: str = "", retry_after_s: float | None = None) -> None:
         # It may quote a stranger's input, and has to fit into a log line and into the header of a status.
@@ -75,7 +80,6 @@ class InvalidArgumentError(EdgeShardError):
 
     code = Code.INVALID_ARGUMENT
     exit_code = 2
-    default_reason = "INVALID_ARGUMENT"
 
 
 class UnsupportedModelError(InvalidArgumentError):
@@ -93,18 +97,15 @@ class PlacementError(InvalidArgumentError):
 class NotFoundError(EdgeShardError):
     code = Code.NOT_FOUND
     exit_code = 3
-    default_reason = "NOT_FOUND"
 
 
 class AlreadyExistsError(EdgeShardError):
     code = Code.ALREADY_EXISTS
-    default_reason = "ALREADY_EXISTS"
 
 
 class DeniedError(EdgeShardError):
     code = Code.PERMISSION_DENIED
     exit_code = 4
-    default_reason = "PERMISSION_DENIED"
 
 
 class UnauthenticatedError(EdgeShardError):
@@ -112,21 +113,18 @@ class UnauthenticatedError(EdgeShardError):
 
     code = Code.UNAUTHENTICATED
     exit_code = 4
-    default_reason = "UNAUTHENTICATED"
 
 
 class ResourceExhaustedError(EdgeShardError):
     """Memory, KV blocks or places in a queue are short."""
 
     code = Code.RESOURCE_EXHAUSTED
-    default_reason = "RESOURCE_EXHAUSTED"
 
 
 class FailedPreconditionError(EdgeShardError):
     """The request is right but the system is not in the state for it."""
 
     code = Code.FAILED_PRECONDITION
-    default_reason = "FAILED_PRECONDITION"
 
 
 class WireVersionError(FailedPreconditionError):
@@ -143,7 +141,6 @@ class AbortedError(EdgeShardError):
     """Lost a race with another change; asking again may succeed."""
 
     code = Code.ABORTED
-    default_reason = "ABORTED"
 
 
 class UnavailableError(EdgeShardError):
@@ -151,44 +148,27 @@ class UnavailableError(EdgeShardError):
 
     code = Code.UNAVAILABLE
     exit_code = 5
-    default_reason = "UNAVAILABLE"
 
 
 class DeadlineError(EdgeShardError):
     code = Code.DEADLINE_EXCEEDED
     exit_code = 6
-    default_reason = "DEADLINE_EXCEEDED"
 
 
 class DataLossError(EdgeShardError):
     """Bytes that do not match their checksum, or a file that ends too early."""
 
     code = Code.DATA_LOSS
-    default_reason = "DATA_LOSS"
 
 
 class CancelledRequestError(EdgeShardError):
     code = Code.CANCELLED
-    default_reason = "CANCELLED"
 
 
-ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {
-    Code.CANCELLED: CancelledRequestError,
-    Code.INVALID_ARGUMENT: InvalidArgumentError,
-    Code.DEADLINE_EXCEEDED: DeadlineError,
-    Code.NOT_FOUND: NotFoundError,
-    Code.ALREADY_EXISTS: AlreadyExistsError,
-    Code.PERMISSION_DENIED: DeniedError,
-    Code.RESOURCE_EXHAUSTED: ResourceExhaustedError,
-    Code.FAILED_PRECONDITION: FailedPreconditionError,
-    Code.ABORTED: AbortedError,
-    Code.INTERNAL: InternalError,
-    Code.UNAVAILABLE: UnavailableError,
-    Code.DATA_LOSS: DataLossError,
-    Code.UNAUTHENTICATED: UnauthenticatedError,
-}
+ERROR_BY_CODE: dict[int, type[EdgeShardError]] = {error.code: error for error in EdgeShardError.__subclasses__()}
+"""The class of errors for each code, without what stands below it."""
 
 
 def extra_line(extra: str) -> str:
-    """What installs an extra of the package that is missing here; no index has the package, so not its name."""
+    """The command that installs a missing extra of the package; no index has the package, so not its name."""
     return f"pip install '.[{extra}]' in a checkout of EdgeShard, with the pip of this environment"

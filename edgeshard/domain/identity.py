@@ -1,4 +1,4 @@
-"""Who a process of a site is: a role and an id, which its certificate carries."""
+"""The identity of a site's process: a role and an id, which its certificate carries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_KEY_MODELS = 64
 
 
 class Role(StrEnum):
-    """What a process is to its site."""
+    """The part of a process in its site."""
 
     COORDINATOR = "coordinator"
     AGENT = "agent"

@@ -180,7 +180,9 @@ class Converter:
         if "qweight" in parts:
             if not {"qzeros", "scales"} <= parts.keys() or self.method not in ("awq", "gptq"):
                 raise _refused(f"tensor {name} is packed in a way that {self.method} does not explain")
-            read = packings.awq if self.method == "awq" else packings.gptq(self._zero_offset())
+            # GPTQ's first format stored each zero point less one.
+            zero_offset = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
+            read = packings.awq if self.method == "awq" else packings.gptq(zero_offset)
             return read(name, arrays)
         if "weight_packed" in parts and "weight_scale" in parts:
             if parts["weight_packed"].stored_dtype == "I32":
@@ -211,10 +213,6 @@ class Converter:
         if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
             raise _refused("weight_block_size is no pair of sizes")
         return found[0], found[1]
-
-    def _zero_offset(self) -> int:
-        """GPTQ's first format stored each zero point less one."""
-        return 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
 
     def _experts(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
         """Matrices of all experts in MXFP4, [experts, outputs, inputs]; whole they are [experts, inputs, outputs]."""

@@ -212,7 +212,7 @@ class Daemon:
         return "\n".join(text.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
     def error_of(self, exit_code: int) -> EdgeShardError:
-        """What to say of its end by itself, after it listened or before."""
+        """The error for its end by itself, after it listened or before."""
         tail, how = self.log_tail(), ended_how(exit_code)
         if self.address:
             return FailedPreconditionError(

@@ -160,7 +160,7 @@ async def _stream(client: Client, index: int, prompt_tokens: int, new_tokens: in
 
 
 def predicted_of(lab: Lab, run: LabRun) -> LabFigures:
-    """What the planner says of a run, in the figures that are measured."""
+    """The planner's prediction of a run, in the figures that are measured."""
     prediction = lab.predict(run)
     return LabFigures(prediction.ttft_s, prediction.time_per_token_s, prediction.throughput_tps)
 

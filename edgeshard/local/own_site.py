@@ -126,7 +126,7 @@ class OwnSite:
 
     @property
     def authority(self) -> Path:
-        """Whom clients trust that call its HTTP endpoint over TLS, in PEM."""
+        """The authority that clients of its HTTP endpoint over TLS trust, in PEM."""
         return self._directory / "site" / "ca.pem"
 
     @property
@@ -279,7 +279,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _served(folder: Path) -> str:
-    """What to say where a site is served already."""
+    """The words where a site is served already."""
     from edgeshard.rpc.tls_files import tls_files
 
     try:
@@ -333,7 +333,7 @@ def _node_name() -> str:
 
 
 def _memory(nodes: int, directory: Path) -> list[str]:
-    """What each node may use, where several share the memory that one alone would take and the operator does not
+    """Memory that each node may use, where several share the memory that one alone would take and the operator does not
     say."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []

@@ -1,4 +1,4 @@
-"""What this user's sites keep on this machine, and where: the state of processes, and how edgectl finds a site."""
+"""Files of this user's sites on this machine: the state of processes, and how edgectl finds a site."""
 
 from __future__ import annotations
 

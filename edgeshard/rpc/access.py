@@ -1,4 +1,4 @@
-"""Who may call what: one table of roles for each method, and nothing that is not in it.
+"""Rights of callers: one table of roles for each method, and nothing that is not in it.
 
 In plaintext, which is for loopback alone, callers cannot be told apart, and everyone there may call everything.
 """
@@ -77,7 +77,7 @@ COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
 
 
 def caller(context: Any) -> Principal | None:
-    """Who calls, by its certificate; None in plaintext. Raises DeniedError for a certificate that carries no role."""
+    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate that carries no role."""
     shown = context.auth_context()
     if list(shown.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
         return None
@@ -104,7 +104,7 @@ def check_enrolment(context: Any, method: str) -> None:
 
 
 def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
-    """Who calls, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
+    """The caller, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
     not call `method`, or whose certificate was revoked."""
     principal = caller(context)
     if principal is None and site is None:

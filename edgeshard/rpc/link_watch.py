@@ -84,7 +84,7 @@ class LinkWatch:
         self._is_open = False
 
     def tick(self, now: float) -> Fault | None:
-        """What is wrong at `now`, said once: from then on the next attempt is watched."""
+        """The fault at `now`, said once: from then on the next attempt is watched."""
         late = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now
         self._heard_at = min(now, self._heard_at + late)

@@ -25,7 +25,7 @@ from edgeshard.wire.status import abort
 log = structlog.get_logger()
 
 Check = Callable[[Any, str], Principal | None]
-"""Who calls, by a call's context and its method; None where nobody can tell. Raises DeniedError for a call that is not
+"""The caller, by a call's context and its method; None where nobody can tell. Raises DeniedError for a call that is not
 to be served."""
 
 HANDSHAKE_S = 10.0

@@ -93,7 +93,7 @@ class TlsFiles:
             )
 
     def principal(self) -> Principal:
-        """Who the process is. Raises InvalidArgumentError with reason NO_ROLE where the certificate does not say."""
+        """The process's identity. Raises InvalidArgumentError with reason NO_ROLE where the certificate has none."""
         from edgeshard.identity.certificates import principal_of  # a tenth of a second, which plaintext need not wait
 
         try:
@@ -148,7 +148,7 @@ class TlsFiles:
 
 
 class _Following:
-    """What gRPC asks for before each handshake, in a thread of its own."""
+    """The answer to gRPC before each handshake, in a thread of its own."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files

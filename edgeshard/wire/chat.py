@@ -14,6 +14,7 @@ from edgeshard.domain.requests.chat import (
     ToolFormat,
 )
 from edgeshard.proto.v1 import inference_pb2 as pb
+from edgeshard.wire.common import message_of, value_of
 
 _FORMATS = {
     ToolFormat.NONE: pb.TOOL_FORMAT_UNSPECIFIED,
@@ -27,12 +28,7 @@ _DEFAULTS = ("temperature", "top_k", "top_p", "repetition_penalty")
 
 
 def conversation_to_wire(conversation: Conversation) -> pb.Conversation:
-    return pb.Conversation(
-        messages=conversation.messages,
-        tools=conversation.tools,
-        variables=conversation.variables,
-        generation_prompt=conversation.generation_prompt,
-    )
+    return message_of(conversation, pb.Conversation)
 
 
 def conversation_from_wire(message: pb.Conversation) -> Conversation:
@@ -59,23 +55,21 @@ def chat_prompt_from_wire(message: pb.ChatPrompt) -> ChatPrompt:
 
 
 def answer_format_to_wire(answer_format: AnswerFormat) -> pb.AnswerFormat:
-    return pb.AnswerFormat(
+    return message_of(
+        answer_format,
+        pb.AnswerFormat,
         tools=_FORMATS[answer_format.tools],
-        reasoning_begin=answer_format.reasoning_begin,
-        reasoning_end=answer_format.reasoning_end,
-        in_reasoning=answer_format.in_reasoning,
-        markers=[pb.Marker(token=marker.token, text=marker.text) for marker in answer_format.markers],
+        markers=[message_of(marker, pb.Marker) for marker in answer_format.markers],
     )
 
 
 def answer_format_from_wire(message: pb.AnswerFormat) -> AnswerFormat:
     """A format of a later version is none: its calls stay text."""
-    return AnswerFormat(
-        _FORMATS_BACK.get(message.tools, ToolFormat.NONE),
-        message.reasoning_begin,
-        message.reasoning_end,
-        message.in_reasoning,
-        tuple(Marker(marker.token, marker.text) for marker in message.markers),
+    return value_of(
+        message,
+        AnswerFormat,
+        tools=_FORMATS_BACK.get(message.tools, ToolFormat.NONE),
+        markers=tuple(Marker(marker.token, marker.text) for marker in message.markers),
     )
 
 

@@ -33,7 +33,6 @@ from edgeshard.domain.control.commands import (
 from edgeshard.domain.control.heartbeats import MOST_PACKED, check_stage_count
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import (
-    DeploymentName,
     Epoch,
     NodeId,
     NodeName,
@@ -60,12 +59,14 @@ from edgeshard.wire.common import (
     huge_pages_to_wire,
     layers_from_wire,
     layers_to_wire,
+    message_of,
     quantisation_from_wire,
     quantisation_to_wire,
     stage_key_from_wire,
     stage_key_to_wire,
     stage_status_from_wire,
     stage_status_to_wire,
+    value_of,
 )
 from edgeshard.wire.debug import dump_part_from_wire, dump_part_to_wire
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire, spec_from_wire, spec_to_wire
@@ -82,15 +83,7 @@ from edgeshard.wire.trace import trace_from_wire, trace_to_wire
 
 
 def registration_to_wire(registration: Registration) -> pb.RegisterRequest:
-    return pb.RegisterRequest(
-        node_id=registration.node_id,
-        name=registration.name,
-        address=registration.address,
-        wire_version=registration.wire_version,
-        facts=facts_to_wire(registration.facts),
-        incarnation=registration.incarnation,
-        starting=registration.starting,
-    )
+    return message_of(registration, pb.RegisterRequest, facts=facts_to_wire(registration.facts))
 
 
 def _told_facts(message: common_pb2.DeviceFacts) -> DeviceFacts:
@@ -115,13 +108,11 @@ def registration_from_wire(message: pb.RegisterRequest) -> Registration:
 
 
 def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
-    return pb.HeartbeatRequest(
-        node_id=heartbeat.node_id,
-        incarnation=heartbeat.incarnation,
+    return message_of(
+        heartbeat,
+        pb.HeartbeatRequest,
         stages=[stage_status_to_wire(stage) for stage in heartbeat.stages],
-        memory_available_bytes=heartbeat.memory_available_bytes,
         huge_pages=huge_pages_to_wire(heartbeat.huge_pages) if heartbeat.huge_pages is not None else None,
-        others_share=heartbeat.others_share,
         packed=common_pb2.PackedIds(ids=heartbeat.packed) if heartbeat.packed else None,
     )
 
@@ -129,13 +120,11 @@ def heartbeat_to_wire(heartbeat: Heartbeat) -> pb.HeartbeatRequest:
 def heartbeat_from_wire(message: pb.HeartbeatRequest) -> Heartbeat:
     """Raises InvalidArgumentError naming `stages` for more than a node can hold, before any is looked at."""
     check_stage_count(len(message.stages))
-    return Heartbeat(
-        node_id=NodeId(message.node_id),
-        incarnation=message.incarnation,
+    return value_of(
+        message,
+        Heartbeat,
         stages=tuple(stage_status_from_wire(stage) for stage in message.stages),
-        memory_available_bytes=message.memory_available_bytes,
         huge_pages=huge_pages_from_wire(message.huge_pages) if message.HasField("huge_pages") else None,
-        others_share=message.others_share,
         packed=tuple(message.packed.ids[:MOST_PACKED]),
     )
 
@@ -177,20 +166,17 @@ def heartbeat_change_from_wire(message: pb.HeartbeatChange) -> HeartbeatChange:
 def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.ControlResponse:
     match command:
         case PrepareStage():
-            prepare = pb.PrepareStage(
+            prepare = message_of(
+                command,
+                pb.PrepareStage,
                 spec=spec_to_wire(command.spec),
                 placement=placement_to_wire(command.placement),
-                stage=command.stage,
-                epoch=command.epoch,
-                manifest_digest=command.manifest_digest,
             )
             return pb.ControlResponse(operation_id=operation_id, prepare=prepare)
         case ActivateHead():
-            activate = pb.ActivateHead(deployment=command.deployment, epoch=command.epoch)
-            return pb.ControlResponse(operation_id=operation_id, activate=activate)
+            return pb.ControlResponse(operation_id=operation_id, activate=message_of(command, pb.ActivateHead))
         case ReleaseStage():
-            release = pb.ReleaseStage(deployment=command.deployment, epoch=command.epoch)
-            return pb.ControlResponse(operation_id=operation_id, release=release)
+            return pb.ControlResponse(operation_id=operation_id, release=message_of(command, pb.ReleaseStage))
         case KeepStandby():
             standby = pb.KeepStandby(
                 spec=spec_to_wire(command.spec),
@@ -210,11 +196,10 @@ def command_to_wire(operation_id: OperationId, command: ControlMessage) -> pb.Co
             )
             return pb.ControlResponse(operation_id=operation_id, measure=measure)
         case ProbeLinks():
-            peers = [pb.Peer(node_id=peer.node_id, name=peer.name, address=peer.address) for peer in command.peers]
+            peers = [message_of(peer, pb.Peer) for peer in command.peers]
             return pb.ControlResponse(operation_id=operation_id, probe=pb.ProbeLinks(peers=peers))
         case TraceSteps():
-            trace = pb.TraceSteps(deployment=command.deployment, epoch=command.epoch, seconds=command.seconds)
-            return pb.ControlResponse(operation_id=operation_id, trace=trace)
+            return pb.ControlResponse(operation_id=operation_id, trace=message_of(command, pb.TraceSteps))
         case TakeDump():
             return pb.ControlResponse(operation_id=operation_id, dump=pb.TakeDump())
         case ListPacked():
@@ -243,11 +228,9 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
                 manifest_digest=check_digest(prepare.manifest_digest, "manifest_digest"),
             )
         case "activate":
-            activate = message.activate
-            return operation_id, ActivateHead(DeploymentName(activate.deployment), Epoch(activate.epoch))
+            return operation_id, value_of(message.activate, ActivateHead)
         case "release":
-            release = message.release
-            return operation_id, ReleaseStage(DeploymentName(release.deployment), Epoch(release.epoch))
+            return operation_id, value_of(message.release, ReleaseStage)
         case "standby":
             standby = message.standby
             return operation_id, KeepStandby(
@@ -270,8 +253,7 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
             return operation_id, ProbeLinks(tuple(_peer_from_wire(peer) for peer in message.probe.peers))
         case "trace":
             trace = message.trace
-            seconds = check_seconds(trace.seconds)
-            return operation_id, TraceSteps(DeploymentName(trace.deployment), Epoch(trace.epoch), seconds)
+            return operation_id, value_of(trace, TraceSteps, seconds=check_seconds(trace.seconds))
         case "dump" | "list_packed" | "drop_packed":
             return operation_id, _question_from_wire(message)
         case "denials":
@@ -281,7 +263,7 @@ def command_from_wire(message: pb.ControlResponse) -> tuple[OperationId, Control
 
 
 def _question_from_wire(message: pb.ControlResponse) -> TakeDump | ListPacked | DropPacked:
-    """What is not for the agent's state."""
+    """A command that is not for the agent's state."""
     match message.WhichOneof("command"):
         case "list_packed":
             return ListPacked()
@@ -337,8 +319,7 @@ def report_from_wire(message: pb.ReportProfileRequest) -> ProfileReport:
 def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
     match message:
         case ControlHello():
-            hello = pb.ControlHello(node_id=message.node_id, incarnation=message.incarnation)
-            return pb.ControlRequest(hello=hello)
+            return pb.ControlRequest(hello=message_of(message, pb.ControlHello))
         case Heartbeat():
             return pb.ControlRequest(heartbeat=heartbeat_to_wire(message))
         case HeartbeatChange():
@@ -346,22 +327,11 @@ def agent_message_to_wire(message: AgentMessage) -> pb.ControlRequest:
         case CommandResult():
             return pb.ControlRequest(result=_result_to_wire(message))
         case CommandProgress():
-            progress = pb.CommandProgress(
-                operation_id=message.operation_id, done=message.done, total=message.total, what=message.what
-            )
-            return pb.ControlRequest(progress=progress)
+            return pb.ControlRequest(progress=message_of(message, pb.CommandProgress))
         case DumpPart():
             return pb.ControlRequest(dump=dump_part_to_wire(message))
         case LinkSuspected():
-            suspected = pb.LinkSuspected(
-                deployment=message.deployment,
-                epoch=message.epoch,
-                from_stage=message.from_stage,
-                to_stage=message.to_stage,
-                recovered=message.recovered,
-                why=message.why,
-            )
-            return pb.ControlRequest(suspected=suspected)
+            return pb.ControlRequest(suspected=message_of(message, pb.LinkSuspected))
         case Condition():
             return pb.ControlRequest(condition=condition_to_wire(message))
         case _:
@@ -380,20 +350,11 @@ def agent_message_from_wire(message: pb.ControlRequest) -> AgentMessage | None:
         case "result":
             return _result_from_wire(message.result)
         case "progress":
-            told = message.progress
-            return CommandProgress(OperationId(told.operation_id), told.done, told.total, told.what)
+            return value_of(message.progress, CommandProgress)
         case "dump":
             return dump_part_from_wire(message.dump)
         case "suspected":
-            link = message.suspected
-            return LinkSuspected(
-                DeploymentName(link.deployment),
-                Epoch(link.epoch),
-                link.from_stage,
-                link.to_stage,
-                link.recovered,
-                link.why,
-            )
+            return value_of(message.suspected, LinkSuspected)
         case "condition":
             return condition_from_wire(message.condition)
         case _:

@@ -9,7 +9,7 @@ from edgeshard.domain.deployments.replan import Replan, ReplanCall, ReplanReason
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.deployments.traffic import Lengths, Outlook, Traffic
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.wire.common import (
@@ -19,8 +19,10 @@ from edgeshard.wire.common import (
     kv_format_to_wire,
     layers_from_wire,
     layers_to_wire,
+    message_of,
     stage_status_from_wire,
     stage_status_to_wire,
+    value_of,
 )
 from edgeshard.wire.status import from_failure, to_failure
 
@@ -51,127 +53,50 @@ _SPEC_SCALARS = (
 
 
 def placement_to_wire(placement: Placement) -> pb.Placement:
-    stages = [
-        pb.PlacedStage(
-            index=stage.index,
-            node_id=stage.node_id,
-            node_name=stage.node_name,
-            address=stage.address,
-            layers=layers_to_wire(stage.layers),
-            parameter_bytes=stage.parameter_bytes,
-            kv_bytes=stage.kv_bytes,
-            workspace_bytes=stage.workspace_bytes,
-            weight_budget_bytes=stage.weight_budget_bytes,
-            streamed_bytes=stage.streamed_bytes,
-            disk_read_bytes_per_s=stage.disk_read_bytes_per_s,
-            disk_write_bytes_per_s=stage.disk_write_bytes_per_s,
-        )
-        for stage in placement.stages
-    ]
-    return pb.Placement(
+    stages = [message_of(stage, pb.PlacedStage, layers=layers_to_wire(stage.layers)) for stage in placement.stages]
+    return message_of(
+        placement,
+        pb.Placement,
         stages=stages,
-        kv_block_tokens=placement.kv_block_tokens,
-        kv_blocks=placement.kv_blocks,
-        micro_batch=placement.micro_batch,
-        micro_batches=placement.micro_batches,
         predicted=_prediction_to_wire(placement.predicted) if placement.predicted is not None else None,
-        note=placement.note,
-        costs=[_cost_to_wire(cost) for cost in placement.costs],
-        sweep=placement.sweep,
-    )
-
-
-def _cost_to_wire(cost: StageCost) -> pb.StageCost:
-    return pb.StageCost(
-        rows=cost.rows,
-        decode_s=cost.decode_s,
-        prefill_s=cost.prefill_s,
-        decode_pair_s=cost.decode_pair_s,
-        prefill_pair_s=cost.prefill_pair_s,
-        hop_delay_s=cost.hop_delay_s,
-        hop_s=cost.hop_s,
-        hop_token_s=cost.hop_token_s,
-        prefill_behind_s=cost.prefill_behind_s,
+        costs=[message_of(cost, pb.StageCost) for cost in placement.costs],
     )
 
 
 def _cost_from_wire(message: pb.StageCost) -> StageCost:
     if not len(message.rows) == len(message.decode_s) == len(message.prefill_s) > 0:
         raise InvalidArgumentError("costs: rows and their seconds differ in number", field="costs")
-    return StageCost(
+    return value_of(
+        message,
+        StageCost,
         rows=tuple(message.rows),
         decode_s=tuple(message.decode_s),
         prefill_s=tuple(message.prefill_s),
-        decode_pair_s=message.decode_pair_s,
-        prefill_pair_s=message.prefill_pair_s,
-        hop_delay_s=message.hop_delay_s,
-        hop_s=message.hop_s,
-        hop_token_s=message.hop_token_s,
-        prefill_behind_s=message.prefill_behind_s,
     )
 
 
 def _prediction_to_wire(prediction: Prediction) -> pb.Prediction:
-    return pb.Prediction(
-        time_to_first_token_s=prediction.time_to_first_token_s,
-        time_per_token_s=prediction.time_per_token_s,
-        throughput_tps=prediction.throughput_tps,
-        bottleneck=prediction.bottleneck,
-        gap=prediction.gap,
-        objective=prediction.objective,
-        requests=prediction.requests,
-        prompt_tokens=prediction.prompt_tokens,
-        new_tokens=prediction.new_tokens,
-        lengths=prediction.lengths.value,
-        request_s=prediction.request_s,
-        joules_per_token=prediction.joules_per_token,
-    )
+    return message_of(prediction, pb.Prediction, lengths=prediction.lengths.value)
 
 
 def placement_from_wire(message: pb.Placement) -> Placement:
-    stages = tuple(
-        PlacedStage(
-            index=stage.index,
-            node_id=NodeId(stage.node_id),
-            node_name=NodeName(stage.node_name),
-            address=stage.address,
-            layers=layers_from_wire(stage.layers),
-            parameter_bytes=stage.parameter_bytes,
-            kv_bytes=stage.kv_bytes,
-            workspace_bytes=stage.workspace_bytes,
-            weight_budget_bytes=stage.weight_budget_bytes,
-            streamed_bytes=stage.streamed_bytes,
-            disk_read_bytes_per_s=stage.disk_read_bytes_per_s,
-            disk_write_bytes_per_s=stage.disk_write_bytes_per_s,
-        )
-        for stage in message.stages
-    )
-    return Placement(
+    stages = tuple(value_of(stage, PlacedStage, layers=layers_from_wire(stage.layers)) for stage in message.stages)
+    return value_of(
+        message,
+        Placement,
         stages=stages,
-        kv_block_tokens=message.kv_block_tokens,
-        kv_blocks=message.kv_blocks,
-        micro_batch=message.micro_batch,
-        micro_batches=message.micro_batches,
         predicted=_prediction_from_wire(message.predicted) if message.HasField("predicted") else None,
-        note=message.note,
         costs=tuple(_cost_from_wire(cost) for cost in message.costs),
         sweep=max(1, message.sweep),
     )
 
 
 def _prediction_from_wire(message: pb.Prediction) -> Prediction:
-    return Prediction(
-        time_to_first_token_s=message.time_to_first_token_s,
-        time_per_token_s=message.time_per_token_s,
-        throughput_tps=message.throughput_tps,
-        bottleneck=message.bottleneck,
+    return value_of(
+        message,
+        Prediction,
         gap=message.gap if message.HasField("gap") else None,
-        objective=message.objective,
-        requests=message.requests,
-        prompt_tokens=message.prompt_tokens,
-        new_tokens=message.new_tokens,
         lengths=LengthsFrom(message.lengths) if message.lengths in list(LengthsFrom) else LengthsFrom.DEFAULT,
-        request_s=message.request_s,
         joules_per_token=message.joules_per_token if message.HasField("joules_per_token") else None,
     )
 
@@ -195,12 +120,12 @@ def traffic_from_wire(message: pb.Traffic) -> Traffic:
 
 
 def _outlook_to_wire(outlook: Outlook) -> admin_pb2.Outlook:
-    return admin_pb2.Outlook(
+    return message_of(
+        outlook,
+        admin_pb2.Outlook,
         expected=_prediction_to_wire(outlook.expected) if outlook.expected is not None else None,
         better=_prediction_to_wire(outlook.better) if outlook.better is not None else None,
         layers=[_explicit_to_wire(stage) for stage in outlook.layers],
-        gain=outlook.gain,
-        note=outlook.note,
         losses=[_loss_to_wire(loss) for loss in outlook.losses],
     )
 
@@ -217,28 +142,20 @@ def _outlook_from_wire(message: admin_pb2.Outlook) -> Outlook:
 
 
 def _loss_to_wire(loss: Loss) -> admin_pb2.Loss:
-    pause = loss.pause
-    return admin_pb2.Loss(
-        node=loss.node,
-        pause=None
-        if pause is None
-        else admin_pb2.Pause(
-            detect_s=pause.detect_s, plan_s=pause.plan_s, load_s=pause.load_s, rebuild_s=pause.rebuild_s
-        ),
+    return message_of(
+        loss,
+        admin_pb2.Loss,
+        pause=None if loss.pause is None else message_of(loss.pause, admin_pb2.Pause),
         taken_by=[_explicit_to_wire(stage) for stage in loss.taken_by],
-        warm=loss.warm,
-        note=loss.note,
     )
 
 
 def _loss_from_wire(message: admin_pb2.Loss) -> Loss:
-    pause = message.pause
-    return Loss(
-        node=NodeName(message.node),
-        pause=Pause(pause.detect_s, pause.plan_s, pause.load_s, pause.rebuild_s) if message.HasField("pause") else None,
+    return value_of(
+        message,
+        Loss,
+        pause=value_of(message.pause, Pause) if message.HasField("pause") else None,
         taken_by=tuple(_explicit_from_wire(stage) for stage in message.taken_by),
-        warm=message.warm,
-        note=message.note,
     )
 
 
@@ -321,13 +238,11 @@ def deployment_from_wire(message: admin_pb2.Deployment) -> Deployment:
 
 
 def replan_call_to_wire(call: ReplanCall) -> admin_pb2.ReplanRequest:
-    return admin_pb2.ReplanRequest(
-        operation_id=call.operation_id, name=call.name, dry_run=call.dry_run, force=call.force
-    )
+    return message_of(call, admin_pb2.ReplanRequest)
 
 
 def replan_call_from_wire(message: admin_pb2.ReplanRequest) -> ReplanCall:
-    return ReplanCall(message.name, message.dry_run, message.force, OperationId(message.operation_id))
+    return value_of(message, ReplanCall)
 
 
 def replan_to_wire(replan: Replan) -> admin_pb2.ReplanResponse:

@@ -72,7 +72,7 @@ class FrameRefusedError(InvalidArgumentError):
 
 @dataclass(frozen=True, slots=True)
 class FrameContract:
-    """What a receiver accepts.
+    """The limits of a receiver.
 
     `width` is the hidden states' last dimension, 0 on the return hop, where no tensor travels; `max_tokens` bounds the
     tokens of a step; `window` is the number of steps that may be ahead of the next one.
@@ -134,7 +134,7 @@ def _checksum(header: bytes, payload: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a frame completed: `steps` in order, or `repeated`, a step that had come out before and came again.
+    """The outcome of a frame: `steps` in order, or `repeated`, a step that had come out before and came again.
 
     `payload_bytes` are the bytes of tensor in the frame, `parts` those of its step.
     """

@@ -29,6 +29,7 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -50,7 +51,7 @@ def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
 
 
 def sampling_from_wire(message: pb.Sampling) -> Sampling:
-    """What is absent takes its default, so an empty message is greedy sampling."""
+    """An absent field takes its default, so an empty message is greedy sampling."""
     return Sampling(**_options_from_wire(message, Sampling))
 
 
@@ -78,7 +79,7 @@ def generation_to_wire(generation: Generation) -> head_pb2.Generation:
 
 
 def generation_from_wire(message: head_pb2.Generation) -> Generation:
-    """What is absent takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
+    """An absent field takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
     if message.prompt and message.prompt_tokens:
         raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
     return Generation(
@@ -227,18 +228,8 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
 
 
 def finished_to_wire(finished: Finished) -> inference_pb2.GenerationFinished:
-    return inference_pb2.GenerationFinished(
-        reason=reason_to_wire(finished.reason),
-        text=finished.text,
-        prompt_token_count=finished.prompt_token_count,
-        new_token_count=finished.new_token_count,
-    )
+    return message_of(finished, inference_pb2.GenerationFinished, reason=reason_to_wire(finished.reason))
 
 
 def finished_from_wire(message: inference_pb2.GenerationFinished) -> Finished:
-    return Finished(
-        reason=reason_from_wire(message.reason),
-        text=message.text,
-        prompt_token_count=message.prompt_token_count,
-        new_token_count=message.new_token_count,
-    )
+    return value_of(message, Finished, reason=reason_from_wire(message.reason))

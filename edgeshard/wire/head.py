@@ -26,6 +26,7 @@ from edgeshard.domain.requests.head import (
     StartRequest,
 )
 from edgeshard.proto.v1 import head_pb2 as pb
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.generation import (
     generation_from_wire,
     generation_to_wire,
@@ -44,16 +45,7 @@ from edgeshard.wire.status import from_failure, to_failure
 def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
     match command:
         case StartRequest():
-            start = pb.StartRequest(
-                request_id=command.request_id,
-                generation=generation_to_wire(command.generation),
-                emitted_tokens=command.emitted_tokens,
-                client=command.client,
-                resumed=command.resumed,
-                instance=command.instance,
-                scored=command.scored,
-                digest=command.digest,
-            )
+            start = message_of(command, pb.StartRequest, generation=generation_to_wire(command.generation))
             return pb.AttachResponse(start=start)
         case CancelRequest():
             return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
@@ -70,15 +62,12 @@ def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
     match message.WhichOneof("message"):
         case "start":
             start = message.start
-            return StartRequest(
-                RequestId(start.request_id),
-                generation_from_wire(start.generation),
-                tuple(start.emitted_tokens),
-                start.client,
-                start.resumed,
-                start.instance,
-                start.scored or 1,
-                start.digest,
+            return value_of(
+                start,
+                StartRequest,
+                generation=generation_from_wire(start.generation),
+                emitted_tokens=tuple(start.emitted_tokens),
+                scored=start.scored or 1,
             )
         case "cancel":
             return CancelRequest(RequestId(message.cancel.request_id))
@@ -109,14 +98,7 @@ def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
             )
             return pb.AttachRequest(prompt_logprobs=scored)
         case HeadHello():
-            hello = pb.HeadHello(
-                node_id=message.node_id,
-                deployment=message.deployment,
-                epoch=message.epoch,
-                held=[_held_to_wire(item) for item in message.held],
-                beacons=message.beacons,
-                head_for_s=message.head_for_s,
-            )
+            hello = message_of(message, pb.HeadHello, held=[message_of(item, pb.HeldRequest) for item in message.held])
             return pb.AttachRequest(hello=hello)
         case HeadAccepted():
             accepted = pb.HeadAccepted(
@@ -160,7 +142,7 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return HeadPromptLogprobs(RequestId(scored.request_id), Epoch(scored.epoch), logprobs)
         case "hello":
             hello = message.hello
-            held = tuple(_held_from_wire(item) for item in hello.held)
+            held = tuple(value_of(item, HeldRequest, scored=item.scored or 1) for item in hello.held)
             deployment, epoch = DeploymentName(hello.deployment), Epoch(hello.epoch)
             head_for_s = hello.head_for_s if hello.HasField("head_for_s") else None
             return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons, head_for_s)
@@ -180,30 +162,6 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return HeadBeacon(message.beacon.follows)
         case _:
             return None
-
-
-def _held_to_wire(held: HeldRequest) -> pb.HeldRequest:
-    return pb.HeldRequest(
-        request_id=held.request_id,
-        instance=held.instance,
-        client=held.client,
-        digest=held.digest,
-        tokens=held.tokens,
-        scored=held.scored,
-        over=held.over,
-    )
-
-
-def _held_from_wire(message: pb.HeldRequest) -> HeldRequest:
-    return HeldRequest(
-        RequestId(message.request_id),
-        message.instance,
-        message.client,
-        message.digest,
-        message.tokens,
-        message.scored or 1,
-        message.over,
-    )
 
 
 def _tokens_to_wire(tokens: Sequence[HeadToken]) -> pb.HeadTokens:

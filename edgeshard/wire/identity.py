@@ -15,6 +15,7 @@ from edgeshard.domain.identity import (
 )
 from edgeshard.domain.ids import check_id, check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
+from edgeshard.wire.common import message_of
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:
@@ -45,7 +46,7 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
 
 
 def token_request_to_wire(request: TokenRequest) -> pb.CreateTokenRequest:
-    return pb.CreateTokenRequest(role=request.role, id=request.id, ttl_s=request.ttl_s, host=request.host)
+    return message_of(request, pb.CreateTokenRequest)
 
 
 def token_request_from_wire(message: pb.CreateTokenRequest) -> TokenRequest:
@@ -73,14 +74,7 @@ def denials_from_wire(message: pb.Denials) -> tuple[Denial, ...]:
 
 
 def api_key_to_wire(key: ApiKey) -> pb.ApiKey:
-    return pb.ApiKey(
-        name=key.name,
-        models=key.models,
-        tokens_per_minute=key.tokens_per_minute,
-        requests=key.requests,
-        key_id=key.key_id,
-        created_at=key.created_at,
-    )
+    return message_of(key, pb.ApiKey)
 
 
 def api_key_from_wire(message: pb.ApiKey) -> ApiKey:

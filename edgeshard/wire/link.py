@@ -1,13 +1,13 @@
-"""What the two ends of a hop send each other: message <-> value. A frame stays as it is: `FrameReader` takes it."""
+"""Messages of the two ends of a hop: message <-> value. A frame stays as it is: `FrameReader` takes it."""
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.profile import LinkSample
 from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.proto.v1 import stage_pb2 as pb
+from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.frames import Frame
 
 LinkMessage = LinkHello | LinkWelcome | LinkBeacon | LinkPadding | LinkSample | Frame
@@ -18,21 +18,11 @@ def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
         case Frame():
             return pb.LinkMessage(frame=message)
         case LinkHello():
-            hello = pb.LinkHello(
-                deployment=message.deployment,
-                epoch=message.epoch,
-                from_stage=message.from_stage,
-                to_stage=message.to_stage,
-                dialler_sends=message.dialler_sends,
-                wire_version=message.wire_version,
-                next_step=message.next_step,
-            )
-            return pb.LinkMessage(hello=hello)
+            return pb.LinkMessage(hello=message_of(message, pb.LinkHello))
         case LinkWelcome():
             return pb.LinkMessage(welcome=pb.LinkWelcome(next_step=message.next_step))
         case LinkBeacon():
-            beacon = pb.LinkBeacon(received_bytes=message.received_bytes, next_step=message.next_step)
-            return pb.LinkMessage(beacon=beacon)
+            return pb.LinkMessage(beacon=message_of(message, pb.LinkBeacon))
         case LinkPadding():
             return pb.LinkMessage(padding=bytes(message.size_bytes))
         case LinkSample():
@@ -47,16 +37,7 @@ def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
         case "frame":
             return message.frame
         case "hello":
-            hello = message.hello
-            return LinkHello(
-                deployment=DeploymentName(hello.deployment),
-                epoch=Epoch(hello.epoch),
-                from_stage=hello.from_stage,
-                to_stage=hello.to_stage,
-                dialler_sends=hello.dialler_sends,
-                wire_version=hello.wire_version,
-                next_step=hello.next_step,
-            )
+            return value_of(message.hello, LinkHello)
         case "welcome":
             return LinkWelcome(message.welcome.next_step)
         case "beacon":

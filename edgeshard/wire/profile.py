@@ -22,60 +22,41 @@ from edgeshard.domain.nodes.profile import (
     StepOverhead,
 )
 from edgeshard.proto.v1 import profile_pb2 as pb
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, quantisation_from_wire, quantisation_to_wire
+from edgeshard.wire.common import (
+    dtype_from_wire,
+    dtype_to_wire,
+    message_of,
+    quantisation_from_wire,
+    quantisation_to_wire,
+    value_of,
+)
 
 _KINDS = frozenset(kind.value for kind in LayerKind)
 
 
 def compute_profile_to_wire(profile: ComputeProfile) -> pb.ComputeProfile:
-    overhead, memory, energy, disk = profile.overhead, profile.memory, profile.energy, profile.disk
-    return pb.ComputeProfile(
-        fingerprint=profile.fingerprint,
-        model_hash=profile.model_hash,
+    return message_of(
+        profile,
+        pb.ComputeProfile,
         dtype=dtype_to_wire(profile.dtype),
-        device=profile.device,
-        threads=profile.threads,
         layers=[_layer_to_wire(layer) for layer in profile.layers],
-        overhead=pb.StepOverhead(
-            seconds=overhead.seconds, seconds_per_byte=overhead.seconds_per_byte, spread=overhead.spread
-        ),
-        memory=pb.MemoryProfile(
-            total_bytes=memory.total_bytes,
-            free_bytes=memory.free_bytes,
-            daemon_bytes=memory.daemon_bytes,
-            unified=memory.unified,
-        ),
-        quick=profile.quick,
-        processor_share=profile.processor_share,
-        energy=(
-            pb.EnergyProfile(idle_w=energy.idle_w, busy_w=energy.busy_w, source=energy.source)
-            if energy is not None
-            else None
-        ),
+        overhead=message_of(profile.overhead, pb.StepOverhead),
+        memory=message_of(profile.memory, pb.MemoryProfile),
+        energy=None if profile.energy is None else message_of(profile.energy, pb.EnergyProfile),
         quantisation=quantisation_to_wire(profile.quantisation),
-        others_share=profile.others_share,
-        disk=(
-            pb.DiskProfile(
-                read_bytes_per_s=disk.read_bytes_per_s,
-                free_bytes=disk.free_bytes,
-                write_bytes_per_s=disk.write_bytes_per_s,
-            )
-            if disk is not None
-            else None
-        ),
+        disk=None if profile.disk is None else message_of(profile.disk, pb.DiskProfile),
     )
 
 
 def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
     """Raises InvalidArgumentError naming the field at fault."""
-    overhead, memory = message.overhead, message.memory
+    overhead = message.overhead
     if not message.layers:
         raise InvalidArgumentError("layers of the profile are missing; measure again", field="layers")
-    return ComputeProfile(
-        fingerprint=message.fingerprint,
-        model_hash=message.model_hash,
+    return value_of(
+        message,
+        ComputeProfile,
         dtype=dtype_from_wire(message.dtype),
-        device=message.device,
         threads=_at_least(message.threads, 1, "threads"),
         layers=tuple(_layer_from_wire(layer) for layer in message.layers),
         overhead=StepOverhead(
@@ -83,8 +64,7 @@ def compute_profile_from_wire(message: pb.ComputeProfile) -> ComputeProfile:
             _measure(overhead.seconds_per_byte, "overhead.seconds_per_byte"),
             _measure(overhead.spread, "overhead.spread"),
         ),
-        memory=MemoryProfile(memory.total_bytes, memory.free_bytes, memory.daemon_bytes, memory.unified),
-        quick=message.quick,
+        memory=value_of(message.memory, MemoryProfile),
         processor_share=_measure(message.processor_share, "processor_share"),
         energy=_energy_from_wire(message.energy) if message.HasField("energy") else None,
         quantisation=quantisation_from_wire(message.quantisation),
@@ -98,13 +78,7 @@ def link_to_wire(link: MeasuredLink) -> pb.MeasuredLink:
     return pb.MeasuredLink(
         sender_id=link.sender,
         receiver_id=link.receiver,
-        profile=pb.LinkProfile(
-            latency_s=profile.latency_s,
-            bandwidth_bps=profile.bandwidth_bps,
-            spread=profile.spread,
-            samples=profile.samples,
-            largest_bytes=profile.largest_bytes,
-        ),
+        profile=message_of(profile, pb.LinkProfile),
     )
 
 
@@ -125,14 +99,11 @@ def link_from_wire(message: pb.MeasuredLink) -> MeasuredLink:
 
 
 def _layer_to_wire(layer: LayerProfile) -> pb.LayerProfile:
-    return pb.LayerProfile(
-        kind=layer.kind,
-        parameters=layer.parameters,
-        layers=layer.layers,
-        window=layer.window,
-        rotated_bytes=layer.rotated_bytes,
-        prefill=[_sample_to_wire(sample) for sample in layer.prefill],
-        decode=[_sample_to_wire(sample) for sample in layer.decode],
+    return message_of(
+        layer,
+        pb.LayerProfile,
+        prefill=[message_of(sample, pb.ProfileSample) for sample in layer.prefill],
+        decode=[message_of(sample, pb.ProfileSample) for sample in layer.decode],
     )
 
 
@@ -141,24 +112,13 @@ def _layer_from_wire(message: pb.LayerProfile) -> LayerProfile:
         raise InvalidArgumentError(
             f"layers.kind {message.kind!r} of the profile is unknown; run one version on all nodes", field="layers.kind"
         )
-    return LayerProfile(
+    return value_of(
+        message,
+        LayerProfile,
         kind=LayerKind(message.kind),
-        parameters=message.parameters,
         layers=_at_least(message.layers, 1, "layers.layers"),
-        window=message.window,
-        rotated_bytes=message.rotated_bytes,
         prefill=tuple(_sample_from_wire(sample) for sample in message.prefill),
         decode=tuple(_sample_from_wire(sample) for sample in message.decode),
-    )
-
-
-def _sample_to_wire(sample: Sample) -> pb.ProfileSample:
-    return pb.ProfileSample(
-        count=sample.count,
-        context=sample.context,
-        seconds=sample.seconds,
-        spread=sample.spread,
-        repeats=sample.repeats,
     )
 
 

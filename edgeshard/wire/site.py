@@ -1,4 +1,4 @@
-"""What the coordinator tells of nodes and models, and an operator's call to measure: message <-> value."""
+"""The coordinator's reports of nodes and models, and an operator's call to measure: message <-> value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeshard.domain.control.site import (
     UnknownProfile,
 )
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId, check_id
+from edgeshard.domain.ids import ModelName, NodeId, NodeName, OperationId, check_id
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.packed import PackedOn
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -28,10 +28,12 @@ from edgeshard.wire.common import (
     condition_to_wire,
     dtype_from_wire,
     dtype_to_wire,
+    message_of,
     node_from_wire,
     node_to_wire,
     quantisation_from_wire,
     quantisation_to_wire,
+    value_of,
 )
 from edgeshard.wire.deployment import traffic_from_wire, traffic_to_wire
 from edgeshard.wire.profile import (
@@ -44,61 +46,31 @@ from edgeshard.wire.status import from_failure, to_failure
 
 
 def stored_model_to_wire(model: StoredModel) -> pb.StoredModel:
-    return pb.StoredModel(
-        name=model.name,
-        manifest_digest=model.manifest_digest,
-        architecture=model.architecture,
-        layer_count=model.layer_count,
-        parameter_count=model.parameter_count,
-        stored_bytes=model.stored_bytes,
-        dtype=dtype_to_wire(model.dtype),
-        max_context=model.max_context,
-    )
+    return message_of(model, pb.StoredModel, dtype=dtype_to_wire(model.dtype))
 
 
 def stored_model_from_wire(message: pb.StoredModel) -> StoredModel:
-    return StoredModel(
-        name=ModelName(message.name),
-        manifest_digest=Digest(message.manifest_digest),
-        architecture=message.architecture,
-        layer_count=message.layer_count,
-        parameter_count=message.parameter_count,
-        stored_bytes=message.stored_bytes,
-        dtype=dtype_from_wire(message.dtype),
-        max_context=message.max_context,
-    )
+    return value_of(message, StoredModel, dtype=dtype_from_wire(message.dtype))
 
 
 def served_model_to_wire(model: ServedModel) -> inference_pb2.ServedModel:
-    return inference_pb2.ServedModel(
-        deployment=model.deployment,
-        model=model.model,
-        max_context=model.max_context,
-        max_new_tokens=model.max_new_tokens,
-    )
+    return message_of(model, inference_pb2.ServedModel)
 
 
 def served_model_from_wire(message: inference_pb2.ServedModel) -> ServedModel:
-    return ServedModel(
-        DeploymentName(message.deployment), ModelName(message.model), message.max_context, message.max_new_tokens
-    )
+    return value_of(message, ServedModel)
 
 
 def stored_profile_to_wire(stored: StoredProfile) -> pb.StoredProfile:
-    return pb.StoredProfile(
-        node_id=stored.node_id,
-        profile=compute_profile_to_wire(stored.profile),
-        models=stored.models,
-        age_s=stored.age_s,
-    )
+    return message_of(stored, pb.StoredProfile, profile=compute_profile_to_wire(stored.profile))
 
 
 def stored_profile_from_wire(message: pb.StoredProfile) -> StoredProfile:
-    return StoredProfile(
-        node_id=NodeId(message.node_id),
+    return value_of(
+        message,
+        StoredProfile,
         profile=compute_profile_from_wire(message.profile),
         models=tuple(ModelName(name) for name in message.models),
-        age_s=message.age_s,
     )
 
 
@@ -205,26 +177,22 @@ def _config_from_wire(text: bytes) -> dict[str, Any]:
 
 
 def measure_request_to_wire(request: MeasureRequest) -> pb.ProfileRequest:
-    return pb.ProfileRequest(
-        operation_id=request.operation_id,
-        model=request.model,
+    return message_of(
+        request,
+        pb.ProfileRequest,
         dtype=dtype_to_wire(request.dtype),
-        nodes=request.nodes,
-        quick=request.quick,
-        again=request.again,
         quantisation=quantisation_to_wire(request.quantisation),
     )
 
 
 def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:
     """Raises InvalidArgumentError naming the field. The data type may be left out where only links are measured."""
-    return MeasureRequest(
+    return value_of(
+        message,
+        MeasureRequest,
         operation_id=OperationId(check_id(message.operation_id, "operation_id")),
-        model=message.model,
         dtype=dtype_from_wire(message.dtype) if message.dtype or message.model else DType.BFLOAT16,
         nodes=tuple(message.nodes),
-        quick=message.quick,
-        again=message.again,
         quantisation=quantisation_from_wire(message.quantisation),
     )
 
@@ -242,12 +210,9 @@ def node_progress_to_wire(progress: NodeProgress) -> pb.ProfileResponse:
 
 
 def node_progress_from_wire(message: pb.ProfileResponse) -> NodeProgress:
-    return NodeProgress(
-        node=NodeName(message.node),
-        done=message.done,
-        total=message.total,
-        what=message.what,
-        finished=message.finished,
+    return value_of(
+        message,
+        NodeProgress,
         failure=from_failure(message.failure) if message.HasField("failure") else None,
         missed=tuple(NodeName(name) for name in message.missed_nodes),
     )

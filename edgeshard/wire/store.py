@@ -27,7 +27,7 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
 from edgeshard.storage.forms import SMALL_FILES, parse_json_object
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire
+from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, message_of, value_of
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
 _TENSOR_NAME_LIMIT = 512
@@ -81,7 +81,7 @@ def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
 
 
 def check_form(manifest: ModelManifest) -> None:
-    """What can be said of a manifest without its digests. Raises as `validate_manifest` does."""
+    """Check a manifest without its digests. Raises as `validate_manifest` does."""
     shape = parse_config(manifest.config)
     if manifest.architecture != shape.architecture:
         raise _invalid("architecture", f"is {manifest.architecture[:40]!r}, but config_json says {shape.architecture}")
@@ -131,17 +131,7 @@ def model_registration_from_wire(message: pb.RegisterModelResponse) -> ModelRegi
 def local_model_to_wire(model: LocalModel) -> pb.AddLocalModelRequest:
     return pb.AddLocalModelRequest(
         manifest=manifest_to_wire(model.manifest),
-        files=[
-            pb.LocalFile(
-                path=file.path,
-                device=file.device,
-                inode=file.inode,
-                size=file.size,
-                modified_ns=file.modified_ns,
-                head_sha256=file.head_sha256,
-            )
-            for file in model.files
-        ],
+        files=[message_of(file, pb.LocalFile) for file in model.files],
         places=[pb.LocalPlace(file=file, offset=offset) for file, offset in model.places],
     )
 
@@ -150,14 +140,7 @@ def local_model_from_wire(message: pb.AddLocalModelRequest) -> LocalModel:
     """Raises InvalidArgumentError for a manifest that cannot be."""
     manifest = manifest_from_wire(message.manifest)
     files = tuple(
-        LocalFile(
-            path=file.path,
-            device=file.device,
-            inode=file.inode,
-            size=file.size,
-            modified_ns=file.modified_ns,
-            head_sha256=check_digest(file.head_sha256, "files.head_sha256"),
-        )
+        value_of(file, LocalFile, head_sha256=check_digest(file.head_sha256, "files.head_sha256"))
         for file in message.files
     )
     return LocalModel(manifest, files, tuple((place.file, place.offset) for place in message.places))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import trace_pb2 as pb
-from edgeshard.wire.common import layers_from_wire, layers_to_wire
+from edgeshard.wire.common import layers_from_wire, layers_to_wire, message_of, value_of
 
 
 def trace_to_wire(trace: StageTrace) -> pb.StageTrace:
@@ -16,8 +16,8 @@ def trace_to_wire(trace: StageTrace) -> pb.StageTrace:
         stage=trace.stage,
         node=trace.node,
         layers=layers_to_wire(trace.layers),
-        records=[_record_to_wire(record) for record in trace.records],
-        reads=[_read_to_wire(read) for read in trace.reads],
+        records=[message_of(record, pb.StepRecord) for record in trace.records],
+        reads=[message_of(read, pb.ReadRecord) for read in trace.reads],
     )
 
 
@@ -37,19 +37,6 @@ def trace_from_wire(message: pb.StageTrace) -> StageTrace:
     )
 
 
-def _record_to_wire(record: StepRecord) -> pb.StepRecord:
-    return pb.StepRecord(
-        step=record.step,
-        tokens=record.tokens,
-        prompt_tokens=record.prompt_tokens,
-        arrived_s=record.arrived_s,
-        began_s=record.began_s,
-        ended_s=record.ended_s,
-        sent_s=record.sent_s,
-        returned_s=record.returned_s,
-    )
-
-
 def _record_from_wire(message: pb.StepRecord) -> StepRecord:
     times = (message.arrived_s, message.began_s, message.ended_s, message.sent_s)
     # In this order, which nan and infinity never are.
@@ -62,20 +49,10 @@ def _record_from_wire(message: pb.StepRecord) -> StepRecord:
     return StepRecord(message.step, message.tokens, message.prompt_tokens, *times, message.returned_s)
 
 
-def _read_to_wire(read: ReadRecord) -> pb.ReadRecord:
-    return pb.ReadRecord(
-        layer=read.layer,
-        size_bytes=read.size_bytes,
-        began_s=read.began_s,
-        ended_s=read.ended_s,
-        expert=read.expert,
-    )
-
-
 def _read_from_wire(message: pb.ReadRecord) -> ReadRecord:
     if not (message.began_s <= message.ended_s and math.isfinite(message.ended_s - message.began_s)):
         raise InvalidArgumentError(
             f"reads: layer {message.layer} has times that are no times or out of order", field="reads"
         )
     expert = message.expert if message.HasField("expert") else None
-    return ReadRecord(message.layer, message.size_bytes, message.began_s, message.ended_s, expert)
+    return value_of(message, ReadRecord, expert=expert)

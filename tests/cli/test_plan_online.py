@@ -189,7 +189,6 @@ def test_a_link_nobody_measured_is_not_planned_with_and_a_note_says_so(measured:
         (["--source", "z"], 3, "source"),
         (["--source", "a", "--exclude", "z"], 2, "exclude: there is no node 'z'; nodes are a, b"),
         (["--source", "a", "--exclude", "a"], 2, "exclude names the source a"),
-        (["--source", "a", "--relays"], 2, "--relays"),
         (["--source", "a", "--head-on-source"], 2, "--head-on-source"),
         (["--source", "a", "--objective", "speed"], 2, "--objective"),
         (["--source", "a", "--prompt-tokens", "4096"], 2, "prompt_tokens"),

@@ -280,21 +280,6 @@ def test_limits_are_kept() -> None:
     assert hidden.stages[-1].memory.weights < free.stages[-1].memory.weights
 
 
-def test_a_relay_goes_around_a_slow_link() -> None:
-    values = {
-        "source": "a",
-        "device": [device("a", 1.5, 100e9), device("r", 0.2, 100e9), device("b", 9, 800e9)],
-        "link": [{"bandwidth_bps": 1e9}, {"between": ["a", "b"], "bandwidth_bps": 0.5e6}],
-    }
-    cluster = parse_cluster(values)
-    direct, around = plan(problem_of(cluster)), plan(problem_of(cluster, relays=True))
-    assert direct.placement == "a=0:1,b=1:8" and around.placement == "a=0:1,r=1:1,b=1:8"
-    assert direct.prediction and around.prediction
-    assert around.prediction.time_per_token_s < 0.5 * direct.prediction.time_per_token_s
-    assert any("around the slow link a -> b" in line for line in explain(around))
-    assert any("r relays" in line for line in explain(around))
-
-
 def test_runner_ups_are_worse_distinct_and_not_the_same_plan_with_equal_nodes() -> None:
     cluster = cluster_of(device("a", 4), device("b", 9, 400e9, count=2), device("c", 9, 200e9))
     result = plan(problem_of(cluster))

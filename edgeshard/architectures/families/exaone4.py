@@ -4,21 +4,11 @@ windows those without have no positions."""
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields, shown
-from edgeshard.architectures.parts import attention, gated_mlp, head_norms, norms
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
-from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.parts import BEHIND_NORMS, llama_block
+from edgeshard.architectures.record import Architecture, Library, Plugged
 from edgeshard.architectures.windows import Windows
 
 _WINDOW, _PATTERN = 4096, 4
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    return (
-        norms(shape.hidden_size, "post_attention_layernorm", "post_feedforward_layernorm")
-        | attention(shape)
-        | head_norms(shape)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
 
 
 def _sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
@@ -41,7 +31,7 @@ ARCHITECTURE = Architecture(
     flags=(),
     checks=(_check,),
     windows=Windows(_WINDOW, sliding=_sliding),
-    block=_block,
+    block=llama_block(norm_names=BEHIND_NORMS, heads_normed=True),
     library=Library("exaone4", "Exaone4"),
     runs=Plugged(),
 )

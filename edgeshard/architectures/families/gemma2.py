@@ -4,26 +4,10 @@ scaled embedding."""
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import ACTIVATIONS, attention, even_split, gated_mlp, norms
-from edgeshard.architectures.record import Architecture, BlockStyle, Ends, Fused, Library, Shapes
+from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, even_split, gemma_ends, llama_block
+from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
-
-_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, *_NORMS)
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -33,16 +17,6 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
         activation=fields.choice("hidden_activation", ACTIVATIONS),
         unit_offset=True,
         softcap=fields.optional_number("attn_logit_softcapping"),
-    )
-
-
-def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
-    return Ends(
-        eps=fields.number("rms_norm_eps"),
-        embedding_scale=shape.hidden_size**0.5,
-        rounded=True,
-        unit_offset=True,
-        logit_cap=fields.optional_number("final_logit_softcapping"),
     )
 
 
@@ -77,8 +51,8 @@ ARCHITECTURE = Architecture(
     refused={"use_bidirectional_attention": "is set; EdgeShard runs causal models only"},
     checks=(_check,),
     windows=Windows(4096, sliding=all_but_every(2)),
-    block=_block,
+    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS),
     library=Library("gemma2", "Gemma2"),
     runs=Fused(_style),
-    ends=_ends,
+    ends=gemma_ends(unit_offset=True),
 )

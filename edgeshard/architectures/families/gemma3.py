@@ -7,29 +7,13 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import ACTIVATIONS, attention, gated_mlp, head_norms, norms
-from edgeshard.architectures.record import Architecture, BlockStyle, Ends, Fused, Library, Shapes
+from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, gemma_ends, llama_block
+from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
 
 _WINDOWS = Windows(4096, sliding=all_but_every(6, key="sliding_window_pattern"))
-_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, *_NORMS)
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | head_norms(shape)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
@@ -39,16 +23,6 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
         activation=fields.choice("hidden_activation", ACTIVATIONS),
         rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer],
         unit_offset=True,
-    )
-
-
-def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
-    return Ends(
-        eps=fields.number("rms_norm_eps"),
-        embedding_scale=shape.hidden_size**0.5,
-        rounded=True,
-        unit_offset=True,
-        logit_cap=fields.optional_number("final_logit_softcapping"),
     )
 
 
@@ -101,9 +75,9 @@ ARCHITECTURE = Architecture(
     rope=Rope(by_layer_type=True, theta=1_000_000.0),
     windows=_WINDOWS,
     prefixes=("model.", "language_model."),
-    block=_block,
+    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, heads_normed=True),
     library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
     runs=Fused(_style),
     gguf=Gguf(FOUR_NORMS, unit_norms=True, config=_gguf),
-    ends=_ends,
+    ends=gemma_ends(unit_offset=True),
 )

@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeshard.architectures.fields import ConfigFields, shown
-from edgeshard.architectures.parts import attention, expert_count, gated_mlp, head_norms, linear, norms
-from edgeshard.architectures.record import Architecture, Ends, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.parts import (
+    SANDWICH_NORMS,
+    attention,
+    expert_count,
+    gated_mlp,
+    gemma_ends,
+    head_norms,
+    linear,
+    norms,
+)
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.rope import STATIC, Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import FULL, Windows
 
 _EXPERTS = Experts(count=("num_experts",), chosen="top_k_experts", tensors=r"^experts\.", switch="enable_moe_block")
-_NORMS = (
-    "input_layernorm",
-    "post_attention_layernorm",
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-)
 _EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
 _GLOBAL_HEAD_DIM = 512
 _ONE_SIZE = "EdgeShard's KV pool has one size for all blocks; use a checkpoint whose blocks have heads alike"
@@ -37,7 +40,7 @@ _WINDOWS = Windows(512, sliding=_sliding)
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     hidden, bias = shape.hidden_size, fields.flag("attention_bias")
     block = (
-        norms(hidden, *_NORMS)
+        norms(hidden, *SANDWICH_NORMS)
         | attention(shape, input_bias=bias, output_bias=bias)
         | head_norms(shape)
         | gated_mlp(shape, fields.size("intermediate_size"))
@@ -58,15 +61,6 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
             "experts.gate_up_proj": (count, 2 * inner, hidden),
             "experts.down_proj": (count, hidden, inner),
         }
-    )
-
-
-def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
-    return Ends(
-        eps=fields.number("rms_norm_eps"),
-        embedding_scale=shape.hidden_size**0.5,
-        rounded=True,
-        logit_cap=fields.optional_number("final_logit_softcapping"),
     )
 
 
@@ -154,6 +148,6 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("gemma4", "Gemma4Text", norm="Gemma4RMSNorm"),
     runs=Plugged(),
-    ends=_ends,
+    ends=gemma_ends(),
     whole=r"router\.proj\.weight$",
 )

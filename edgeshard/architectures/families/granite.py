@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, gated_mlp, norms, scaled_ends
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
-from edgeshard.architectures.shape import ModelShape
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
-    )
-
+from edgeshard.architectures.parts import llama_block, scaled_ends
+from edgeshard.architectures.record import Architecture, Library, Plugged
 
 ARCHITECTURE = Architecture(
     name="granite",
@@ -30,7 +18,7 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 2,
     },
     numbers=("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
-    block=_block,
+    block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("granite", "Granite"),
     runs=Plugged(),
     ends=scaled_ends,

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
-from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
-from edgeshard.architectures.shape import ModelShape
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
-    )
+from edgeshard.architectures.parts import llama_block, llama_style
+from edgeshard.architectures.record import Architecture, Fused, Library
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
@@ -49,7 +38,7 @@ ARCHITECTURE = Architecture(
         "rms_norm_eps": 1e-6,
         "eos_token_id": 2,
     },
-    block=_block,
+    block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("llama", "Llama"),
     runs=Fused(llama_style),
     gguf=Gguf(permuted=True, config=_gguf),

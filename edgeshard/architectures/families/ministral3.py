@@ -6,21 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, gated_mlp, norms
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
+from edgeshard.architectures.parts import llama_block
+from edgeshard.architectures.record import Architecture, Library, Plugged
 from edgeshard.architectures.rope import Rope
-from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
 
 _BETA = "llama_4_scaling_beta"
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    return (
-        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
-        | attention(shape)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -54,7 +45,7 @@ ARCHITECTURE = Architecture(
     rope=Rope(zeros=frozenset({_BETA, "mscale", "mscale_all_dim"})),
     windows=Windows(),
     prefixes=("model.", "language_model."),
-    block=_block,
+    block=llama_block(),
     library=Library("ministral3", "Ministral3"),
     runs=Plugged(),
 )

@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, gated_mlp, llama_style, norms
-from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library, Shapes
+from edgeshard.architectures.parts import llama_block, llama_style
+from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
-    )
 
 
 def _rotates(fields: ConfigFields, layer_count: int) -> list[bool]:
@@ -65,7 +56,7 @@ ARCHITECTURE = Architecture(
     checks=(_check,),
     rope=Rope(theta=2_000_000.0),
     windows=Windows(switch="use_sliding_window", sliding=_sliding),
-    block=_block,
+    block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("smollm3", "SmolLM3"),
     runs=Fused(_style),
 )

@@ -1,4 +1,4 @@
-"""What a load on a deployment measured: figures, a table and a picture. Pure."""
+"""The measurements of a load on a deployment: figures, a table and a picture. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What an answer must keep to count as good, in seconds; None where nothing is asked."""
+    """Limits of a good answer, in seconds; None where there is none."""
 
     ttft_s: float | None = None
     inter_token_s: float | None = None

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 OWN_LINES = "\n\t"
-"""What `escaped` keeps of texts that have lines of their own."""
+"""Characters that `escaped` keeps in texts of several lines."""
 _ANY_WIDTH = 1000
 _FOLDS_FROM = 80
 
 
 class Output(StrEnum):
-    """What `-o` takes on reading commands."""
+    """Forms of `-o` on reading commands."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -206,11 +206,11 @@ def _console(stream: Any) -> Console:
 
     console = Console(file=stream, highlight=False, soft_wrap=False)
     if not stream.isatty():
-        # A pipe has no width: never wrap or cut what a program is going to read.
+        # A pipe has no width: never wrap or cut the input of a program.
         console.width = _ANY_WIDTH
     return console
 
 
 def printable(text: str) -> str:
-    """What a model has written, for a terminal: control characters other than newline and tab are dropped."""
+    """A model's text for a terminal: control characters other than newline and tab are dropped."""
     return "".join(c for c in text if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160))

@@ -19,7 +19,7 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.report.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.report.verdict import verdict
-from edgeshard.planning.search.plan import PlanResult, plan
+from edgeshard.planning.search.plan import PlanResult, figure_of, figures_of, plan
 
 SWEEP_POINTS = 13
 SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
@@ -94,7 +94,7 @@ def draw(path: Path, drawing: str) -> None:
 
 
 def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
-    """What the objective is about, by strategy."""
+    """The objective's figure by strategy."""
     from edgeshard.planning.report.svg import bar_chart
 
     label = _LABELS[problem.goal]
@@ -106,16 +106,9 @@ def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
 
 def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
     """In the unit of `_LABELS`; None where the strategy cannot run."""
-    if goal is Objective.THROUGHPUT:
-        return figures.throughput_tps
-    if goal is Objective.ENERGY:
-        return figures.joules_per_token
-    seconds = {
-        Objective.REQUEST: figures.request_s,
-        Objective.TTFT: figures.ttft_s,
-        Objective.LATENCY: figures.time_per_token_s,
-    }[goal]
-    return None if seconds is None else 1000 * seconds
+    value = figure_of(figures, goal)
+    in_seconds = goal not in (Objective.THROUGHPUT, Objective.ENERGY)
+    return 1000 * value if in_seconds and value is not None else value
 
 
 def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> None:
@@ -152,17 +145,12 @@ def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
 
 
 def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
-    prediction = result.prediction
     return SweepPoint(
         bandwidth_bps=rate,
         strategy=name,
         feasible=result.feasible,
-        time_per_token_s=prediction.time_per_token_s if prediction else None,
-        ttft_s=prediction.ttft_s if prediction else None,
-        request_s=prediction.request_s if prediction else None,
-        throughput_tps=prediction.throughput_tps if prediction else None,
-        joules_per_token=prediction.joules_per_token if prediction else None,
         placement=result.placement,
+        **figures_of(result.prediction),
     )
 
 
@@ -180,7 +168,7 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
 
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
-    """What the objective is about, by link rate."""
+    """The objective's figure by link rate."""
     from edgeshard.planning.report.svg import line_chart
 
     series: dict[str, list[tuple[float, float]]] = {}

@@ -34,12 +34,12 @@ from edgeshard.planning.report.describe_tiers import (
 )
 from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
 from edgeshard.planning.report.verdict import advice
-from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, plan
+from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, figures_of, plan
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
     Column("NODE", lambda stage: stage.node),
     Column("DEVICE", lambda stage: stage.kind),
-    Column("LAYERS", lambda stage: str(stage.layers) if len(stage.layers) else "relay"),
+    Column("LAYERS", lambda stage: str(stage.layers)),
     Column("COMPUTES", lambda stage: human_seconds(stage.compute_s), right=True),
     Column("SENDS", lambda stage: human_seconds(stage.send_s), right=True),
     Column("WEIGHTS", lambda stage: human_bytes(stage.memory.weights), right=True),
@@ -194,11 +194,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
             "placement": item.placement,
             "batch": item.load.batch,
             "micro_batches": item.load.micro_batches,
-            "time_per_token_s": item.time_per_token_s,
-            "throughput_tps": item.throughput_tps,
-            "ttft_s": item.ttft_s,
-            "request_s": item.request_s,
-            "joules_per_token": item.joules_per_token,
+            **figures_of(item),
         }
         for item in result.alternatives
     ]
@@ -223,7 +219,7 @@ def plan_data(result: PlanResult) -> dict[str, Any]:
 
 
 def _streaming_data(result: PlanResult) -> dict[str, Any]:
-    """What only a plan that streams has, or one in whose place streaming is offered."""
+    """Fields of a plan that streams, or in whose place streaming is offered."""
     if result.offer is not None:
         return {"offer": plan_data(result.offer)}
     if not result.streams or result.prediction is None:
@@ -244,11 +240,7 @@ def _figures(result: PlanResult) -> dict[str, Any]:
     prediction = result.prediction
     return {
         "feasible": result.feasible,
-        "time_per_token_s": prediction.time_per_token_s if prediction else None,
-        "throughput_tps": prediction.throughput_tps if prediction else None,
-        "ttft_s": prediction.ttft_s if prediction else None,
-        "request_s": prediction.request_s if prediction else None,
-        "joules_per_token": prediction.joules_per_token if prediction else None,
+        **figures_of(prediction),
         "batch": prediction.load.batch if prediction else None,
         "micro_batches": prediction.load.micro_batches if prediction else None,
         "nodes": len(result.stages),

@@ -1,4 +1,4 @@
-"""What was measured of nodes and links, as tables, lines and plain data."""
+"""Measurements of nodes and links, as tables, lines and plain data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeshard.profiles.profile_quality import busy, quality_warnings
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
-    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile, UnknownProfile
+    from edgeshard.client import NodeDetails, NodeProgress, Site, StoredLink, StoredProfile
 
 
 _LONGEST_RESULT = 22
@@ -40,9 +40,9 @@ class LinkRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """What came of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
+    """The outcome of measuring one node: its profile, None where it failed or none was asked for, and the ways from it.
 
-    `missed` are the nodes to which the way could not be measured; what was known of it before is no result.
+    `missed` are the nodes to which the way could not be measured; earlier measurements of it are no result.
     """
 
     node: str
@@ -104,7 +104,7 @@ def node_rows(
         NodeRow(
             node,
             last.failure,
-            # What was known before is no result of this measurement.
+            # An earlier profile is no result of this measurement.
             profiles.get(node) if last.failure is None else None,
             tuple(link for link in links if link.sender == node and link.receiver not in last.missed),
             last.missed,
@@ -149,16 +149,15 @@ def node_data(details: NodeDetails, names: Mapping[Any, str]) -> dict[str, Any]:
 
 
 def unknown_fields(details: NodeDetails) -> dict[str, str]:
-    """What is not measured of a node yet: which models, and the ways to which nodes."""
-    models = [_unknown_model(profile) for profile in details.unknown.profiles]
+    """Missing measurements of a node: models, and ways to other nodes."""
+    models = [
+        f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
+        for profile in details.unknown.profiles
+    ]
     parts = [f"profile of {', '.join(models)}"] if models else []
     if ways := details.unknown.links:
         parts.append(f"{'link' if len(ways) == 1 else 'links'} to {listed(ways)}")
     return {"Unknown": "; ".join(parts) or "-"}
-
-
-def _unknown_model(profile: UnknownProfile) -> str:
-    return f"{' or '.join(profile.models) or _GONE} in {weights_text(profile.dtype, profile.quantisation)}"
 
 
 def profile_text(stored: StoredProfile) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What `edgectl top` shows, as rows of text: made of one look at the site and the one before. Pure."""
+"""The view of `edgectl top`, as rows of text: made of one look at the site and the one before. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def summary(look: Look) -> str:
 
 
 class _Rates:
-    """What a stage did since an earlier look, by its counters, over the time between the heartbeats that said them. A
+    """Rates of stages since an earlier look, by their counters, over the time between the heartbeats that said them. A
     stage that began anew, or was not heard again, has no rate."""
 
     def __init__(self, look: Look, before: Look | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ NODE_COLUMNS: list[Column[Node]] = [
     Column("BUDGET", lambda node: human_bytes(node.facts.memory_budget_bytes), right=True),
     Column("FREE", lambda node: human_bytes(node.free_bytes), right=True),
     Column("UNKNOWN", lambda node: unknown_text(node)),
-    Column("STAGES", lambda node: _join(f"{s.deployment}/{s.layers}" for s in node.stages)),
+    Column("STAGES", lambda node: ",".join(f"{s.deployment}/{s.layers}" for s in node.stages) or "-"),
     Column("ADDRESS", lambda node: node.address, wide=True),
     Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
     Column("MODEL", lambda node: node.facts.model, wide=True),
@@ -198,7 +198,7 @@ def node_status(node: Node) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """What a plan would need and nobody has measured of it. While a node starts, what held before may hold no more."""
+    """Missing measurements that a plan would need. While a node starts, earlier ones may be outdated."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
@@ -277,7 +277,7 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
 
 
 def traffic_fields(deployment: Deployment) -> dict[str, str]:
-    """What it served, how its placement does for that, and what would do better."""
+    """Requests that it served, how its placement does for them, and a better placement."""
     seen, outlook = deployment.traffic, deployment.outlook
     if not seen.requests:
         return {"Traffic": "none yet"}
@@ -347,7 +347,7 @@ _LENGTHS_FROM = {
 
 
 def prediction_fields(placement: Placement) -> dict[str, str]:
-    """What the planner expects of a placement, and what there is to know of how it was chosen."""
+    """The planner's prediction of a placement, and notes on its choice."""
     fields = {}
     predicted = placement.predicted
     if predicted is not None:
@@ -377,7 +377,3 @@ def _kv_text(stage: StageStatus) -> str:
 
 def _total(deployment: Deployment, attribute: str) -> int:
     return sum(getattr(stage, attribute) for stage in deployment.placement.stages)
-
-
-def _join(parts: Iterable[str]) -> str:
-    return ",".join(parts) or "-"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Annotated, Generic, TypeVar
 
 import typer
@@ -41,6 +42,18 @@ async def show(
             typer.echo(f"{gone} is gone", err=True)
         sys.stdout.flush()
         await asyncio.sleep(INTERVAL_S)
+
+
+async def follow(
+    items: AsyncGenerator[Item, None], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
+) -> None:
+    """Print a line for each item as it comes, until the stream ends or is left."""
+    check_lines(output)
+    rows = Rows(columns)
+    async with aclosing(items) as told:
+        async for item in told:
+            print_item(item, output, rows, name)
+            sys.stdout.flush()
 
 
 def check_lines(output: Output) -> None:

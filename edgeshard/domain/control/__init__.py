@@ -1,1 +1,1 @@
-"""What coordinator, agents and operators tell each other of the site."""
+"""Messages of coordinator, agents and operators about the site."""

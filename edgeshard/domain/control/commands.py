@@ -1,4 +1,4 @@
-"""What an agent tells the coordinator of itself, what the coordinator tells an agent to do, and the agent's answers.
+"""An agent's reports to the coordinator, the coordinator's commands to an agent, and the agent's answers.
 
 For an agent the id of a command is opaque. The coordinator, which made it of a `CommandKey`, gets the key back from it.
 """
@@ -59,7 +59,7 @@ NO_TERM = Term()
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a node says of itself every second or so. Memory in bytes. `huge_pages` is None where the system does not
+    """A node's report of itself, every second or so. Memory in bytes. `huge_pages` is None where the system does not
     tell. `others_share` is the processor time that others took from the cores the node computes on, as a part of
     theirs. `packed` are the ids of its packed units as numbers, rising. On the wire only the first one of a control
     stream is whole (`edgeshard.domain.control.heartbeats`)."""
@@ -75,7 +75,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatChange:
-    """What changed since the heartbeat before on the same control stream: stages that are new or differ, stages that
+    """Changes since the heartbeat before on the same control stream: stages that are new or differ, stages that
     are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
     another phase."""
 
@@ -183,7 +183,7 @@ class TraceSteps:
 
 
 class CommandKind(StrEnum):
-    """What a command is for, in its key."""
+    """The purpose of a command, in its key."""
 
     PREPARE = "prepare"
     ACTIVATE = "activate"
@@ -261,12 +261,12 @@ class Deny:
 StageCommand = PrepareStage | ActivateHead | ReleaseStage
 Command = StageCommand | KeepStandby | MeasureCompute | ProbeLinks | TraceSteps
 ControlMessage = Command | TakeDump | ListPacked | DropPacked | Deny
-"""What goes down a control stream."""
+"""Messages down a control stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """What a node measured of itself; parts that are absent stay as they are known."""
+    """A node's measurements of itself; parts that are absent stay as they are known."""
 
     node_id: NodeId
     facts: DeviceFacts | None = None

@@ -36,7 +36,7 @@ def check_stage_count(count: int) -> None:
 
 
 def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
-    """What to say so that `told` becomes `now`, but for figures that hardly differ.
+    """The change that turns `told` into `now`, but for figures that hardly differ.
 
     A reading of huge pages that failed cannot be said; the last one stays.
     """

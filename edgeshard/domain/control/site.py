@@ -1,4 +1,4 @@
-"""What the coordinator tells of its nodes and models, and what an operator asks of it."""
+"""The coordinator's reports of its nodes and models, and an operator's requests."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class LocalAdding:
 
 @dataclass(frozen=True, slots=True)
 class BlobHeader:
-    """What an upload begins with: the blob, and where in it the bytes that follow begin."""
+    """The beginning of an upload: the blob, and where in it the bytes that follow begin."""
 
     digest: Digest
     size: int
@@ -132,7 +132,7 @@ class StoredLink:
 
 @dataclass(frozen=True, slots=True)
 class UnknownProfile:
-    """What a node was not measured for: a shape that `models` of the store have, with weights kept so."""
+    """A missing measurement of a node: a shape that `models` of the store have, with weights kept so."""
 
     models: tuple[ModelName, ...]
     dtype: DType
@@ -141,7 +141,7 @@ class UnknownProfile:
 
 @dataclass(frozen=True, slots=True)
 class UnknownFigures:
-    """What is not measured of a node yet: its layers, and its ways to the nodes `links`."""
+    """Missing measurements of a node: its layers, and its ways to the nodes `links`."""
 
     profiles: tuple[UnknownProfile, ...] = ()
     links: tuple[NodeName, ...] = ()
@@ -171,7 +171,7 @@ class Site:
     config: Mapping[str, Any]
     traffic: Traffic = NO_TRAFFIC
     coordinator: Condition | None = None
-    """What the coordinator says of its own machine."""
+    """The coordinator's report of its own machine."""
     manifest_digest: str = ""
     packed: tuple[PackedOn, ...] = ()
     """What nodes keep packed of any model; like the digest of this one's manifest, for a plan that makes use of it."""

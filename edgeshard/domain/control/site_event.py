@@ -1,4 +1,4 @@
-"""What happened on a site lately, for people."""
+"""The latest events of a site, for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_EVENTS = 1000
 
 
 class Subject(StrEnum):
-    """What something happened to."""
+    """The thing that an event is about."""
 
     NODE = "node"
     LINK = "link"

@@ -1,4 +1,4 @@
-"""What an operator asks for (a deployment spec), and what the coordinator says it is doing about it."""
+"""An operator's request (a deployment spec), and the coordinator's account of it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
-    """What is wrong with single fields of a mapping, in no more words than each needs."""
+    """The faults of single fields of a mapping, in no more words than each needs."""
     try:
         _spec_of(values)
     except InvalidArgumentError as error:
@@ -160,7 +160,7 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
 
 
 def _check_together(spec: DeploymentSpec) -> None:
-    """What fields say of each other. Raises InvalidArgumentError naming one of them."""
+    """Check fields against each other. Raises InvalidArgumentError naming one of them."""
     if spec.privacy == "source-only":
         raise InvalidArgumentError(
             "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"

@@ -1,4 +1,4 @@
-"""What losing a node would cost a deployment: how long its requests would stand still, and who takes its layers."""
+"""The cost of losing a node of a deployment: how long its requests would stand still, and who takes its layers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What happens if this node dies now.
+    """The consequences if this node dies now.
 
     `taken_by` are the stages that would be new; `warm` is whether their nodes have the weights in memory already.
     `pause` is None where the deployment could not go on, or where nothing tells how long it takes; `note` says why.

@@ -58,7 +58,7 @@ class LengthsFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the planner expects of a placement. Seconds, and tokens per second over all requests.
+    """The planner's prediction of a placement. Seconds, and tokens per second over all requests.
 
     `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
     one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
@@ -92,7 +92,7 @@ class Prediction:
 
     @property
     def cost(self) -> float:
-        """What the objective minimises: seconds of a request, of its first token or of a token, or joules per token."""
+        """Cost in the objective: seconds of a request, of its first token or of a token, or joules per token."""
         match self.objective:
             case "energy" if self.joules_per_token is not None:
                 return self.joules_per_token

@@ -1,4 +1,4 @@
-"""What planning a running deployment again came to."""
+"""The outcome of planning a running deployment again."""
 
 from __future__ import annotations
 

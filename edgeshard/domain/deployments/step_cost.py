@@ -1,4 +1,4 @@
-"""What a step costs on each stage of a placement, so that a head can size its steps. Pure.
+"""Costs of a step on each stage of a placement, so that a head can size its steps. Pure.
 
 A few numbers a stage stand for a whole profile: seconds by the rows of a step (weights are read once, then arithmetic
 takes over), seconds for each pair of a query and a key it sees, and the way to the next stage by tokens.

@@ -1,4 +1,4 @@
-"""What a deployment's requests were like: how long their prompts and answers, and nothing of what they said. Pure."""
+"""Lengths of a deployment's prompts and answers, and nothing of their content. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Lengths:
 
     @classmethod
     def of_all(cls, all_lengths: Iterable[Lengths]) -> Lengths:
-        """Those of several deployments together."""
+        """The lengths of several deployments together."""
         items = [lengths for lengths in all_lengths if lengths.counts]
         if not items:
             return cls()
@@ -94,7 +94,7 @@ NO_TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What the planner expects of a deployment for the traffic that it has seen.
+    """The planner's prediction of a deployment for the traffic that it has seen.
 
     `expected` is of the placement it has, None where that cannot be predicted and `note` says why. Where another one is
     better by `WORTH_SAYING` or more, `better` is expected of it with `layers`, and `gain` is the share of the cost
@@ -107,4 +107,4 @@ class Outlook:
     gain: float = 0.0
     note: str = ""
     losses: tuple[Loss, ...] = ()
-    """What the death of each of its nodes would cost."""
+    """Costs of the death of each of its nodes."""

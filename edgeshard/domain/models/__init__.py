@@ -1,1 +1,1 @@
-"""What a model is made of, in which formats, and what of it a node keeps."""
+"""Parts of a model, their formats, and the parts that a node keeps."""

@@ -120,7 +120,7 @@ class IntegerFormat(StrEnum):
 
 
 MODEL_FORMATS = (IntegerFormat.INT8, IntegerFormat.INT4)
-"""What all of a model's matrices may be, and what one may be stored as. int2 is for single experts (`ExpertWidths`):
+"""Formats for all of a model's matrices, and for one that is stored. int2 is for single experts (`ExpertWidths`):
 in every matrix it would cost most of a model's quality."""
 
 
@@ -139,7 +139,7 @@ class ExpertWidths:
 
 
 WHOLE_HEAD = "none"
-"""What is written for weights, or for an LM head, that keep the dtype."""
+"""The word for weights, or an LM head, that keep the dtype."""
 
 
 class Quantisation(StrEnum):
@@ -182,7 +182,7 @@ class Quantisation(StrEnum):
 
 
 def parse_quantisation(blocks: str | None, head: str | None) -> Quantisation | None:
-    """What `--quantise` and `--head-quantisation` ask for. Raises InvalidArgumentError naming the option at fault."""
+    """The formats of `--quantise` and `--head-quantisation`. Raises InvalidArgumentError naming the option at fault."""
     if blocks is None:
         if head is not None:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What a model is made of: its tensors, where each belongs, and what a stage of it must hold."""
+"""Parts of a model: its tensors, where each belongs, and those that a stage must hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LayerRange:
 
 
 class Part(StrEnum):
-    """What a tensor outside the decoder blocks belongs to."""
+    """Owners of tensors outside the decoder blocks."""
 
     EMBEDDING = "embedding"
     """Token (and position) embedding, glued to the first block."""

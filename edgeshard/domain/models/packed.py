@@ -35,7 +35,7 @@ class PackedOn:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What of one model a node keeps packed, in the form that a deployment wants: loading it is reading it."""
+    """The parts of one model that a node keeps packed, in a deployment's form: loading them is reading them."""
 
     layers: frozenset[int] = frozenset()
     embedding: bool = False

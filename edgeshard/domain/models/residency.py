@@ -38,12 +38,12 @@ def caches_experts(room: Any, largest: Any, total: Any) -> Any:
 
 
 def cache_bytes(room: Any, largest: Any) -> Any:
-    """What the cache takes of that room; the rest is for the expert that is read ahead."""
+    """The part of that room for the cache; the rest is for the expert that is read ahead."""
     return room - largest
 
 
 def room_for_experts(others: int, experts: Sequence[int], budget: int | None) -> int | None:
-    """What the cache of a stage's experts may take of `budget`, beside all that is no expert, `others`.
+    """Room for the cache of a stage's experts in `budget`, beside all that is no expert, `others`.
 
     None where all of them fit or there are none, and where whole layers must pass.
     """
@@ -61,9 +61,9 @@ class Residency:
     resident: tuple[bool, ...]
     slots: int
     resident_bytes: int
-    """What weights take of memory: layers that stay, slots, and all that is no layer."""
+    """Memory of weights: layers that stay, slots, and all that is no layer."""
     streamed_bytes: int
-    """What every step reads."""
+    """Bytes that every step reads."""
 
     @property
     def streams(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a process says of the machine that it runs on, for whoever looks after the site. Nothing is decided from it."""
+"""A process's report of the machine that it runs on, for the site's operators. Nothing is decided from it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from edgeshard.domain.nodes.condition import Condition
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a node computes with. Memory in bytes.
+    """The device of a node. Memory in bytes.
 
     `memory_budget_bytes` is what stages may use: the operator's limit, or available memory less a reserve. Nodes of one
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
@@ -61,7 +61,7 @@ class StageStreaming:
 
 
 class WeightLoadingWork(StrEnum):
-    """What a node does to get weights into memory."""
+    """The work by which a node gets weights into memory."""
 
     CONVERTING = "converting"
     """From a model's tensors, without keeping packed files."""
@@ -123,7 +123,7 @@ class StageSwap:
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """What a node says of one stage it holds. Sizes in bytes.
+    """A node's report of one stage that it holds. Sizes in bytes.
 
     `busy_share` is the part of the last seconds in which it computed, the rest are bubbles; `steps_waiting` counts
     steps that have arrived and wait for their turn. The first stage counts requests: running, and not

@@ -1,4 +1,4 @@
-"""What was measured of a node and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
+"""Measurements of a node and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
 
 Times are medians in seconds. A `spread` is the median absolute deviation over the median: 0.02 says that half of the
 repeats were within 2 %.
@@ -71,7 +71,7 @@ class LayerProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """What the engine adds to a step of any layers: a fixed part, and a part for each byte of hidden states."""
+    """The engine's overhead of a step of any layers: a fixed part, and a part for each byte of hidden states."""
 
     seconds: NotNegative
     seconds_per_byte: NotNegative = 0.0
@@ -185,7 +185,7 @@ class LinkProfile:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
-    """What the sending node measured of its link to another."""
+    """The sending node's measurement of its link to another."""
 
     sender: NodeId
     receiver: NodeId

@@ -49,7 +49,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What a model's generation_config.json recommends; None where it says nothing."""
+    """The recommendations of a model's generation_config.json; None where it says nothing."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -73,7 +73,7 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template makes a prompt of. Everything but `generation_prompt` is JSON text.
+    """The input of a chat template. Everything but `generation_prompt` is JSON text.
 
     `messages` is a list of messages as OpenAI's chat completions have them, `tools` a list of tools ("" for none),
     `variables` an object of further variables of the template ("" for none), such as `{"enable_thinking": false}`.

@@ -39,7 +39,7 @@ PROMPT_LOGPROBS_POSITIONS = 256
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option of generation is beside its field's name, type and default; kept in the field's metadata.
+    """Properties of an option of generation beside its field's name, type and default; kept in the field's metadata.
 
     `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
     its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
@@ -153,7 +153,7 @@ class Sampling:
 
 
 class GuideKind(StrEnum):
-    """What a guide's text is."""
+    """Kinds of a guide's text."""
 
     JSON_OBJECT = "json_object"
     """Any JSON object; no text."""
@@ -166,7 +166,7 @@ class GuideKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the answer must be: only tokens that can still lead there are drawn."""
+    """The form that an answer must have: only tokens that can still lead there are drawn."""
 
     kind: GuideKind
     text: str = ""

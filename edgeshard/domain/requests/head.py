@@ -1,4 +1,4 @@
-"""What the coordinator tells the head of a pipeline, and what the head answers, on the head's own stream."""
+"""The coordinator's messages to the head of a pipeline, and the head's answers, on the head's own stream."""
 
 from __future__ import annotations
 

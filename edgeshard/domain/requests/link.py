@@ -1,4 +1,4 @@
-"""What the two ends of a hop tell each other beside the steps themselves."""
+"""Messages of the two ends of a hop beside the steps themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LinkPadding:
 
 @dataclass(frozen=True, slots=True)
 class LinkSuspected:
-    """What the node of a sending stage tells the coordinator: the link carries nothing, or it has `recovered`."""
+    """The report of a sending stage's node to the coordinator: the link carries nothing, or it has `recovered`."""
 
     deployment: DeploymentName
     epoch: Epoch

@@ -39,7 +39,7 @@ class GenerationEnd:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one message brings: `tokens`, of the requests `numbers`, and then ends."""
+    """The content of one message: `tokens`, of the requests `numbers`, and then ends."""
 
     numbers: tuple[int, ...] = ()
     tokens: tuple[Token, ...] = ()

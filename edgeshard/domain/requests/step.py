@@ -73,7 +73,7 @@ class KvGrant:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What every stage does in one step, applied in this order: frees, swap-outs, grants, spans.
+    """The work of every stage in one step, applied in this order: frees, swap-outs, grants, spans.
 
     The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
     is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
@@ -127,7 +127,7 @@ class GuideFailure:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the last stage returns to the head: for every span that samples a token, or why its guide has none, or that
+    """The last stage's answer to the head: for every span that samples a token, or why its guide has none, or that
     it is `pending` and comes with a later step's result; the log-probabilities of the targets, in the order of their
     positions; and where the time went."""
 
@@ -166,4 +166,4 @@ class ReturnedStep:
 
 
 WireStep = ForwardStep | ReturnedStep
-"""What goes from stage to stage: onwards, and from the last one back to the head."""
+"""Steps that travel from stage to stage: onwards, and from the last one back to the head."""

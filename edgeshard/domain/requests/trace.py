@@ -1,4 +1,4 @@
-"""What each stage did in each step, put on one clock: bubbles seen instead of guessed. Pure.
+"""The work of each stage in each step, put on one clock: bubbles seen instead of guessed. Pure.
 
 Every node tells times on its own monotonic clock. Steps go around a ring, so no clock has to be trusted: the quickest
 step over a hop bounds how far two clocks are apart, and around the whole ring the differences cancel.
@@ -69,7 +69,7 @@ class ReadRecord:
 
     @property
     def unit(self) -> str:
-        """What was read, in words."""
+        """The unit that was read, in words."""
         return f"layer {self.layer}" if self.expert is None else f"layer {self.layer} expert {self.expert}"
 
 
@@ -198,7 +198,7 @@ def _summary(trace: StageTrace, from_s: float, until_s: float) -> StageSummary:
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
-    """What a stage with weights on its disk read over the whole traced time.
+    """The reads of a stage with weights on its disk over the whole traced time.
 
     `reading` is the part of that time in which it read, `bytes_per_s` the rate while it did, `read_s` the median time
     of a read, which is a layer's or an expert's, in seconds.

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError
 from edgeshard.domain.requests.generation import FinishReason, GenerationEvent
-from edgeshard.gateway.answers.answers import Answers, Streamed, unless_left
-from edgeshard.gateway.errors import body_of
+from edgeshard.gateway.answers.answers import Answers, Opened, Streamed, answers, unless_left
+from edgeshard.gateway.errors import body_of, json_response
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
@@ -44,6 +47,10 @@ class ResponseWriter(ABC):
     @abstractmethod
     def gather(self, answer: int, event: GenerationEvent) -> None: ...
 
+    @abstractmethod
+    def record(self) -> dict[str, Any]:
+        """What was gathered."""
+
     def failed(self, error: EdgeShardError) -> str:
         """What the stream says of an error in its midst."""
         return sse(body_of(error))
@@ -51,6 +58,24 @@ class ResponseWriter(ABC):
     def done(self) -> str:
         """The very end of the stream, after an error too."""
         return "data: [DONE]\n\n"
+
+
+class ChunkWriter(ResponseWriter):
+    """Writes a stream of chunks, each of which begins with the same head and has one choice."""
+
+    def __init__(self, usage: Usage, words: Words | None, prefix: str, kind: str, model: str, with_usage: bool) -> None:
+        super().__init__(usage, words)
+        self.head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+        self._with_usage = with_usage
+        self._begin = f'data: {json.dumps(self.head, separators=(",", ":"))[:-1]},"choices":[{{"index":'
+        self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
+
+    def chunk(self, answer: int, said: str, scores: str, reason: str) -> str:
+        """`said` is what the choice says, as a JSON key and its value."""
+        return f'{self._begin}{answer},{said},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
+
+    def last_part(self) -> str:
+        return sse({**self.head, "choices": [], "usage": self.usage.record()}) if self._with_usage else ""
 
 
 def sse(record: dict[str, Any]) -> str:
@@ -65,7 +90,19 @@ def finish_reason(reason: FinishReason) -> str:
     return reason.value
 
 
-async def gathered(events: Answers, run: ResponseWriter) -> None:
+async def respond(
+    request: Request, opened: Sequence[Opened], at_once: int, run: ResponseWriter, metrics: HttpMetrics, *, stream: bool
+) -> Response:
+    """The response to a request, as a stream or whole."""
+    events = answers(opened, at_once)
+    if stream:
+        return await _started(request, events, run, metrics)
+    await unless_left(request, _gathered(events, run))
+    metrics.tokens_used(run.usage)
+    return json_response(run.record())
+
+
+async def _gathered(events: Answers, run: ResponseWriter) -> None:
     async with aclosing(events):
         async for answer, event in events:
             if run.words is not None:
@@ -73,7 +110,7 @@ async def gathered(events: Answers, run: ResponseWriter) -> None:
             run.gather(answer, event)
 
 
-async def started(request: Request, events: Answers, run: ResponseWriter, metrics: HttpMetrics) -> Streamed:
+async def _started(request: Request, events: Answers, run: ResponseWriter, metrics: HttpMetrics) -> Streamed:
     """The stream, once its first event is there: what is refused until then is refused by a status."""
     try:
         first = await unless_left(request, anext(events))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +17,10 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import ResponseWriter, gathered, sse, started
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.answers.response_writer import ChunkWriter, respond
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
 from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
@@ -129,13 +127,9 @@ class Chats:
                 partial(self._backend.generate, served.deployment, generation, caller.identity)
                 for generation in made.generations
             ]
-            if asked.stream:
-                return await started(request, answers(opened, len(opened)), run, self._metrics)
-            await unless_left(request, gathered(answers(opened, len(opened)), run))
+            return await respond(request, opened, len(opened), run, self._metrics, stream=bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, asked.names, served.max_context) from None
-        self._metrics.tokens_used(run.usage)
-        return json_response(run.record())
 
 
 @dataclass(slots=True)
@@ -147,23 +141,14 @@ class _Choice:
     scores: list[dict[str, Any]] = field(default_factory=list)
 
 
-class ChatRun(ResponseWriter):
+class ChatRun(ChunkWriter):
     """The answers to one request, whole or in parts."""
 
     def __init__(self, asked: ChatRequest, model: str, words: Words | None, made: ChatAnswers) -> None:
-        super().__init__(Usage(asked.n or 1), words)
+        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        super().__init__(Usage(asked.n or 1), words, "chatcmpl", "chat.completion.chunk", model, with_usage)
         one_call = asked.parallel_tool_calls is False
         self._choices = [_Choice(Reading(made.parser(), one_call=one_call)) for _ in made.generations]
-        self._head = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        begin = json.dumps(self._head, separators=(",", ":"))[:-1]
-        self._begin = f'data: {begin},"choices":[{{"index":'
-        self._ends_with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._end = "]}\n\n" if not self._ends_with_usage else '],"usage":null}\n\n'
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         if isinstance(event, Started):
@@ -182,12 +167,7 @@ class ChatRun(ResponseWriter):
         if choice is not None and choice.scores:
             scores = json.dumps({"content": choice.scores, "refusal": None}, separators=(",", ":"))
             choice.scores = []
-        return f'{self._begin}{answer},"delta":{delta},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
-
-    def last_part(self) -> str:
-        if not self._ends_with_usage:
-            return ""
-        return sse({**self._head, "choices": [], "usage": self.usage.record()})
+        return self.chunk(answer, f'"delta":{delta}', scores, reason)
 
     def gather(self, answer: int, event: GenerationEvent) -> None:
         choice = self._choices[answer]
@@ -206,7 +186,7 @@ class ChatRun(ResponseWriter):
             }
             for index, choice in enumerate(self._choices)
         ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.usage.record()}
+        return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage.record()}
 
     def _take(self, choice: _Choice, event: GenerationEvent) -> Sequence[AnswerDelta]:
         if isinstance(event, Finished):

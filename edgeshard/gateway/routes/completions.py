@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,10 +24,9 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import ResponseWriter, finish_reason, gathered, sse, started
+from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason, respond
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.errors import Refused, json_response, renamed
+from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
@@ -129,13 +126,9 @@ class Completions:
             words = None if asked.logprobs is None else self._backend.words(served.deployment)
             echoes = await self._echoes(asked, served.deployment, caller.identity)
             run = CompletionRun(asked, served.deployment, words, echoes)
-            if asked.stream:
-                return await started(request, answers(opened, AT_ONCE), run, self._metrics)
-            await unless_left(request, gathered(answers(opened, AT_ONCE), run))
+            return await respond(request, opened, AT_ONCE, run, self._metrics, stream=bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
-        self._metrics.tokens_used(run.usage)
-        return json_response(run.record())
 
     async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
         """What each prompt reads, where answers begin with it."""
@@ -180,24 +173,15 @@ class _Choice:
         return record
 
 
-class CompletionRun(ResponseWriter):
+class CompletionRun(ChunkWriter):
     """The answers to one request, whole or in parts; `echoes` are what they begin with, for each prompt."""
 
     def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
-        super().__init__(Usage(asked.n or 1), words)
+        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        super().__init__(Usage(asked.n or 1), words, "cmpl", "text_completion", model, with_usage)
         self._asked = asked
         self._echoes = echoes
         self._choices: dict[int, _Choice] = {}
-        self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        begin = json.dumps(self._head, separators=(",", ":"))[:-1]
-        self._begin = f'data: {begin},"choices":[{{"index":'
-        self._ends_with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        self._end = "]}\n\n" if not self._ends_with_usage else '],"usage":null}\n\n'
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         choice, text = self._take(answer, event)
@@ -206,14 +190,7 @@ class CompletionRun(ResponseWriter):
             return ""
         scores = "null" if self._asked.logprobs is None else json.dumps(choice.scores(), separators=(",", ":"))
         reason = f'"{choice.finish_reason}"' if is_last else "null"
-        return (
-            f'{self._begin}{answer},"text":{json.dumps(text)},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
-        )
-
-    def last_part(self) -> str:
-        if not self._ends_with_usage:
-            return ""
-        return sse({**self._head, "choices": [], "usage": self.usage.record()})
+        return self.chunk(answer, f'"text":{json.dumps(text)}', scores, reason)
 
     def gather(self, answer: int, event: GenerationEvent) -> None:
         choice, text = self._take(answer, event)
@@ -229,7 +206,7 @@ class CompletionRun(ResponseWriter):
             }
             for index, choice in sorted(self._choices.items())
         ]
-        return {**self._head, "choices": choices, "usage": self.usage.record()}
+        return {**self.head, "choices": choices, "usage": self.usage.record()}
 
     def _take(self, answer: int, event: GenerationEvent) -> tuple[_Choice, str]:
         choice = self._choices.get(answer)

@@ -21,8 +21,8 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter, gathered, started
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.metrics import HttpMetrics
@@ -38,7 +38,7 @@ from edgeshard.gateway.routes.fields import (
     never,
     schema_guide,
 )
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, Parser, chat_answers
+from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
 from edgeshard.gateway.routes.reading import Gathered, Reading
 from edgeshard.gateway.usage import Usage
 
@@ -80,6 +80,20 @@ class Options(RequestModel):
     numa: Taken = None
 
 
+_SAME = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "open_objects",
+)
+"""Options that this engine has by the same name."""
+
+
 class OllamaFields(RequestModel):
     model: str
     stream: bool | None = Field(default=None, description="true where it is left out")
@@ -92,18 +106,10 @@ class OllamaFields(RequestModel):
         """The same in this engine's words."""
         options = self.options or Options()
         return _Sampled(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
+            **{name: getattr(options, name) for name in _SAME},
             repetition_penalty=options.repeat_penalty,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            seed=options.seed,
-            stop=options.stop,
             most=options.num_predict,
             schema_=self.format if isinstance(self.format, dict) else None,
-            open_objects=options.open_objects,
             is_json=self.format == "json",
         )
 
@@ -295,7 +301,7 @@ class Ollama:
             clip_new_tokens=sampled.new_tokens() is None,
         )
         generation.validate()
-        return ChatAnswers((generation,), _plain_parser)
+        return ChatAnswers((generation,), _AsItIs)
 
     def _find(self, request: Request, model: str) -> ServedModel:
         return caller_of(request).find(self._backend, model.removesuffix(LATEST))
@@ -308,17 +314,9 @@ class Ollama:
             run = OllamaRun(asked.model, made, is_chat=is_chat)
             caller = caller_of(request)
             opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]
-            if asked.stream is not False:
-                return await started(request, answers(opened, 1), run, self._metrics)
-            await unless_left(request, gathered(answers(opened, 1), run))
+            return await respond(request, opened, 1, run, self._metrics, stream=asked.stream is not False)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
-        self._metrics.tokens_used(run.usage)
-        return json_response(run.record())
-
-
-def _plain_parser() -> Parser:
-    return _AsItIs()
 
 
 async def _checked(asked: OllamaFields, served: ServedModel, making: Any) -> ChatAnswers:

@@ -18,10 +18,10 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import answers, unless_left
-from edgeshard.gateway.answers.response_writer import ResponseWriter, gathered, started
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.errors import json_response, renamed
+from edgeshard.gateway.errors import renamed
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, never, only, schema_guide
 from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
@@ -208,13 +208,9 @@ class Responses:
             made = await unless_left(request, making)
             run = ResponsesRun(asked, served.deployment, made)
             opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]
-            if asked.stream:
-                return await started(request, answers(opened, 1), run, self._metrics)
-            await unless_left(request, gathered(answers(opened, 1), run))
+            return await respond(request, opened, 1, run, self._metrics, stream=bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
-        self._metrics.tokens_used(run.usage)
-        return json_response(run.record())
 
 
 class _Item:

@@ -1,1 +1,1 @@
-"""What a placement costs: seconds, bytes and joules of its stages and hops, and what is short."""
+"""Costs of a placement: seconds, bytes and joules of its stages and hops, and the resource that is short."""

@@ -37,7 +37,7 @@ class BatchTimes:
 
 
 def batch_times(costs: Costs, cut: Cut, load: Load, prompts: PromptTimes | None = None) -> BatchTimes:
-    """The times of any cut under a load. `prompts` keeps what cuts share, for those who ask about many."""
+    """The times of any cut under a load. `prompts` keeps the parts that cuts share, for callers with many cuts."""
     prefill = score(costs.prefill(load), cut, costs.names)
     decode = score(costs.decode(load), cut, costs.names)
     m, more = load.micro_batches, costs.problem.new_tokens - 1

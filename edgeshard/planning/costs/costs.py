@@ -1,4 +1,4 @@
-"""From a model, nodes and links to what solvers see: seconds and bytes, for prefill and for decode. Pure.
+"""From a model, nodes and links to the input of solvers: seconds and bytes, for prefill and for decode. Pure.
 
 Without a measured profile a node is a roofline: a part of the model takes as long as reading its bytes or as computing
 its operations, whichever is longer. The constants below are the only numbers here that come from no data sheet; each
@@ -177,7 +177,7 @@ class Costs:
         return max(model.largest_block_tensor, model.largest_outer_tensor) * self.problem.dtype.itemsize
 
     def outer_loading_bytes(self) -> int:
-        """What loading takes beyond `loading_bytes` on a stage with the embedding or the head."""
+        """Bytes that loading takes beyond `loading_bytes` on a stage with the embedding or the head."""
         model = self.problem.model
         beyond = max(0, model.largest_outer_tensor - model.largest_block_tensor)
         return beyond * (self.problem.loading_itemsize or 0)
@@ -225,7 +225,7 @@ class Costs:
 
     def _build(self, load: Load, prefill: bool) -> Instance:
         problem, model = self.problem, self.problem.model
-        if load.micro_batches > 1:  # the same times; of what is held, KV and frames grow
+        if load.micro_batches > 1:  # the same times; only KV and frames take more memory
             one = self._instance(Load(load.batch), prefill)
             return replace(one, layer_bytes=self._layer_bytes(load), stage_bytes=float(self.stage_workspace(load)))
         item = problem.dtype.itemsize
@@ -253,7 +253,6 @@ class Costs:
             capacity_bytes=self._capacity,
             max_layers=self._max_layers,
             source=self.source,
-            relays=problem.relays,
             asynchronous=problem.asynchronous,
             head_on_source=problem.head_on_source,
             min_nodes=problem.min_nodes,
@@ -267,7 +266,7 @@ def frame_bytes(payload: int) -> int:
 
 
 def link_seconds(size_bytes: int, bandwidth_bps: Floats) -> Floats:
-    """What a frame occupies each link for; infinite where there is no link."""
+    """Seconds for which a frame occupies each link; infinite where there is no link."""
     with np.errstate(divide="ignore"):
         return np.asarray(8.0 * size_bytes / bandwidth_bps)
 

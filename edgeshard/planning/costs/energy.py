@@ -1,9 +1,9 @@
-"""What a batch takes in joules, from the watts of its nodes, idle and busy. Pure.
+"""Joules of a batch, from the watts of its nodes, idle and busy. Pure.
 
     J = sum over the nodes of the cut of  idle_w span + (busy_w - idle_w) computing
 
 The span runs from the batch's start to its last token; a node computes during its prompts and its tokens. Only nodes of
-the cut are counted, relays among them: no link, no switch, and no node of the cluster that the plan does not use.
+the cut are counted: no link, no switch, and no node of the cluster that the plan does not use.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def power_of(costs: Costs, node: int) -> Power | None:
 
 
 def watts(costs: Costs) -> tuple[Floats, Floats]:
-    """[M] idle watts, and [M] what computing takes above them; not a number where they are unknown."""
+    """[M] idle watts, and [M] the watts that computing takes above them; not a number where they are unknown."""
     devices = [node.device for node in costs.nodes]
     idle_w = np.array([np.nan if device.idle_w is None else device.idle_w for device in devices])
     busy_w = np.array([np.nan if device.busy_w is None else device.busy_w for device in devices])

@@ -1,4 +1,4 @@
-"""What no slicing of a prompt can be faster than, for many cuts at once, and closer for one cut. Pure.
+"""Lower bounds of a prompt's time under any slicing, for many cuts at once, and closer for one cut. Pure.
 
 Whatever its slices: stage j works for all of them, after the first one's way to it and before the last one's way from
 it. So the first token comes no sooner than

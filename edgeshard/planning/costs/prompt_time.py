@@ -33,7 +33,7 @@ class FirstToken:
 
 
 class PromptTimes:
-    """First tokens of one problem's prompts over any of its cuts. What cuts share is computed once."""
+    """First tokens of one problem's prompts over any of its cuts. The parts that cuts share are computed once."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

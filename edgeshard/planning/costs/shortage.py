@@ -1,4 +1,4 @@
-"""Why there is no plan: which constraint is short, by how much, and what would help. Pure."""
+"""The reason why there is no plan: the constraint that is short, by how much, and the remedy. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GB = 1e9
 GIB = 1 << 30
 _NODE_SIZES_GB = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256)
 _SYSTEM_BYTES = 3e9
-"""What a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
+"""Memory that a hypothetical node keeps for its system, as the catalogue's nodes of 16 GB and more do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
             return Shortage("max_share", float(missing), "layers", text)
         return _memory(costs, load, instance, room)
     usable = int(((room.plain > 0) & (instance.max_layers > 0)).sum())
-    most = usable if instance.relays else min(usable, instance.layers)
+    most = min(usable, instance.layers)
     if instance.min_nodes > most:
         short = instance.min_nodes - most
         text = f"min_nodes is {instance.min_nodes}, but only {most} nodes can take part; lower it or add {short}"

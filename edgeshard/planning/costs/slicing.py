@@ -206,7 +206,7 @@ class _Labels:
             self._lengths += lengths
 
     def undominated(self) -> tuple[Floats, list[tuple[int, ...]]]:
-        """Those that no other is as good as on every device, in rising order."""
+        """The entries to which no other is equal or better on every device, in rising order."""
         finish = np.concatenate(self._finish)
         order = np.lexsort(finish.T[::-1])
         finish = finish[order]

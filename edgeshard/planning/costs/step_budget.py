@@ -1,4 +1,5 @@
-"""From a plan's costs to what its head needs at run time: a few numbers a stage, and slices for long prompts. Pure."""
+"""From a plan's costs to the figures that its head needs at run time: a few numbers a stage, and slices for long
+prompts. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _STEPS = tuple((rows, StepShape.of_spans([(1, 0)] * rows), StepShape.of_spans([(
 _PAIRS_AT = 8
 """Sequences of the decode step, and 32 times as many tokens of the prompt, that show what a pair costs."""
 MAX_TRANSFER_S = 1.0
-"""A step does not occupy a link for longer than that, whatever was promised: others wait behind it."""
+"""Longest time that a step occupies a link, even if more was promised: others wait behind it."""
 SLICE_TOKENS = 64
 MOST_UNITS = 24
 """A prompt is cut in multiples of SLICE_TOKENS, or of more where there were too many units to be quick."""
@@ -165,7 +166,7 @@ def slice_unit(tokens: int) -> int:
 
 
 def rounded_prompt(tokens: int) -> int:
-    """The length without what is left of a unit, so that prompts of nearly one length share their slices."""
+    """The length rounded down to whole units, so that prompts of nearly one length share their slices."""
     unit = slice_unit(tokens)
     return max(unit, tokens // unit * unit)
 

@@ -1,4 +1,4 @@
-"""What stages cost where nodes may stream weights: which layers stay, memory, and seconds of a sweep. Pure.
+"""Costs of stages where nodes may stream weights: layers that stay, memory, and seconds of a sweep. Pure.
 
 A node whose memory holds its stage keeps it. One whose memory does not reads the layers that do not stay from its disk
 in every step, through slots (`domain.models.residency`). In one sweep it computes a step of each of `sweep`
@@ -40,23 +40,25 @@ SLOTS = 1 + PREFETCHED_LAYERS
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A stage that streams, in bytes. `budget_bytes` are for its weights: those that stay, embedding, head and slots.
-
-    `streamed_bytes` of `weight_bytes` do not stay, and are read at `disk_bytes_per_s`: all of them in each step, where
-    layers pass, of up to `layer_bytes`. Where experts are cached, `expert_bytes` are those of all, and a step reads
-    what its tokens choose, each of them a `chosen_share` of the experts of each of `mixtures` layers; `expert_share` is
-    their part of what a step computes.
-    """
+    """A stage that streams, in bytes."""
 
     weight_bytes: int
     streamed_bytes: int
+    """The part of `weight_bytes` that does not stay in memory; where layers pass, each step reads all of it."""
     layer_bytes: int
+    """Most bytes of a layer that passes."""
     budget_bytes: int
+    """Memory for its weights: those that stay, embedding, head and slots."""
     disk_bytes_per_s: float
     expert_bytes: int = 0
+    """Bytes of all experts where they are cached, 0 where layers pass; a step reads the experts that its tokens
+    choose."""
     mixtures: int = 0
+    """Layers with experts."""
     chosen_share: float = 1.0
+    """Share of a layer's experts that one token chooses."""
     expert_share: float = 0.0
+    """The experts' part of a step's computing."""
 
     @property
     def caches(self) -> bool:
@@ -64,7 +66,7 @@ class Streaming:
         return self.expert_bytes > 0
 
     def step_bytes(self, tokens: int) -> float:
-        """What a step of so many tokens is expected to read, at most."""
+        """Most bytes that a step of so many tokens is expected to read."""
         if not self.caches:
             return float(self.streamed_bytes)
         return float(expert_reads(self.streamed_bytes, self.expert_bytes, self.mixtures, tokens, self.chosen_share))
@@ -74,8 +76,8 @@ def expert_reads(on_disk: Any, total: Any, mixtures: Any, tokens: int, chosen_sh
     """Bytes that a step of so many tokens is expected to read where routing is even; numbers, or arrays of them.
 
     `on_disk` of the `total` of all experts, of so many layers, find no room in memory. With even routing a token misses
-    an expert with 1 - k / E, all tokens of a step with its power. What a layer's own experts take while they compute
-    others lack: so much more is read.
+    an expert with 1 - k / E, all tokens of a step with its power. A layer's own experts occupy room while they compute,
+    which others lack: so much more is read.
     """
     share = 1.0 - (1.0 - chosen_share) ** tokens
     return share * np.minimum(total, on_disk * mixtures / np.maximum(mixtures - share, 1e-9))

@@ -1,1 +1,1 @@
-"""What a plan is made from: nodes and links, measured or of a data sheet, the model's shapes, and what is asked."""
+"""The planner's inputs: nodes and links, measured or of a data sheet, the model's shapes, and the requests."""

@@ -1,4 +1,4 @@
-"""What nodes can do when nobody has measured them: figures from data sheets, each with its source. Pure.
+"""Figures of nodes that nobody has measured: from data sheets, each with its source. Pure.
 
 They are ceilings, not measurements: real kernels reach part of them. A measured profile is always better; a cluster
 file may override any figure.
@@ -19,33 +19,32 @@ TERA = 1e12
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """A kind of node. Memory in bytes, bandwidth in bytes a second, operations a second by dtype (dense).
-
-    `system_bytes` of the memory are not for stages: operating system, driver context, the daemon itself. `unified` says
-    that processor and accelerator share one memory. `step_overhead_s` is what a step costs whatever its layers; no data
-    sheet gives it, so it is 0 unless the cluster file says otherwise. `source` says where the figures are from.
-
-    `idle_w` and `busy_w` are the watts of a node that does nothing, and of one that computes a model; both or neither
-    is known. Those of the catalogue are the whole module of a Jetson, without its carrier board, and the board alone of
-    a discrete GPU, without the computer around it: for the energy of whole nodes, give a cluster file what a meter at
-    the socket shows.
-
-    A node's disk is read at `disk_bytes_per_s`, None where nobody knows, as for all of the catalogue; `disk_bytes` of
-    it are free, None for enough.
-    """
+    """A kind of node."""
 
     kind: str
     memory_bytes: float
     system_bytes: float
+    """Part of the memory that is not for stages: operating system, driver context, the daemon itself."""
     bandwidth_bytes_per_s: float
     flops: Mapping[DType, float]
+    """Operations a second by dtype (dense)."""
     unified: bool
+    """Whether processor and accelerator share one memory."""
     source: str
+    """Where the figures are from."""
     step_overhead_s: float = 0.0
+    """Seconds that a step costs whatever its layers; no data sheet gives it, so it is 0 unless the cluster file says
+    otherwise."""
     idle_w: float | None = None
+    """Watts of a node that does nothing; both or neither of `idle_w` and `busy_w` are known. The catalogue's are of the
+    whole module of a Jetson, without its carrier board, and of the board alone of a discrete GPU, without the computer
+    around it: for the energy of whole nodes, give a cluster file the figure of a meter at the socket."""
     busy_w: float | None = None
+    """Watts of a node that computes a model."""
     disk_bytes_per_s: float | None = None
+    """Rate at which a node's disk is read; None where nobody knows, as for all of the catalogue."""
     disk_bytes: float | None = None
+    """Free bytes of that disk; None for enough."""
 
     @property
     def usable_bytes(self) -> float:

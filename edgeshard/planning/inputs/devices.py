@@ -20,13 +20,12 @@ MAX_NODES = 10_000
 MAX_PAIRS = 500_000
 """Of (sender, receiver) that the [[link]] of a file may describe beside the default: two groups of 500 nodes."""
 NO_NEIGHBOUR_BPS = 1e9
-"""What a node alone is given, so that it need not describe links it has not; used once nodes are added to it."""
+"""Rate of the links of a node alone, which need not describe links that it has not; used once nodes are added to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """One node of a cluster. `up_bps` and `down_bps` cap what it sends and receives, in bits a second (None: no
-    cap)."""
+    """One node of a cluster. `up_bps` and `down_bps` cap its sending and receiving, in bits a second; None: no cap."""
 
     name: str
     device: DeviceSpec
@@ -45,9 +44,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked of the model: tokens in and out of a request, sequences in one micro-batch, requests at once.
+    """The requests that a plan is for: tokens in and out of each, sequences in one micro-batch, requests at once.
 
-    None for `batch` or `concurrency` leaves them to the planner. `assumed` where nobody gave the lengths.
+    None for `batch` or `concurrency` leaves them to the planner. `assumed` says that nobody gave the lengths.
     """
 
     prompt_tokens: int = 128
@@ -59,17 +58,15 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes and links.
-
-    `links` holds what differs from `default_link`, by (sender, receiver). `cloud` names the node that baselines offload
-    to (None: the one with the fastest memory beside the source).
-    """
+    """Nodes and links."""
 
     nodes: tuple[ClusterNode, ...]
     default_link: Link
     source: str
     links: Mapping[tuple[str, str], Link] = field(default_factory=lambda: MappingProxyType({}))
+    """Links that differ from `default_link`, by (sender, receiver)."""
     cloud: str | None = None
+    """The node that baselines offload to; None: the one with the fastest memory beside the source."""
     workload: Workload = Workload()
     dtype: DType | None = None
     kv_dtype: KvFormat | None = None

@@ -1,4 +1,4 @@
-"""Typed reading of a decoded TOML table: what is missing or wrong raises InvalidArgumentError naming its place."""
+"""Typed reading of a decoded TOML table: a missing or wrong key raises InvalidArgumentError naming its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LARGEST_COUNT = 2**31 - 1
 
 
 def invalid(field: str, why: str) -> InvalidArgumentError:
-    """The error for `field`; `why` says what is wrong and what to do."""
+    """The error for `field`; `why` says the fault and the remedy."""
     return InvalidArgumentError(f"{field} {why}", field=field)
 
 

@@ -1,4 +1,4 @@
-"""What is to be planned, as one checked value. Pure."""
+"""The problem to plan, as one checked value. Pure."""
 
 from __future__ import annotations
 
@@ -85,35 +85,13 @@ class ComputeTimes(Protocol):
         ...
 
     def step_s(self, hidden_bytes: float) -> float:
-        """What a step with so many bytes of hidden states costs whatever its layers."""
+        """Seconds that a step with so many bytes of hidden states costs whatever its layers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """A model, a cluster and what is asked of them.
-
-    context_tokens        positions of KV memory a request holds; None: those of its prompt and answer
-    step_tokens           most tokens a stage computes at once, for which it needs room; None: all prompts of a
-                          micro-batch
-    batch                 most sequences in one micro-batch; None leaves it to the planner (`default_batch`)
-    concurrency           most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for
-                          `throughput`
-    quantisation          how every node keeps its weights; None for the dtype
-    loading_itemsize      bytes an element takes in the one tensor that is in memory twice while a stage loads, wherever
-                          it is; None: the dtype's, on nodes with one memory only
-    exclude, reserve      nodes not to use; bytes to leave free, by node
-    max_share             largest part of the layers a node may hold, in (0, 1], by node
-    min_nodes, max_nodes  bounds on the number of stages
-    head_on_source        the source computes norm and head, so that no other node sees a token
-    relays                whether a node without layers may pass frames around a slow link
-    asynchronous          whether sending overlaps computing
-    allow_streaming       whether a node may read a part of its weights from its disk in every step
-    sliced                whether a long prompt goes in slices that follow each other; otherwise in steps of
-                          `STEP_TOKENS`, each of which passes all stages before the next begins
-    times                 measured nodes by name; the others are estimated from their figures
-    held                  what of the model nodes keep packed on their disks, by node (`planning.search.locality`)
-    """
+    """A model, a cluster and the questions about them."""
 
     model: ModelSpec
     cluster: Cluster
@@ -121,26 +99,45 @@ class PlanProblem:
     prompt_tokens: int = 128
     new_tokens: int = 128
     context_tokens: int | None = None
+    """Positions of KV memory that a request holds; None: those of its prompt and answer."""
     step_tokens: int | None = None
+    """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a micro-batch."""
     batch: int | None = None
+    """Most sequences in one micro-batch; None leaves it to the planner (`default_batch`)."""
     concurrency: int | None = None
+    """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for `throughput`."""
     dtype: DType = DType.BFLOAT16
     quantisation: Quantisation | None = None
+    """How every node keeps its weights; None for the dtype."""
     kv_dtype: KvFormat | None = None
+    """How every node keeps keys and values; None for the dtype."""
     loading_itemsize: int | None = None
+    """Bytes that an element takes in the one tensor that is in memory twice while a stage loads, wherever it is; None:
+    the dtype's, on nodes with one memory only."""
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
+    """Nodes that may not be used."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Largest part of the layers that a node may hold, in (0, 1], by node."""
     min_nodes: int = 1
+    """Least number of stages."""
     max_nodes: int | None = None
+    """Most stages; None: as many as there are nodes."""
     head_on_source: bool = False
-    relays: bool = False
+    """Whether the source computes norm and head, so that no other node sees a token."""
     asynchronous: bool = True
+    """Whether sending overlaps computing."""
     allow_streaming: bool = False
+    """Whether a node may read a part of its weights from its disk in every step."""
     sliced: bool = True
+    """Whether a long prompt goes in slices that follow each other; otherwise in steps of `STEP_TOKENS`, each of which
+    passes all stages before the next begins."""
     times: Mapping[str, ComputeTimes] = field(default_factory=lambda: MappingProxyType({}))
+    """Measured nodes by name; the others are estimated from their figures."""
     held: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
+    """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
 
     @property
     def default_batch(self) -> int:

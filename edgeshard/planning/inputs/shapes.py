@@ -72,23 +72,24 @@ class ExpertKind:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """One decoder block. `expert_parameters` of `parameters` belong to `experts`, of which a token uses `chosen`.
-    `expert_kinds` are those that a node can read from its disk one by one; none, in families where layers pass whole.
-
-    `window` is the most positions a token sees, 0 for all. (The KV cache holds all of them either way.) `matrices` are
-    all that may be small integers, `expert_matrices` those of the experts. `float32_parameters` are held in float32
-    whatever the dtype.
-    """
+    """One decoder block."""
 
     parameters: int
     expert_parameters: int = 0
+    """The part of `parameters` that belongs to experts."""
     experts: int = 0
     chosen: int = 0
+    """Experts that a token uses."""
     window: int = 0
+    """Most positions that a token sees, 0 for all. The KV cache holds all of them either way."""
     matrices: Matrices = Matrices()
+    """All matrices that may be small integers."""
     expert_matrices: Matrices = Matrices()
+    """Those of the experts."""
     float32_parameters: int = 0
+    """Parameters that are held in float32 whatever the dtype."""
     expert_kinds: tuple[ExpertKind, ...] = ()
+    """Experts that a node can read from its disk one by one; none in families where layers pass whole."""
 
     def weight_bytes(self, dtype: DType, quantisation: Quantisation | None = None) -> int:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
@@ -117,7 +118,7 @@ class BlockSpec:
 
     @property
     def expert_share(self) -> float:
-        """Of what a token computes in this block, the experts' part, by parameters."""
+        """The experts' share of the computing of a token in this block, by parameters."""
         return 1.0 - (self.parameters - self.expert_parameters) / self.active_parameters
 
     @property
@@ -130,24 +131,24 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model as the planner sees it. Sizes in elements, so that one spec serves every dtype.
-
-    `embedding_parameters` and `head_parameters` both count a tied embedding; `tied_parameters` is what they share.
-    Of the head `head_matrices` may be small integers.
-    `largest_block_tensor` and `largest_outer_tensor` are in elements and matter while loading. `inner_size` is the
-    widest row of a block's activations.
-    """
+    """A model as the planner sees it. Sizes are in elements, so that one spec serves every dtype."""
 
     name: str
     shape: ModelShape
     blocks: tuple[BlockSpec, ...]
     embedding_parameters: int
+    """Includes a tied embedding, as `head_parameters` does."""
     head_parameters: int
     tied_parameters: int
+    """The part that embedding and head share."""
     largest_block_tensor: int
+    """Of one block; it matters while a stage loads."""
     largest_outer_tensor: int
+    """Of the parts outside the blocks."""
     inner_size: int
+    """The widest row of a block's activations."""
     head_matrices: Matrices = Matrices()
+    """Matrices of the head that may be small integers."""
 
     @property
     def layer_count(self) -> int:
@@ -178,7 +179,7 @@ class ModelSpec:
 
 @dataclass(slots=True)
 class _Sums:
-    """What the tensors of one block add up to, or those of one part outside the blocks."""
+    """Sums over the tensors of one block, or of one part outside the blocks."""
 
     parameters: int = 0
     expert_parameters: int = 0

@@ -32,7 +32,7 @@ _NAMES_SHOWN = 5
 
 
 class SiteNode(Protocol):
-    """A node of the site, such as `edgeshard.domain.nodes.device.Node`; `free_bytes` is what stages may still take."""
+    """A node of the site, such as `edgeshard.domain.nodes.device.Node`; stages may still take `free_bytes`."""
 
     @property
     def node_id(self) -> NodeId: ...
@@ -68,7 +68,7 @@ class SiteCluster:
     starting: tuple[NodeName, ...] = ()
 
 
-def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked of it
+def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     nodes: Iterable[SiteNode],
     links: Iterable[MeasuredLink],
     profiles: Mapping[NodeId, ComputeProfile],
@@ -80,12 +80,14 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
     exclude: Collection[str] = (),
     others: Mapping[NodeId, ComputeProfile] = MappingProxyType({}),
 ) -> SiteCluster:
-    """What can serve of a site. `profiles` are those of this model in this dtype and quantisation, by node; a node that
-    has none, and that no data sheet is known of, counts as one that would take as long for a model of `others`.
+    """The nodes of a site that can serve, and their links.
 
-    Nodes that are away, still starting or in `exclude` are left out. Raises NotFoundError or UnavailableError for a
-    source that is not there, InvalidArgumentError for nodes that cannot run small integers, FailedPreconditionError
-    (reason NOT_MEASURED) naming the nodes nobody has times of.
+    `profiles` are those of this model in this dtype and quantisation, by node. A node without one, and without a known
+    data sheet, counts as one that would take as long for a model of `others`. Nodes that are away, still starting or in
+    `exclude` are left out.
+
+    Raises NotFoundError or UnavailableError for a source that is not there, InvalidArgumentError for nodes that cannot
+    run small integers, FailedPreconditionError (reason NOT_MEASURED) naming the nodes without times.
     """
     nodes = list(nodes)
     usable = _usable(nodes, source, exclude)
@@ -125,7 +127,7 @@ def site_cluster(  # noqa: PLR0913 - what is known of a site, and what is asked 
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's. Without relays: a node without layers cannot be deployed.
+    """A model on a site; `options` are PlanProblem's.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
@@ -134,7 +136,6 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
         cluster=site.cluster,
         times=site.times,
         loading_itemsize=LOADING_ITEMSIZE,
-        relays=False,
         **options,
     )
     return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))
@@ -143,7 +144,7 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
 def profile_command(
     model: str, dtype: DType, quantisation: Quantisation | None = None, names: Sequence[str] = ()
 ) -> str:
-    """What has nodes measured for a model; all that are connected when none is named."""
+    """The command that has nodes measured for a model: the named ones, or all that are connected."""
     quantise: tuple[str, ...] = ()
     if quantisation is not None:
         quantise = ("--quantise", quantisation.blocks)

@@ -1,4 +1,4 @@
-"""What if there were other nodes: a problem with some added, or one taken away. Pure."""
+"""Problems with other nodes: some added, or one taken away. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
     """The problem after changes such as `+2 orin-nx`, `-agx-3`, `disk=2.1GB/s` and `agx-1 memory=+8GB`, one after the
     other.
 
-    Raises InvalidArgumentError for one that is no change, or that names what there is not.
+    Raises InvalidArgumentError for one that is no change, or that names an unknown node.
     """
     for change in changes:
         text = change.strip()
@@ -117,7 +117,7 @@ def _linked_like(cluster: Cluster, like: ClusterNode, added: Sequence[str]) -> C
 
 
 def _without(problem: PlanProblem, name: str) -> PlanProblem:
-    """Without a node, and what was asked of it."""
+    """The problem without a node, and without the limits that were set for it."""
     cluster = without_nodes(problem.cluster, name, "what_if")
     return replace(
         problem,

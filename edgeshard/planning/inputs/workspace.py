@@ -1,4 +1,4 @@
-"""What a stage takes beside weights and KV, as the planner's constraint and the placer's check both count it. Pure."""
+"""Memory of a stage beside weights and KV, as the planner's constraint and the placer's check both count it. Pure."""
 
 from __future__ import annotations
 

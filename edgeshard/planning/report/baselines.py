@@ -1,4 +1,4 @@
-"""What other ways of placing a model would reach, beside the plan: the paper's baselines and what other tools do. Pure.
+"""Other ways of placing a model, beside the plan: the paper's baselines and the habits of other tools. Pure.
 
 edge-solo            all layers on the source
 cloud-edge-even      half on the source, half on the cloud node
@@ -21,7 +21,15 @@ from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, plan, predict, result_of
+from edgeshard.planning.search.plan import (
+    GAP_OF_LATENCY,
+    CutPrediction,
+    PlanResult,
+    figures_of,
+    plan,
+    predict,
+    result_of,
+)
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
@@ -46,11 +54,7 @@ Shares = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy's figures under the problem's objective; None where it cannot run.
-
-    `nodes` is how many it uses. `gap` is how much better any plan could at most be, as a part of this one, in the
-    objective. `reason` says what binds it, or what is short.
-    """
+    """One strategy's figures under the problem's objective; None where it cannot run."""
 
     strategy: str
     feasible: bool
@@ -60,9 +64,12 @@ class StrategyRow:
     request_s: float | None
     joules_per_token: float | None
     nodes: int
+    """How many nodes it uses."""
     placement: str
     gap: float | None
+    """How much better any plan could at most be, as a part of this one, in the objective."""
     reason: str
+    """The limit that binds it, or the resource that is short."""
 
 
 def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
@@ -107,7 +114,7 @@ def _cloud_even(costs: Costs, cloud: int) -> PlanResult:
 
 def _cloud_opt(costs: Costs, cloud: int) -> PlanResult:
     others = tuple(name for i, name in enumerate(costs.names) if i not in (costs.source, cloud))
-    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others), relays=False)
+    pair = replace(costs.problem, exclude=(*costs.problem.exclude, *others))
     return plan(pair, alternatives=0)
 
 
@@ -258,7 +265,7 @@ def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
 
 
 def _without_plan(name: str, reason: str) -> StrategyRow:
-    return StrategyRow(name, False, None, None, None, None, None, 0, "", None, reason)
+    return StrategyRow(name, False, **figures_of(None), nodes=0, placement="", gap=None, reason=reason)
 
 
 def _with_figures(
@@ -267,11 +274,7 @@ def _with_figures(
     return StrategyRow(
         strategy=name,
         feasible=True,
-        time_per_token_s=found.time_per_token_s,
-        throughput_tps=found.throughput_tps,
-        ttft_s=found.ttft_s,
-        request_s=found.request_s,
-        joules_per_token=found.joules_per_token,
+        **figures_of(found),
         nodes=nodes,
         placement=placement,
         gap=_gap(found, best),

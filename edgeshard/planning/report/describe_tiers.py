@@ -1,4 +1,4 @@
-"""What streaming costs, in words, and what would do without it. Pure.
+"""The costs of streaming, in words, and the ways to do without it. Pure.
 
 Nobody is surprised by a disk: the speed alone and with many requests at once, and what is read in a day, are said
 before anything starts.
@@ -35,7 +35,7 @@ def describe_streaming(result: PlanResult) -> tuple[str, ...]:
 
 
 def describe_speed(result: PlanResult) -> tuple[str, ...]:
-    """What each node that streams holds and reads and, with the last of them, how fast the plan is."""
+    """A line for each node that streams, with the bytes it holds and reads; the last one says how fast the plan is."""
     streaming = [stage for stage in result.stages if stage.streaming is not None]
     if not streaming or result.prediction is None:
         return ()
@@ -48,7 +48,7 @@ def describe_speed(result: PlanResult) -> tuple[str, ...]:
 
 
 def describe_daily(result: PlanResult) -> tuple[str, ...]:
-    """What is read of each disk in a day at full load."""
+    """Bytes read from each disk in a day at full load."""
     if not result.streams:
         return ()
     alone, many = speeds(result)
@@ -59,7 +59,7 @@ def describe_daily(result: PlanResult) -> tuple[str, ...]:
 
 
 def advice_without_streaming(result: PlanResult) -> str:
-    """What a node more like the largest of those that stream would bring, and how much memory would do; '' for none."""
+    """The gain by one more node like the largest that streams, and the memory that would do; '' for none."""
     streaming = [stage for stage in result.stages if stage.streaming is not None]
     if not streaming:
         return ""
@@ -78,7 +78,7 @@ def advice_without_streaming(result: PlanResult) -> str:
 
 
 def describe_offer(result: PlanResult) -> str:
-    """What streaming would give where nothing fits; '' where it gives nothing."""
+    """The plan with streaming where nothing fits; '' where there is none."""
     if result.offer is None:
         return ""
     return f"with --allow-streaming it would run: {'; '.join(describe_streaming(result.offer))}"

@@ -1,4 +1,4 @@
-"""A plan in words: what it does, what limits it, why it is as it is, what else there would be. Pure."""
+"""A plan in words: its stages, its limit, its reasons and its runners-up. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMALL_SHARE = 0.02
 
 
 def bottleneck(result: PlanResult) -> str:
-    """One sentence on what binds the plan; for an infeasible one, what is short."""
+    """One sentence on the limit that binds the plan; for an infeasible one, on the resource that is short."""
     words = _bottleneck(result)
     for stage in result.stages:
         if stage.streaming is not None:  # its time is that of the disk or of computing, whichever is longer
@@ -43,7 +43,7 @@ def _bottleneck(result: PlanResult) -> str:
 
 
 def describe_locality(result: PlanResult) -> str:
-    """Why a plan that is not the best was taken, and what that costs; "" where the plan is simply the best."""
+    """The reason why a plan that is not the best was taken, and its cost; "" where the plan is simply the best."""
     locality, problem = result.locality, result.problem
     if locality is None:
         return ""
@@ -145,7 +145,7 @@ def _goal(result: PlanResult) -> str:
 def _choice(result: PlanResult) -> str:
     assert result.prediction is not None
     load = result.prediction.load
-    parts = [f"{stage.node} {'relays' if not len(stage.layers) else stage.layers}" for stage in result.stages]
+    parts = [f"{stage.node} {stage.layers}" for stage in result.stages]
     text = f"Plan: {', then '.join(parts)}"
     if load.requests > 1:
         text += f"; {load.micro_batches} micro-batches of {load.batch} in flight"
@@ -161,7 +161,7 @@ def _where_time_goes(prediction: CutPrediction) -> str:
 
 
 def _sliced(result: PlanResult) -> str:
-    """Says it when a prompt that nobody waits behind goes through the stages in slices, and what that brings."""
+    """A sentence where a prompt alone goes through the stages in slices, with the time that this saves; else ""."""
     assert result.prediction is not None
     first = PromptTimes(Costs(result.problem)).first_token(result.prediction.cut)
     whole_s = result.prediction.prefill.round_s

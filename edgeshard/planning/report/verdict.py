@@ -1,4 +1,4 @@
-"""Should the model be split at all? The answer in words, and what would change it. Pure.
+"""The answer in words whether to split the model at all, and the changes that would reverse it. Pure.
 
     verdict(problem, rows) -> str     under a comparison: which is better, and where the other one would be
     advice(result) -> str             beside a plan: one sentence where the model whole on each node is clearly better
@@ -20,7 +20,7 @@ from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
-from edgeshard.planning.search.plan import PlanResult, plan, predict
+from edgeshard.planning.search.plan import PlanResult, cost_of, plan, predict
 from edgeshard.planning.search.replicas import NodeAlone, Replicas, nodes_alone, replicas
 from edgeshard.planning.search.spare import kinds_of
 
@@ -34,7 +34,7 @@ MOST_KINDS_TRIED = 6
 _LINK_FACTORS = tuple(2**exponent for exponent in range(1, 11))
 _MEMORY_STEPS = 32
 _PRINTED = 0.1e9
-"""What memory is rounded down to, so that the figure printed is one that was tried."""
+"""Unit to which memory is rounded down, so that the figure printed is one that was tried."""
 _SAME = 1e-6
 _NAMES_SHOWN = 4
 
@@ -45,7 +45,7 @@ Tried = Callable[[PlanProblem], bool]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What the objective minimises, of the plan and of replicas: infinite without one, of a rate a token's seconds."""
+    """Costs of the plan and of replicas in the objective: infinite without one, of a rate a token's seconds."""
 
     plan_cost: float
     whole_cost: float
@@ -87,7 +87,7 @@ def advice(result: PlanResult) -> str:
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
-    """Whether to split, by the rows of `compare`, and what would change that; '' where there is one node only."""
+    """Whether to split, by the rows of `compare`, and the changes that would reverse it; '' for one node only."""
     by_name = {row.strategy: row for row in rows}
     planned, shared = by_name["edgeshard"], by_name["replicas"]
     if len(problem.cluster.nodes) - len(set(problem.exclude)) < 2:
@@ -145,7 +145,7 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     )
     tried = [2**exponent for exponent in range((at_once - 1).bit_length() + 1)]
     now = problem.request_limit
-    # Rates only rise with the requests allowed: what loses without a limit to what wins now loses in between as well.
+    # Rates only rise with the requests allowed: a way that loses without a limit to the winner of now loses in between.
     least_s = whole.cost(Objective.THROUGHPUT) if pair.plan_wins else _bound_s(most)
     hopeless = least_s > min(pair.plan_cost, pair.whole_cost) * (1 + _SAME)
 
@@ -233,7 +233,7 @@ def _with_links(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _with_memory(problem: PlanProblem, size: float) -> PlanProblem:
-    """No node with more than `size` bytes to use; what it has beyond is reserved."""
+    """The problem with at most `size` bytes to use on any node; the rest is reserved."""
     reserve = {
         node.name: max(problem.reserve.get(node.name, 0.0), node.device.usable_bytes - size)
         for node in problem.cluster.nodes
@@ -249,21 +249,7 @@ def _bound_s(result: PlanResult) -> float:
 
 
 def _cost(row: StrategyRow, goal: Objective) -> float:
-    if not row.feasible:
-        return float("inf")
-    match goal:
-        case Objective.REQUEST:
-            value = row.request_s
-        case Objective.TTFT:
-            value = row.ttft_s
-        case Objective.LATENCY:
-            value = row.time_per_token_s
-        case Objective.ENERGY:
-            value = row.joules_per_token
-        case _:
-            value = 1.0 / row.throughput_tps if row.throughput_tps else None
-    assert value is not None  # a row that can run has all its figures
-    return value
+    return cost_of(row, goal) if row.feasible else float("inf")
 
 
 def _whole(problem: PlanProblem, whole: Replicas) -> str:

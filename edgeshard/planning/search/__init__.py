@@ -1,1 +1,1 @@
-"""Placements and loads chosen together, for each objective, with bounds on what they miss."""
+"""Placements and loads chosen together, for each objective, with bounds of the best."""

@@ -106,7 +106,7 @@ class EnergyAlone(RequestSearch):
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """What no cut is below, and good cuts."""
+    """A lower bound of all cuts, and good cuts."""
 
     bound: float
     cuts: tuple[Cut, ...]
@@ -132,7 +132,7 @@ def bounded(instance: Instance, decode: Instance, limit_s: float | None) -> Boun
 
 
 def weighted(instance: Instance, weights: Floats) -> Instance:
-    """The computing seconds of each node times its weight; links take nothing, those that are missing are still."""
+    """The computing seconds of each node times its weight; links take nothing, and missing ones stay missing."""
     none = np.where(np.isfinite(instance.hop_s), 0.0, INFINITY)
     back = np.where(np.isfinite(instance.return_s), 0.0, INFINITY)
     return replace(

@@ -1,4 +1,4 @@
-"""Plans that make use of what nodes keep packed on their disks: nearly as good, and ready sooner. Pure.
+"""Plans that use the parts that nodes keep packed on their disks: nearly as good, and ready sooner. Pure.
 
 Among cuts that cost at most `LOCALITY_MARGIN` more than the best one, and have no more stages, the one is taken for
 which the fewest bytes of weights must be fetched and packed. Looked at are the best cut, the cut that what is held
@@ -19,13 +19,13 @@ from edgeshard.planning.solvers.scoring import stages, violations
 from edgeshard.planning.solvers.walks import Kinds
 
 LOCALITY_MARGIN = 0.05
-"""What a plan may cost more than the best one, as a part of it, so that less has to be fetched and packed."""
+"""Largest extra cost of a plan over the best one, as a part of it, for which less has to be fetched and packed."""
 MOST_WEIGHED = 200
 """Cuts whose figures are computed; milliseconds each."""
 
 
 Cost = Callable[[Cut], float]
-"""What the objective minimises, of a cut that breaks no rule of the instance; infinite for one that may not be used."""
+"""Cost in the objective of a cut that breaks no rule of the instance; infinite for one that may not be used."""
 
 
 def is_near(cost: float, least: float) -> bool:
@@ -90,7 +90,7 @@ def nearest_cut(costs: Costs, load: Load, best: Cut, cost: Cost) -> Cut:
     weighed: dict[Cut, tuple[int, float] | None] = {}
 
     def rank(cut: Cut) -> tuple[int, float] | None:
-        """What it lacks, then what it costs; None where it may not be used, or where enough was weighed."""
+        """The bytes that it lacks, then its cost; None where it may not be used, or where enough was weighed."""
         if cut not in weighed:
             if len(weighed) >= MOST_WEIGHED:
                 return None

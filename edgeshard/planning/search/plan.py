@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.model import LayerRange
@@ -63,27 +64,57 @@ UNKNOWN_POWER = "UNKNOWN_POWER"
 """Reason of the error for nodes whose watts are not known."""
 
 
+FIGURES = ("time_per_token_s", "throughput_tps", "ttft_s", "request_s", "joules_per_token")
+"""Names of the figures that plans and other strategies are compared by."""
+_FIGURE_OF = {
+    Objective.REQUEST: "request_s",
+    Objective.TTFT: "ttft_s",
+    Objective.LATENCY: "time_per_token_s",
+    Objective.ENERGY: "joules_per_token",
+}
+"""The figure that an objective minimises; another one maximises the throughput."""
+
+
+def figures_of(found: Any) -> dict[str, Any]:
+    """The figures by name, all of them None where there are none."""
+    return {name: getattr(found, name, None) for name in FIGURES}
+
+
+def figure_of(found: Any, goal: Objective) -> float | None:
+    """The figure that an objective is about."""
+    value: float | None = getattr(found, _FIGURE_OF.get(goal, "throughput_tps"))
+    return value
+
+
+def cost_of(found: Any, goal: Objective) -> float:
+    """Cost in an objective: seconds, or joules per token; of a throughput, the seconds a token takes."""
+    value = figure_of(found, goal)
+    assert value is not None  # `plan` refuses nodes of unknown power
+    return value if goal in _FIGURE_OF else 1.0 / value
+
+
 @dataclass(frozen=True, slots=True)
 class CutPrediction:
-    """What a cut does under a load. `prefill` and `decode` score one micro-batch's prompt and one token of it.
-
-    `ttft_s` is the time until the last of the micro-batches has its first token, all starting together; for one request
-    alone with its prompt in `slices`. Where nodes stream, `sweep` micro-batches go as one step, whose scores these are.
-    `request_s` is the time until they have all their tokens. `joules_per_token` is what all nodes of the cut take in
-    that time for each token, None where the watts of one are unknown.
-    """
+    """The figures of a cut under a load."""
 
     cut: Cut
     load: Load
     prefill: Score
+    """Scores one micro-batch's prompt; where nodes stream, that of a sweep."""
     decode: Score
+    """Scores one token of a micro-batch; where nodes stream, one of a sweep."""
     ttft_s: float
+    """Seconds until the last of the micro-batches has its first token, all starting together; for one request alone
+    with its prompt in `slices`."""
     time_per_token_s: float
     request_s: float
+    """Seconds until they have all their tokens."""
     throughput_tps: float
     slices: tuple[int, ...] = ()
     joules_per_token: float | None = None
+    """Joules that all nodes of the cut take in `request_s` for each token; None where the watts of one are unknown."""
     sweep: int = 1
+    """Micro-batches that go as one step where nodes stream."""
 
     @property
     def in_flight(self) -> int:
@@ -91,42 +122,30 @@ class CutPrediction:
         return self.load.micro_batches // self.sweep
 
     def cost(self, goal: Objective) -> float:
-        """What an objective minimises: seconds, or joules per token; of a throughput, the seconds a token takes."""
-        match goal:
-            case Objective.REQUEST:
-                return self.request_s
-            case Objective.TTFT:
-                return self.ttft_s
-            case Objective.LATENCY:
-                return self.time_per_token_s
-            case Objective.ENERGY:
-                assert self.joules_per_token is not None  # `plan` refuses nodes of unknown power
-                return self.joules_per_token
-            case _:
-                return 1.0 / self.throughput_tps
+        return cost_of(self, goal)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: its node, layers and memory; seconds to compute one token and to send it on (the last returns it).
-
-    `power` are its node's watts, None where they are unknown. `streaming` says what it reads from its disk in every
-    step, None where all its weights stay in memory.
-    """
+    """One stage: its node, layers and memory."""
 
     node: str
     kind: str
     layers: LayerRange
     memory: MemoryUse
     compute_s: float
+    """Seconds to compute one token."""
     send_s: float
+    """Seconds to send it on; the last stage returns it."""
     power: Power | None
+    """Watts of the node; None where they are unknown."""
     streaming: Streaming | None = None
+    """The reads from its disk in every step; None where all its weights stay in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A runner-up: what it would reach."""
+    """A runner-up and its figures."""
 
     placement: str
     load: Load
@@ -139,22 +158,20 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """A plan, or why there is none (`shortage`). Every figure is of this placement under this load.
-
-    `gap` is how much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best.
-    `offer` is what streaming would give where nothing fits and it was not allowed. `locality` says that what nodes hold
-    decided, None where the plan is simply the best.
-    """
+    """A plan, or the reason why there is none (`shortage`). Every figure is of this placement under this load."""
 
     problem: PlanProblem
     stages: tuple[PlannedStage, ...] = ()
     prediction: CutPrediction | None = None
     gap: float | None = None
+    """How much better a solution could at most be, as a part of this one, in `gap_objective`; 0 when proven best."""
     gap_objective: str = GAP_OF_LATENCY
     alternatives: tuple[Alternative, ...] = ()
     shortage: Shortage | None = None
     offer: PlanResult | None = None
+    """The plan with streaming where nothing fits and it was not allowed."""
     locality: Locality | None = None
+    """The choice of this plan by the parts that nodes hold; None where the plan is simply the best."""
 
     @property
     def streams(self) -> bool:
@@ -167,7 +184,7 @@ class PlanResult:
 
     @property
     def placement(self) -> str:
-        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it (but for relays, which hold no layer); '' for none."""
+        """`a=0:4,b=4:12`, as `edgectl deploy --layers` takes it; '' for none."""
         return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
 
 
@@ -423,11 +440,7 @@ def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
     return Alternative(
         placement=result_of(costs, prediction, None, "").placement,
         load=prediction.load,
-        ttft_s=prediction.ttft_s,
-        time_per_token_s=prediction.time_per_token_s,
-        request_s=prediction.request_s,
-        throughput_tps=prediction.throughput_tps,
-        joules_per_token=prediction.joules_per_token,
+        **figures_of(prediction),
     )
 
 

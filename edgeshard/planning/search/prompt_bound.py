@@ -1,4 +1,4 @@
-"""What no cut's first token and answer can be sooner than, by solvers of sums. Pure.
+"""Lower bounds of the first token and the answer of any cut, by solvers of sums. Pure.
 
 The floor of a prompt in slices (`prompt_floor`) is, for the station j that it waits for longest,
 
@@ -32,7 +32,7 @@ _NEAR = 1e-3
 
 @dataclass(slots=True)
 class _Range:
-    """Cuts with B in (low, high], and what their R is at the least; `known` when it was asked under `high`."""
+    """Cuts with B in (low, high], and a lower bound of their R; `known` when it was asked under `high`."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class _Range:
 
 
 class PromptBound:
-    """One search below a value that is known; `cuts` are what was found on the way, `bound_s` what none is below."""
+    """One search below a value that is known; `cuts` were found on the way, `bound_s` is a lower bound of all."""
 
     def __init__(self, floor: PromptFloor, decode: Instance, tokens: float, kinds: Kinds) -> None:
         least = _lesser(floor.first, floor.last)

@@ -1,4 +1,4 @@
-"""Cuts that may have the highest rate, and what no cut exceeds, for more cuts than can be counted out. Pure.
+"""Cuts that may have the highest rate, and an upper bound of all rates, for more cuts than can be counted out. Pure.
 
 With P and Q the busiest stations of a prompt and of a token, the denominator of a cut's rate (`rate_scoring`) is
 
@@ -100,7 +100,7 @@ class _Region:
     closed: bool = False
 
     def copies(self) -> list[_Rectangle]:
-        """The rectangles for larger loads, where what is least may be more."""
+        """The rectangles for larger loads, whose lower bounds may be higher."""
         return [replace(one, known=False, known_prefill=False) for one in self.rectangles]
 
 
@@ -169,7 +169,7 @@ class RateBound:
         return most if self._limit is None else np.minimum(most, self._limit)
 
     def _most(self, region: _Region) -> tuple[float, int, _Rectangle]:
-        """What no load of a region exceeds, and the m and the rectangle where that is."""
+        """An upper bound of a region's rates, and the m and the rectangle that it is of."""
         if region.high_m < region.low_m:
             return 0.0, region.low_m, region.rectangles[0]
         m = np.arange(region.low_m, region.high_m + 1, dtype=np.float64)
@@ -266,7 +266,7 @@ class RateBound:
         return problem
 
     def _narrow(self, region: _Region, m: int, rectangle: _Rectangle) -> None:
-        """Take from a rectangle what cannot be better at m; ask about the rest; split what the answer leaves open."""
+        """Cut off the part of a rectangle that cannot be better at m; ask about the rest; split the part left open."""
         needed = float(self._requests(region, np.array([float(m)]))[0]) * (self._more + 1)
         needed /= self._goal
         steady = self._more * m
@@ -321,7 +321,7 @@ class RateBound:
         most = max(region.low_m, int(figures.micro_batches[0]))
         if most >= m:
             return False
-        # Somewhere between what it fits and what it does not, so that few regions end where memory binds.
+        # Somewhere between loads that it fits and loads that it does not, so that few regions end where memory binds.
         middle = max(most + 1, ceil(sqrt((most + 1) * m)))
         self._regions.append(
             _Region(region.low_b, region.high_b, middle, region.high_m, region.copies(), raised=self._few)

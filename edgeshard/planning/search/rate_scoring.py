@@ -33,7 +33,7 @@ def most_micro_batches(costs: Costs, batch: int) -> int:
 
 
 class Places:
-    """Cuts of one number of stages with the positions of what they add up in flat tables; arrays are [S, K]."""
+    """Cuts of one number of stages with the positions of their summands in flat tables; arrays are [S, K]."""
 
     def __init__(self, cuts: Cuts, instance: Instance) -> None:
         self.cuts = cuts
@@ -151,7 +151,7 @@ class Figures:
         return int(np.argmax(found >= found[-1] * (1 - SAME))) + 1
 
     def at_most(self, batch: int) -> Floats:
-        """[K] what no b from this one to `batch` exceeds."""
+        """[K] an upper bound for any b from this one to `batch`."""
         most = self.micro_batches
         if self.limit is None:
             return self._rate(batch * most, most)
@@ -163,7 +163,7 @@ class Figures:
 
 
 class Scored(Protocol):
-    """[K] what cuts reach at one b, the more the better; `Figures` does for tokens a second."""
+    """[K] the yield of cuts at one b, the more the better; `Figures` has it in tokens a second."""
 
     @property
     def micro_batches(self) -> Integers: ...
@@ -178,7 +178,7 @@ class Scored(Protocol):
 
 
 class Scorer(Protocol):
-    """What is reached by one problem's cuts; `Rates` is one."""
+    """Yields of one problem's cuts; `Rates` is one."""
 
     @property
     def problem(self) -> PlanProblem: ...
@@ -198,7 +198,7 @@ class Rates:
         self.costs = costs
         self.problem = costs.problem
         self.least = costs.decode(Load())
-        """What a cut has to keep at the least: the smallest load."""
+        """The smallest load, which every cut has to keep."""
         self._tables: dict[int, tuple[Table, Table]] = {}
 
     def places(self, cuts: Cuts) -> Places:
@@ -255,7 +255,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Best:
-    """The best of all cuts looked at: what it reaches (tokens a second), cut, b and m."""
+    """The best of all cuts looked at: its yield (tokens a second), cut, b and m."""
 
     rate: float = 0.0
     cut: Cut | None = None

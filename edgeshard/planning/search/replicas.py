@@ -32,10 +32,10 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class NodeAlone:
-    """What one node reaches with the whole model.
+    """One node with the whole model.
 
-    `figures[k - 1]` is its best with at most k requests; none where it cannot serve one, and `reason` says why.
-    `memory` is what the model and one request need there; `short_bytes` is what is missing of that.
+    `figures[k - 1]` is its best with at most k requests; empty where it cannot serve one, and `reason` says why.
+    `memory` is for the model and one request.
     """
 
     node: str
@@ -89,12 +89,12 @@ class Replicas:
 
     @property
     def placement(self) -> str:
-        """`a=0:24 x4 | b=0:24 x4`: what each node holds, and how many requests it takes at once."""
+        """`a=0:24 x4 | b=0:24 x4`: each node's layers, and how many requests it takes at once."""
         return " | ".join(f"{item.node}=0:{self.layers} x{item.requests}" for item in self.replicas)
 
     @property
     def reason(self) -> str:
-        """What each node adds, and which ones are left out."""
+        """The rate that each node adds, and the nodes that are left out."""
         if not self.replicas:
             return none_holds(self.left_out)
         rates = [(item.prediction.throughput_tps, item.node) for item in self.replicas]
@@ -118,7 +118,7 @@ class Replicas:
         return total_w / self.throughput_tps
 
     def cost(self, goal: Objective) -> float:
-        """What the objective minimises, as `CutPrediction.cost`."""
+        """Cost in the objective, as `CutPrediction.cost`."""
         if goal is Objective.THROUGHPUT:
             return 1.0 / self.throughput_tps
         if goal is Objective.ENERGY and (joules := self.joules_per_token) is not None:
@@ -146,7 +146,10 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     nodes = nodes_alone(problem)
     able = [node for node in nodes if node.figures]
     if not able:
-        return PlanResult(problem, shortage=_none_holds(nodes))
+        return PlanResult(
+            problem,
+            shortage=Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes)),
+        )
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
@@ -203,7 +206,7 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
 
 
 def none_holds(nodes: Sequence[NodeAlone]) -> str:
-    """Why no node can serve the whole model; those that lack least come first."""
+    """The reasons why no node can serve the whole model, of nodes that lack least first."""
     return f"no node can hold the whole model: {_listed(_reasons(sorted(nodes, key=lambda node: node.short_bytes)))}"
 
 
@@ -211,10 +214,6 @@ def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
     """The best for the objective; of equal ones the source."""
     source = problem.cluster.source
     return min(able, key=lambda node: (node.figures[-1].cost(problem.goal), node.node != source))
-
-
-def _none_holds(nodes: Sequence[NodeAlone]) -> Shortage:
-    return Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes))
 
 
 def _problem_alone(problem: PlanProblem, node: ClusterNode) -> PlanProblem:
@@ -256,7 +255,7 @@ def _node_alone(problem: PlanProblem, node: ClusterNode) -> NodeAlone:
 
 
 def _why_not(problem: PlanProblem, node: ClusterNode, memory: MemoryUse) -> str:
-    """What a node breaks with the whole model and one request, in words."""
+    """The limit that a node breaks with the whole model and one request, in words."""
     if problem.min_nodes > 1:
         return f"min_nodes is {problem.min_nodes}"
     if memory.needed > memory.usable:

@@ -51,7 +51,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best cut found; `value` is what was asked to be least, and `bound` no more than any cut has."""
+    """The best cut found; `value` is its cost in the objective, and `bound` a lower bound of all."""
 
     cut: Cut
     value: float
@@ -98,11 +98,11 @@ class RequestSearch:
         return request_s
 
     def _floors(self, floor: PromptFloor, cuts: Cuts, request_s: Floats) -> Floats:
-        """[K] what the objective of each cut is at least, if its request takes at least so long."""
+        """[K] a lower bound of each cut's objective, if its request takes at least so long."""
         return request_s
 
     def _instances(self, floor: PromptFloor) -> list[Instance]:
-        """What tells nodes apart."""
+        """Instances by which nodes are told apart."""
         return [self._prefill, self._decode, floor.first, floor.last, floor.whole]
 
     def run(self) -> Found | None:
@@ -159,7 +159,7 @@ class RequestSearch:
             yield waiting[0][0], heappop(waiting)[2]
 
     def _improved(self, floor: PromptFloor, kinds: Kinds) -> Found | None:
-        """The best of the solvers' candidates and of what comes of changing it, with a certified bound."""
+        """The best of the solvers' candidates and of their changed forms, with a certified bound."""
         bound = self._bound(floor)
         candidates = dict.fromkeys(self._candidates(floor))
         values = {cut: self.value(cut) for cut in candidates}
@@ -178,7 +178,7 @@ class RequestSearch:
         return Found(best, values[best], min(bound, values[best]))
 
     def _climb(self, floor: PromptFloor, kinds: Kinds, start: Cut, values: dict[Cut, float]) -> Cut:
-        """What comes of changing a cut step by step for the better; what is looked at is added to `values`."""
+        """The cut after changes step by step for the better; each cut on the way is added to `values`."""
         best, steps, improved = start, 0, True
         while improved and steps < MOST_STEPS:
             improved = False

@@ -37,7 +37,7 @@ def kinds_of(costs: Costs) -> Kinds | None:
 
 def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | None, tuple[int, ...]]:
     """The problem with no more nodes of a kind than a plan has stages, its kinds, and each node's index in `costs`."""
-    most = len(costs.nodes) if costs.problem.relays else costs.problem.model.layer_count
+    most = costs.problem.model.layer_count
     if kinds is None or max(map(len, kinds.members)) <= most:
         return costs, kinds, tuple(range(len(costs.nodes)))
     kept = sorted(node for members in kinds.members for node in members[:most])

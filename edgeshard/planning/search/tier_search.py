@@ -53,7 +53,7 @@ class StreamedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """The best cut, and under what load; `cost` as the goal minimises it, and what no cut is below."""
+    """The best cut, and under what load; `cost` as the goal minimises it, and a lower bound of all cuts."""
 
     cut: Cut
     load: StreamedLoad
@@ -98,7 +98,7 @@ class StreamSearch:
                     self._best = float(values[index]), cuts.cut(index), load
 
     def values(self, cuts: Cuts, load: StreamedLoad) -> Floats:
-        """[K] what the goal minimises, infinite where a cut cannot be: seconds, or seconds for each token."""
+        """[K] costs in the goal, infinite where a cut cannot be: seconds, or seconds for each token."""
         prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
         with np.errstate(invalid="ignore"):
             prompt_round, prompt_busiest = scores(prefill, cuts)
@@ -173,7 +173,7 @@ class StreamSearch:
                 return with_tokens(prefill, decode, self._problem.new_tokens - 1)
 
     def _bound(self) -> float:
-        """What no plan is below, were there memory without end."""
+        """A lower bound of all plans, as if memory had no end."""
         costs = _without_limits(self._costs)
         match self._problem.goal:
             case Objective.LATENCY:

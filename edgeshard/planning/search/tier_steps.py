@@ -1,4 +1,4 @@
-"""What steps cost on stages that stream, for the head that sizes them. Pure."""
+"""Costs of steps on stages that stream, for the head that sizes them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan under load: what its requests would see, and how busy its nodes are, by simulation. Pure.
+"""A plan under load: the latencies of its requests, and how busy its nodes are, by simulation. Pure.
 
 `forecast` serves requests that arrive one after another, in the steps that the head of the plan would form; `together`
 runs the batch that the plan's own figures are of. Arrivals and lengths come in as values.
@@ -61,31 +61,29 @@ class NodeLoad:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a run gives. It lasts from the first arrival to the last token.
-
-    ttft_s            from a request's arrival to its first token
-    inter_token_s     gaps between two tokens of a request, over all gaps
-    time_per_token_s  the mean gap of each request
-    end_to_end_s      from a request's arrival to its last token
-    bubble_share      share of the run that a node does not compute, the mean over nodes
-    waiting           requests that waited for a place when the last one came; many of them: the load is too much
-    token_budget      most tokens of a step; None for a batch that starts together
-    visits            every service of a node or link, by the order of its start
-    """
+    """The outcome of a run, which lasts from the first arrival to the last token."""
 
     requests: int
     tokens: int
     ttft_s: Spread
+    """From a request's arrival to its first token."""
     inter_token_s: Spread
+    """Gaps between two tokens of a request, over all gaps."""
     time_per_token_s: Spread
+    """The mean gap of each request."""
     end_to_end_s: Spread
+    """From a request's arrival to its last token."""
     span_s: float
     tokens_per_s: float
     nodes: tuple[NodeLoad, ...]
     bubble_share: float
+    """Share of the run that a node does not compute, the mean over nodes."""
     waiting: int
+    """Requests that waited for a place when the last one came; many of them: the load is too much."""
     token_budget: int | None
+    """Most tokens of a step; None for a batch that starts together."""
     visits: tuple[Visit, ...] = field(repr=False)
+    """Every service of a node or link, by the order of its start."""
 
     @property
     def requests_per_s(self) -> float:
@@ -150,7 +148,7 @@ def _check_length(problem: PlanProblem, index: int, request: ServedRequest) -> N
 
 
 def most_held(problem: PlanProblem) -> str:
-    """What a request may hold, and what to do for longer ones."""
+    """The longest request, and the remedy for longer ones."""
     return (
         f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
         "shorter ones"

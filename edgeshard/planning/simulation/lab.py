@@ -1,4 +1,4 @@
-"""The lab's file as a value: emulated nodes and links, the model they pretend to run, and what to measure. Pure."""
+"""The lab's file as a value: emulated nodes and links, the model they pretend to run, and the runs to measure. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lab:
     runs: tuple[LabRun, ...]
 
     def times(self, name: str) -> ComputeTimes:
-        """The compute times of node `name`: what the emulator charges."""
+        """The compute times of node `name`, which the emulator charges."""
         return Costs(self.problem()).times_of(self.cluster.nodes[self.cluster.index(name, "name")])
 
     def problem(self, **changes: Any) -> PlanProblem:
@@ -62,7 +62,7 @@ class Lab:
         return replace(base, **changes)
 
     def predict(self, run: LabRun) -> CutPrediction:
-        """What the planner says of a run: with its streams in as many equal micro-batches as serve them fastest.
+        """The planner's prediction of a run: with its streams in as many equal micro-batches as serve them fastest.
         Prompts follow each other one by one, however many requests are decoded at once."""
         costs = Costs(self.problem())
         nodes = tuple(costs.names.index(stage.node) for stage in run.stages)

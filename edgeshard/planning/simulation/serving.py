@@ -32,7 +32,7 @@ class ServedRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """What a step does for a request: `tokens` positions behind `context`. `sample`: its next token comes of it."""
+    """A step's part for one request: `tokens` positions behind `context`. `sample`: its next token comes of it."""
 
     request: int
     tokens: int
@@ -58,22 +58,21 @@ class ServingRing:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the head may do: the planner's (b, m), and how prompts are fitted in.
-
-    batch, micro_batches  decodes in one step, steps with decodes in flight; their product of requests runs at once
-    token_budget          most tokens in one step, decodes and chunks together
-    window                most steps in flight, those with chunks alone included; None: `micro_batches`
-    slices                tokens of a prompt -> lengths of the slices it goes in while nobody decodes (HPipe); None for
-                          whole prompts, as far as the budget goes
-    slice_budget          most tokens in a step with a slice
-    """
+    """The head's limits: the planner's (b, m), and how prompts are fitted in."""
 
     batch: int = 1
+    """Decodes in one step."""
     micro_batches: int = 1
+    """Steps with decodes in flight; `batch` times as many requests run at once."""
     token_budget: int = 256
+    """Most tokens in one step, decodes and chunks together."""
     window: int | None = None
+    """Most steps in flight, those with chunks alone included; None: `micro_batches`."""
     slices: Callable[[int], Sequence[int]] | None = None
+    """From the tokens of a prompt to the lengths of the slices it goes in while nobody decodes (HPipe); None for whole
+    prompts, as far as the budget goes."""
     slice_budget: int = 2048
+    """Most tokens in a step with a slice."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""
@@ -106,23 +105,22 @@ class ServedStep:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a run gives, in seconds. It lasts from the first arrival to the last token.
-
-    token_s          [request][token] when the token is back at the head
-    ttft_s           of each request, from its arrival
-    inter_token_s    all gaps between two tokens of a request
-    node_utilisation share of the run that each stage computes; bubble_share the rest, the mean over stages
-    link_utilisation share of the run that each hop is sent on, the return last
-    """
+    """The outcome of a run, in seconds; it lasts from the first arrival to the last token."""
 
     token_s: tuple[tuple[float, ...], ...]
+    """[request][token] when the token is back at the head."""
     ttft_s: tuple[float, ...]
+    """Of each request, from its arrival."""
     inter_token_s: tuple[float, ...]
+    """All gaps between two tokens of a request."""
     span_s: float
     tokens_per_s: float
     node_utilisation: tuple[float, ...]
+    """Share of the run that each stage computes."""
     link_utilisation: tuple[float, ...]
+    """Share of the run that each hop is sent on, the return last."""
     bubble_share: float
+    """Share of the run that stages do not compute, the mean over stages."""
     steps: tuple[ServedStep, ...]
 
 
@@ -293,13 +291,13 @@ def _result(run: _Run, requests: Sequence[ServedRequest]) -> Serving:
 
 
 def _shares(steps: Sequence[tuple[tuple[float, float], ...]], span_s: float) -> tuple[float, ...]:
-    """What of the run each station is busy."""
+    """Share of the run that each station is busy."""
     busy = [sum(end - start for start, end in visits) for visits in zip(*steps, strict=True)]
     return tuple(value / span_s if span_s else 0.0 for value in busy)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """What so many percent of the values do not exceed, read between two on a line; 0 when there are none."""
+    """The percentile of the values, read between two on a line; 0 when there are none."""
     if not 0 <= percent <= 100:
         raise invalid("percent", f"is {percent}; it must be from 0 to 100")
     return float(np.percentile(values, percent)) if values else 0.0

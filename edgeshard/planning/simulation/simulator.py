@@ -1,4 +1,4 @@
-"""A discrete-event simulation of a pipeline ring: from stage and hop times to what users will see. Pure.
+"""A discrete-event simulation of a pipeline ring: from stage and hop times to the latencies of users. Pure.
 
 A step passes compute, link, compute, ..., return in order. Each is a station that serves one step at a time, first come
 first served; after a link's station the frame is on its way for the pure latency. A node's compute, uplink and downlink
@@ -20,7 +20,7 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.planning.simulation.timing import Pipeline, Traffic, Visit, checked_seconds
 
 _ARRIVAL, _WAKE = 0, 1
-"""At equal times arrivals come before a station looks for its next step, so that it sees all who wait."""
+"""At equal times arrivals come before a station looks for its next step, so that it sees all that wait."""
 
 
 class _Raw(NamedTuple):
@@ -36,30 +36,30 @@ class _Raw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a run gives. Times in seconds from the start, when all requests are there.
-
-    token_s            [micro-batch][token] when the token is back at the first stage
-    ttft_s             time to the first token, the mean over requests; worst_ttft_s the last one's
-    inter_token_s      mean time between two tokens of a sequence; 0 when there is only one
-    time_per_token_s   a sequence's whole time over its tokens, the mean over requests
-    tokens_per_s       all tokens over the makespan
-    node_utilisation   share of the makespan that a node's station is busy, by stage
-    link_utilisation   the same of the hops, the return last
-    bubble_s           seconds a stage does not compute, by stage; bubble_share their share of all stages' time
-    """
+    """The outcome of a run. Times are seconds from the start, when all requests are there."""
 
     mode: Mode
     token_s: tuple[tuple[float, ...], ...]
+    """[micro-batch][token] when the token is back at the first stage."""
     makespan_s: float
     ttft_s: float
+    """Time to the first token, the mean over requests."""
     worst_ttft_s: float
+    """Time to the first token of the last request."""
     inter_token_s: float
+    """Mean time between two tokens of a sequence; 0 when there is only one."""
     time_per_token_s: float
+    """A sequence's whole time over its tokens, the mean over requests."""
     tokens_per_s: float
+    """All tokens over the makespan."""
     node_utilisation: tuple[float, ...]
+    """Share of the makespan that a node's station is busy, by stage."""
     link_utilisation: tuple[float, ...]
+    """The same of the hops, the return last."""
     bubble_s: tuple[float, ...]
+    """Seconds that a stage does not compute, by stage."""
     bubble_share: float
+    """Share of these seconds in all stages' time."""
     _path: _Path = field(repr=False)
     _visits: list[_Raw] = field(repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""What the simulator is given: how long the stages and hops of one ring take, and what it has to generate. Pure."""
+"""The simulator's input: seconds of the stages and hops of one ring, and the requests to generate for. Pure."""
 
 from __future__ import annotations
 
@@ -34,20 +34,18 @@ class HopTimes:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A ring of stages.
-
-    hops          hop s leads from stage s to s+1, the last one back to the first; empty for a single stage
-    asynchronous  sending overlaps computing; otherwise a node's compute and its sends are one station
-    head_s        (sequences) -> seconds of norm, head and sampling when the first stage's node does them once hidden
-                  states are back (`head_on_source`); None when the last stage's times hold them
-    names         of the nodes, for the timeline; "stage 0", ... when empty
-    """
+    """A ring of stages."""
 
     stages: tuple[StageTimes, ...]
     hops: tuple[HopTimes, ...] = ()
+    """Hop s leads from stage s to s+1, the last one back to the first; empty for a single stage."""
     asynchronous: bool = True
+    """Whether sending overlaps computing; otherwise a node's compute and its sends are one station."""
     head_s: Callable[[int], float] | None = None
+    """(sequences) -> seconds of norm, head and sampling when the first stage's node does them once hidden states are
+    back (`head_on_source`); None when the last stage's times hold them."""
     names: tuple[str, ...] = ()
+    """Of the nodes, for the timeline; "stage 0" and so on when empty."""
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""

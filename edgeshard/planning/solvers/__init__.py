@@ -1,1 +1,1 @@
-"""Placements for one load: what an instance is, and how the best one is found. Pure. `solve.py` chooses the solver."""
+"""Placements for one load: instances, and solvers that find the best placement. Pure. `solve.py` chooses the solver."""

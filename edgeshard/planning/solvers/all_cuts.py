@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations
 from math import comb
 
 import numpy as np
@@ -84,10 +84,7 @@ def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
     orders = _order_counts(sizes, counts.stop - 1)
     total = 0
     for stages in counts:
-        splits = instance.layers - 1
-        free = stages - 1
-        ways = comb(splits + free - 1, free) if instance.relays and free else comb(splits, free)
-        total += orders[free] * ways
+        total += orders[stages - 1] * comb(instance.layers - 1, stages - 1)
     return total
 
 
@@ -98,7 +95,7 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
     """
     members = _others(instance, kinds)
     for stages in _stage_counts(instance, sum(map(len, members))):
-        splits = _splits(instance.layers, stages, instance.relays)
+        splits = _splits(instance.layers, stages)
         if not len(splits):
             continue
         many = max(1, part // len(splits))
@@ -157,18 +154,14 @@ def _others(instance: Instance, kinds: Kinds | None) -> list[tuple[int, ...]]:
     """The kinds but the source, of nodes that can be a stage at all."""
     if kinds is None:
         kinds = kinds_of_all([instance])
-    least = 0.0 if instance.relays else float(instance.layer_bytes.min(initial=np.inf))
+    least = float(instance.layer_bytes.min(initial=np.inf))
     room = instance.capacity_bytes * (1 + SLACK) - instance.stage_bytes
-    usable = (room >= least) & (instance.max_layers >= (0 if instance.relays else 1))
+    usable = (room >= least) & (instance.max_layers >= 1)
     return [members for members in kinds.members[1:] if usable[members[0]]]
 
 
 def _stage_counts(instance: Instance, others: int) -> range:
-    most = min(others + 1, instance.max_nodes)
-    if not instance.relays:
-        most = min(most, instance.layers)
-    elif instance.layers == 1:
-        most = 1
+    most = min(others + 1, instance.max_nodes, instance.layers)
     return range(max(1, instance.min_nodes), most + 1)
 
 
@@ -205,10 +198,9 @@ def _orders(members: Sequence[tuple[int, ...]], count: int) -> Iterator[tuple[in
 
 
 @lru_cache(maxsize=64)
-def _splits(layers: int, stages: int, relays: bool) -> Integers:
-    """[splits, stages] of ends; stages without layers only in the middle, as relays."""
-    inner = combinations_with_replacement if relays else combinations
-    rows = [(*ends, layers) for ends in inner(range(1, layers), stages - 1)]
+def _splits(layers: int, stages: int) -> Integers:
+    """[splits, stages] of ends; every stage has a layer."""
+    rows = [(*ends, layers) for ends in combinations(range(1, layers), stages - 1)]
     return np.array(rows, dtype=np.int64).reshape(-1, stages)
 
 

@@ -1,14 +1,13 @@
 """The label search: plans in the making, extended layer by layer, pruned by the relaxation's bound. Pure.
 
 A label is (layers done, last kind, how often each kind was used, seconds so far). Of labels that agree in the first
-three the quickest is kept, which loses nothing. A label whose priced time plus what is certainly left to go reaches the
+three the quickest is kept, which loses nothing. A label whose priced time plus the least time to go reaches the
 ceiling is dropped, which loses nothing either. With a `width`, only the most promising labels of every (layers, kind)
 are kept; the least bound of those that were dropped is then part of the answer's proof.
 """
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -22,9 +21,6 @@ from edgeshard.planning.solvers.walks import INFINITY, Booleans, Integers, Probl
 
 Words = npt.NDArray[np.uint64]
 
-# A search with a width looks no further for a way around links; what it then misses counts as dropped.
-RELAYS_IN_A_ROW = 4
-
 
 class Counters:
     """How often each kind was used, packed into 64-bit words; kinds that can never run out take no bits.
@@ -34,11 +30,10 @@ class Counters:
 
     def __init__(self, problem: Problem) -> None:
         instance = problem.instance
-        # Without relays every stage holds a layer, so no kind is used more often than there are layers.
-        most = [0 if size >= problem.layers and not instance.relays else int(size) for size in problem.sizes]
+        # Every stage holds a layer, so no kind is used more often than there are layers.
+        most = [0 if size >= problem.layers else int(size) for size in problem.sizes]
         most[0] = 0
-        usable = problem.layers if not instance.relays else instance.nodes
-        self.limited = instance.min_nodes > 1 or instance.max_nodes < min(usable, instance.nodes)
+        self.limited = instance.min_nodes > 1 or instance.max_nodes < min(problem.layers, instance.nodes)
         fields = [*most, min(instance.nodes, instance.max_nodes - 1) if self.limited else 0]
         self.word, self.shift, self.mask, self.unit = [], [], [], []
         word, used = 0, 0
@@ -207,37 +202,17 @@ class Search:
         return np.asarray(labels.cost + labels.price + to_go[labels.kind] - self._relaxed.paid)
 
     def _advance(self, start: int) -> None:
-        """All labels that have `start` layers done: hop on, over relays or directly, then work."""
-        arrivals: list[Labels] = []
-        worked = join(self._waiting[start])
-        # A second relay of one kind, one after the other, only costs: its neighbours could have met at the first.
-        rounds = int(self._problem.relay.sum()) + 1 if self._width is None else RELAYS_IN_A_ROW
-        if self._problem.instance.min_nodes > 1 and self._width is None:
-            rounds = self._problem.instance.nodes  # then a relay may be there only to be counted
-        for relays in itertools.count():
-            worked = self._keep(worked, start, arrived=False)
-            if not len(worked):
-                break
-            if relays >= rounds:
-                self._drop(worked, start)
-                break
-            self._number(worked, start)
-            arrived = self._hop(worked, start)
-            if not len(arrived):
-                break
-            arrivals.append(arrived)
-            worked = self._relay(arrived)
-        if arrivals:
-            arrived = self._keep(join(arrivals), start, arrived=True)
-            self._finish(arrived, start)
-            self._work(arrived, start)
-
-    def _drop(self, labels: Labels, start: int) -> None:
-        if self._width is not None:
-            self._dropped = min(self._dropped, float(self._bound(labels, self._relaxed.worked[start]).min()))
+        """Extend all labels that have `start` layers done: hop on, then work."""
+        worked = self._keep(join(self._waiting[start]), start, arrived=False)
+        if not len(worked):
+            return
+        self._number(worked, start)
+        arrived = self._keep(self._hop(worked, start), start, arrived=True)
+        self._finish(arrived, start)
+        self._work(arrived, start)
 
     def _keep(self, labels: Labels, start: int, arrived: bool) -> Labels:
-        """Without what cannot win, doubles, and what is beyond the width."""
+        """The labels without hopeless ones, doubles, and those beyond the width."""
         bound = self._bound(labels, self._relaxed.arrived[start] if arrived else self._relaxed.worked[start])
         alive = np.flatnonzero(bound < self._ceiling)
         labels, bound = labels.take(alive), bound[alive]
@@ -253,7 +228,7 @@ class Search:
         return labels
 
     def _number(self, worked: Labels, start: int) -> None:
-        """Every finished stage gets a number, by which what comes after it finds it again."""
+        """Number every finished stage; its successors find it by that number."""
         self._numbers.append(self._next)
         self._origins.append((self._next, worked.parent, worked.kind, start))
         worked.parent = np.arange(self._next, self._next + len(worked))
@@ -291,7 +266,7 @@ class Search:
     def _hop(self, labels: Labels, start: int) -> Labels:
         problem, prices = self._problem, self._relaxed.prices
         cost = labels.cost[:, None] + problem.hop[labels.kind]
-        bound = cost + (labels.price[:, None] + (prices + self._relaxed.entered[start] - self._relaxed.paid)[None])
+        bound = cost + (labels.price[:, None] + (prices + self._relaxed.arrived[start] - self._relaxed.paid)[None])
         ok = (bound < self._ceiling) & self._counters.free(labels.keys)
         if self._stations_count:
             ok &= labels.station[:, None] + problem.occupied[labels.kind] <= problem.limit
@@ -316,13 +291,6 @@ class Search:
         if late.any():
             self._dropped = min(self._dropped, float(masked[late].min()))
             ok &= ~late
-
-    def _relay(self, arrived: Labels) -> Labels:
-        """Zero layers here, and on."""
-        problem = self._problem
-        chosen = arrived.take(np.flatnonzero(problem.relay[arrived.kind]))
-        station = problem.overhead[chosen.kind]
-        return Labels(chosen.cost + station, chosen.price, station, chosen.kind, chosen.keys, chosen.parent)
 
     def _finish(self, arrived: Labels, start: int) -> None:
         """The last stage from here: a plan. It lowers the ceiling when it is the best so far."""

@@ -1,4 +1,4 @@
-"""What a solver sees: one placement problem at one (batch, micro-batches in flight), as arrays. Pure.
+"""A solver's input: one placement problem at one (batch, micro-batches in flight), as arrays. Pure.
 
 Everything about models, devices and profiles has been turned into seconds and bytes before (`planning.costs.costs`).
 Layers are 0..N-1 (decoder blocks); the embedding is glued to the first stage, final norm and head to the last (or, with
@@ -17,53 +17,50 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One micro-batch's step through a pipeline.
-
-    compute_s      [M, N]  seconds node j needs for block i
-    embed_s        [M]     seconds for the embedding, on the first stage
-    head_s         [M]     seconds for norm, LM head and sampling, on the last stage
-    overhead_s     [M]     seconds a step costs a node whatever its layers
-    hop_s          [M, M]  seconds one hop's activations occupy the link k -> j (its serial station), latency left out
-    return_s       [M, M]  the same for what the last stage returns to the source
-    latency_s      [M, M]  pure delay of the link k -> j; it is part of R, never of a station
-    layer_bytes    [N]     memory of block i on the node that holds it: weights and KV of all m micro-batches
-    embed_bytes, head_bytes   memory of the embedding and of norm + head; a tied embedding is in both
-    tied_bytes     what is saved when embedding and head are on one node: a tied tensor, memory to load the second one
-    stage_bytes    memory a stage takes whatever its layers (workspace, resend buffer)
-    capacity_bytes [M]     memory a node may give
-    max_layers     [M]     most blocks a node may hold (N when unlimited)
-    relays         whether a node may be a stage of zero layers
-    asynchronous   whether sending overlaps computing: then compute, uplink and downlink are stations of their own;
-                   otherwise a node's compute and its sends are one station
-    head_on_source the source computes norm and head: hidden states return, and its station serves both
-    min_nodes, max_nodes      bounds on the number of stages
-    stage_s        [M, N+1, N+1]  seconds of a whole stage on node j with the blocks from n to e, its overhead,
-                   embedding and head among them; infinite where the node can hold it in no way. It stands where a
-                   stage's time is no sum over blocks, because weights stream from a disk, and replaces the sums and the
-                   memory. None otherwise.
-    """
+    """One micro-batch's step through a pipeline of N blocks over M nodes."""
 
     compute_s: Floats
+    """[M, N] seconds that node j needs for block i."""
     embed_s: Floats
+    """[M] seconds for the embedding, on the first stage."""
     head_s: Floats
+    """[M] seconds for norm, LM head and sampling, on the last stage."""
     overhead_s: Floats
+    """[M] seconds that a step costs a node whatever its layers."""
     hop_s: Floats
+    """[M, M] seconds for which one hop's activations occupy the link k -> j (its serial station), without latency."""
     return_s: Floats
+    """[M, M] the same for the last stage's answer to the source."""
     latency_s: Floats
+    """[M, M] pure delay of the link k -> j; it is part of R, never of a station."""
     layer_bytes: Floats
+    """[N] memory of block i on the node that holds it: weights and KV of all m micro-batches."""
     embed_bytes: float
+    """Memory of the embedding; a tied embedding is in `head_bytes` too."""
     head_bytes: float
+    """Memory of norm and head."""
     tied_bytes: float
+    """Memory that is saved when embedding and head are on one node: a tied tensor, room to load the second one."""
     stage_bytes: float
+    """Memory that a stage takes whatever its layers (workspace, resend buffer)."""
     capacity_bytes: Floats
+    """[M] memory that a node may give."""
     max_layers: npt.NDArray[np.int64]
+    """[M] most blocks that a node may hold (N when unlimited)."""
     source: int = 0
-    relays: bool = False
     asynchronous: bool = True
+    """Whether sending overlaps computing: then compute, uplink and downlink are stations of their own; otherwise a
+    node's compute and its sends are one station."""
     head_on_source: bool = False
+    """Whether the source computes norm and head: then hidden states return, and its station serves both."""
     min_nodes: int = 1
+    """Least number of stages."""
     max_nodes: int = 1 << 30
+    """Most stages."""
     stage_s: Floats | None = None
+    """[M, N+1, N+1] seconds of a whole stage on node j with the blocks from n to e, its overhead, embedding and head
+    among them; infinite where the node can hold it in no way. It is there where a stage's time is no sum over blocks,
+    because weights stream from a disk, and replaces the sums and the memory. None otherwise."""
 
     @property
     def layers(self) -> int:
@@ -107,7 +104,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`value_s` is what the solver minimised; `bound_s` a proven lower bound of it (equal when exact)."""
+    """`value_s` is the minimum that the solver found; `bound_s` a proven lower bound of it (equal when exact)."""
 
     cut: Cut
     score: Score

@@ -134,7 +134,7 @@ class _LiteralDP:
 
 
 class _TrackedDP:
-    """Every state keeps the way that led to it and what that way has used of every node."""
+    """Every state keeps the way that led to it and the memory that this way has used on every node."""
 
     def __init__(self, instance: Instance, memory: Memory) -> None:
         self._costs, self._distinct = _Costs(instance), memory is Memory.DISTINCT

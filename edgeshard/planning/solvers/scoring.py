@@ -1,4 +1,4 @@
-"""What a cut costs, and whether it may be used at all. Pure; every solver's answer is scored here, never by the solver.
+"""Costs of cuts, and whether they may be used at all. Pure; every solver's answer is scored here, never by the solver.
 
 R, the round, is the time a micro-batch needs once around the ring: stages, hops, delays and the return to the source.
 B, the bottleneck, is the time of the busiest *station*, what serves one micro-batch at a time: a node's compute, a
@@ -107,10 +107,9 @@ def violations(instance: Instance, cut: Cut) -> tuple[str, ...]:
         found.append(f"the first stage is node {cut.nodes[0]}, not the source {instance.source}")
     if not instance.min_nodes <= len(cut.nodes) <= instance.max_nodes:
         found.append(f"{len(cut.nodes)} stages, not {instance.min_nodes} to {instance.max_nodes}")
-    for index, ((node, start, end), need) in enumerate(zip(stages(cut), stage_bytes(instance, cut), strict=True)):
-        relay = instance.relays and 0 < index < len(cut.nodes) - 1
-        if end < start or (end == start and not relay):
-            found.append(f"node {node} has no layers and is no relay")
+    for (node, start, end), need in zip(stages(cut), stage_bytes(instance, cut), strict=True):
+        if end <= start:
+            found.append(f"node {node} has no layers")
         if end - start > instance.max_layers[node]:
             found.append(f"node {node} has {end - start} layers, more than its {instance.max_layers[node]}")
         if instance.stage_s is not None:

@@ -1,4 +1,4 @@
-"""Subset DP: exact for any instance of up to about a dozen nodes; what the other solvers are tested against. Pure.
+"""Subset DP: exact for any instance of up to about a dozen nodes; the reference of the other solvers. Pure.
 
 g[S, j, n] is the least time until n layers are done and node j, the last of the set S, is about to start. The state
 holds what was used, so no memory is forgotten, as the paper's Algorithm 1 does. Time 2^M M^2 N^2, memory 2^M M N, both
@@ -89,8 +89,7 @@ class _Tables:
 
         embed, head, tied = instance.embed_bytes, instance.head_bytes, instance.tied_bytes
         at_source, head_s = instance.head_on_source, instance.head_s
-        least = 0 if instance.relays else 1
-        middle = np.where(fits(0.0) & (end - start >= least) & (start >= 1) & (end < layers), seconds, np.inf)
+        middle = np.where(fits(0.0) & (end > start) & (start >= 1) & (end < layers), seconds, np.inf)
         both, alone = embed + head - tied, embed
         first = np.where(fits(both if at_source else alone), seconds, np.inf)[source, 0]
         first[[0, layers]] = np.inf
@@ -108,9 +107,8 @@ class _Tables:
         layers, source = instance.layers, instance.source
         start, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         few = (end - start)[None] <= instance.max_layers[:, None, None]
-        least = 0 if instance.relays else 1
         seconds = np.where(few, seconds, np.inf)
-        inner = (end - start >= least) & (start >= 1) & (end < layers)
+        inner = (end > start) & (start >= 1) & (end < layers)
         self.middle = np.where(inner, seconds, np.inf)
         self.first, self.last = seconds[source, 0].copy(), seconds[:, :, layers].copy()
         self.first[[0, layers]] = np.inf

@@ -136,8 +136,6 @@ class Problem:
             reach = np.minimum(np.minimum(by_bytes, by_time), starts + most[kind])
             self.reach[kind] = np.maximum(np.minimum(reach, layers - 1), starts - 1)
         self.reach[0] = starts - 1
-        self.relay: Booleans = (room >= 0) & (time_left >= 0) & instance.relays
-        self.relay[0] = False
         head_s = 0.0 if at_source else instance.head_s[self.representative][:, None]
         head_bytes = 0.0 if at_source else instance.head_bytes
         seconds = self.overhead[:, None] + self.done[:, -1:] - self.done + head_s
@@ -165,7 +163,6 @@ class Problem:
         Where sending is part of a station, what is left may be more than the other problem allows, never less.
         """
         self.reach = np.minimum(self.reach, other.reach)
-        self.relay &= other.relay
         missing = np.isinf(other.occupied)
         self.occupied = np.where(missing, INFINITY, self.occupied)
         self.hop = np.where(missing, INFINITY, self.hop)

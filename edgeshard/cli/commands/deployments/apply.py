@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is done, or would be, about a deployment: `created`, `unchanged`, `replaced`; `refused` in a dry run."""
+    """The action on a deployment, taken or planned: `created`, `unchanged`, `replaced`; `refused` in a dry run."""
 
     name: str
     action: str

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.commands.options import WaitTimeout
+from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
-
-if TYPE_CHECKING:
-    from edgeshard.client import PackedUnit
 
 app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
 
@@ -26,16 +24,11 @@ def deployment(
     context: typer.Context,
     name: DeploymentName,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every node let go of it.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    timeout: WaitTimeout = None,
 ) -> None:
     """Stop a deployment and free its memory on every node; requests that are running end."""
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await client.delete_deployment(name, wait, timeout)
-
     try:
-        run(work())
+        ask(context, lambda client: client.delete_deployment(name, wait, timeout))
     except typer.Exit:
         typer.echo(
             f"deployment {name} goes on being deleted: `edgectl get deployments` shows when it is gone", err=True
@@ -47,12 +40,7 @@ def deployment(
 @app.command(short_help="Remove a model that no deployment uses.")
 def model(context: typer.Context, name: ModelName) -> None:
     """Remove a model from the coordinator's store; refused while a deployment uses it."""
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await client.delete_model(name)
-
-    run(work())
+    ask(context, lambda client: client.delete_model(name))
     typer.echo(f"model {name} deleted")
 
 
@@ -62,12 +50,7 @@ def node(context: typer.Context, name: NodeName) -> None:
 
     edgectl token create lets it in again.
     """
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await client.remove_node(name)
-
-    run(work())
+    ask(context, lambda client: client.remove_node(name))
     typer.echo(f"node {name} deleted")
 
 
@@ -92,11 +75,7 @@ def packed(
     if unused == bool(units):
         raise InvalidArgumentError("give the ids of packed units, or --unused for all not in use", field="units")
 
-    async def work() -> tuple[PackedUnit, ...]:
-        async with connect_of(context).client() as client:
-            return await client.drop_packed(node, None if unused else units)
-
-    asked = run(work())
+    asked = ask(context, lambda client: client.drop_packed(node, None if unused else units))
     gone = [unit for unit in asked if not unit.in_use]
     if output in (Output.JSON, Output.YAML):
         show_data(plain(asked), output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,16 @@ import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.commands.deployments.model import add_model
+from edgeshard.cli.commands.options import (
+    AllowStreaming,
+    Excluded,
+    HeadQuantisation,
+    KvDtype,
+    Reserved,
+    WaitTimeout,
+    WeightsDtype,
+    with_option_groups,
+)
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import (
@@ -31,8 +42,109 @@ if TYPE_CHECKING:
     from edgeshard.importing.sources import Source
 
 
-def deploy(  # noqa: PLR0913 - one parameter for each option
+@dataclass(frozen=True, slots=True)
+class SpecOptions:
+    """The options that say what the spec holds, by its keys; None or False where one was not given."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=completion.models,
+            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+        ),
+    ] = None
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Node of the first layer; by default the first of --layers, or the best.",
+        ),
+    ] = None
+    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None
+    objective: Annotated[
+        str | None,
+        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
+    ] = None
+    max_time_per_token_s: Annotated[
+        float | None,
+        typer.Option("--max-time-per-token", metavar="SECONDS", help="Plan for no slower a token of a request."),
+    ] = None
+    standby: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE",
+            autocompletion=completion.nodes,
+            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
+        ),
+    ] = None
+    exclude: Excluded = None
+    reserve: Reserved = None
+    dtype: WeightsDtype = None
+    kv_dtype: KvDtype = None
+    quantisation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quantise",
+            "--quantize",
+            metavar="FORMAT|NODE=FORMAT",
+            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+        ),
+    ] = None
+    head_quantisation: HeadQuantisation = None
+    max_context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
+    ] = None
+    prompt_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
+    ] = None
+    new_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
+    ] = None
+    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None
+    mode: Annotated[str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")] = (
+        None
+    )
+    micro_batches: Annotated[
+        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
+    ] = None
+    max_inter_token_latency_s: Annotated[
+        float | None,
+        typer.Option(
+            "--max-inter-token-latency",
+            metavar="SECONDS",
+            help="Longest that prompts may hold up a stream's next token.",
+        ),
+    ] = None
+    prefix_cache: Annotated[
+        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
+    ] = False
+    kv_overcommit: Annotated[
+        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
+    ] = False
+    allow_streaming: AllowStreaming = False
+    kv_swap_bytes: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="KV of requests that gave way that a node may keep, such as 2GiB."),
+    ] = None
+    kv_swap_on_disk: Annotated[
+        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
+    ] = False
+
+    def given(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {key: value for key, value in values.items() if value is not None and value is not False}
+
+
+@with_option_groups
+def deploy(
     context: typer.Context,
+    *,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the deployment.")] = None,
     file: Annotated[
         Path | None,
@@ -45,108 +157,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
             help="The spec as TOML or JSON, instead of options.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Node of the first layer; by default the first of --layers, or the best.",
-        ),
-    ] = None,
-    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
-    ] = None,
-    max_time_per_token: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Plan for no slower a token of a request.")
-    ] = None,
-    standby: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Do not use it; may be repeated."),
-    ] = None,
-    reserve: Annotated[
-        list[str] | None, typer.Option(metavar="NODE=SIZE", help="Memory to leave free; may be repeated.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
-    kv_dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of the KV cache, or int4; else as --dtype.")
-    ] = None,
-    quantise: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--quantise",
-            "--quantize",
-            metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
-        ),
-    ] = None,
-    head_quantisation: Annotated[
-        str | None,
-        typer.Option(
-            "--head-quantisation",
-            "--head-quantization",
-            metavar="FORMAT",
-            help="Of the LM head with --quantise: int8 (default), int4 or none.",
-        ),
-    ] = None,
-    max_context: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
-    ] = None,
-    new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
-    ] = None,
-    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None,
-    mode: Annotated[
-        str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")
-    ] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
-    ] = None,
-    max_inter_token_latency: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Longest that prompts may hold up a stream's next token.")
-    ] = None,
-    prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
-    ] = False,
-    kv_overcommit: Annotated[
-        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
-    ] = False,
-    allow_streaming: Annotated[
-        bool, typer.Option("--allow-streaming", help="Nodes may read a part of their weights from disk in every step.")
-    ] = False,
-    kv_swap_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="KV of requests that gave way that a node may keep, such as 2GiB."),
-    ] = None,
-    kv_swap_on_disk: Annotated[
-        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
-    ] = False,
+    options: SpecOptions,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    timeout: WaitTimeout = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -155,40 +168,11 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     Without --layers the nodes and their layers are planned from what was measured (`edgectl profile`); where that is
     missing, from data sheets or free memory, and a note says so.
     """
-    options = {
-        "name": name,
-        "model": model,
-        "source": source,
-        "layers": layers,
-        "objective": objective,
-        "max_time_per_token_s": max_time_per_token,
-        "standby": standby,
-        "exclude": exclude,
-        "reserve": reserve,
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "quantisation": quantise,
-        "head_quantisation": head_quantisation,
-        "max_context": max_context,
-        "max_new_tokens": max_new_tokens,
-        "prompt_tokens": prompt_tokens,
-        "new_tokens": new_tokens,
-        "concurrency": concurrency,
-        "mode": mode,
-        "micro_batches": micro_batches,
-        "max_inter_token_latency_s": max_inter_token_latency,
-        "prefix_cache": prefix_cache or None,
-        "kv_overcommit": kv_overcommit or None,
-        "allow_streaming": allow_streaming or None,
-        "kv_swap_bytes": kv_swap_bytes,
-        "kv_swap_on_disk": kv_swap_on_disk or None,
-    }
-    connect, elsewhere = connect_of(context), model_source(model)
-    if elsewhere is not None:
-        options["model"] = elsewhere.name
-    spec = spec_of(file, {key: value for key, value in options.items() if value is not None})
-    if elsewhere is not None and model is not None:
-        add_model(connect, model)
+    connect, elsewhere = connect_of(context), model_source(options.model)
+    values = ({} if name is None else {"name": name}) | options.given()
+    spec = spec_of(file, values if elsewhere is None else values | {"model": elsewhere.name})
+    if elsewhere is not None and options.model is not None:
+        add_model(connect, options.model)
     if dry_run:
         run(_plan(connect, spec, output))
     else:
@@ -196,7 +180,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
 
 def model_source(model: str | None) -> Source | None:
-    """What `--model` names that is not in the store: None for a name. Raises NotFoundError where it is not there."""
+    """The source that `--model` names outside the store, None for a name. Raises NotFoundError where there is none."""
     if model is None or not ("/" in model or model.lower().endswith(".gguf")):
         return None
     from edgeshard.importing.sources import parse_source
@@ -351,7 +335,7 @@ def _show_prediction(placement: Placement, output: Output) -> None:
 
 
 def interrupted(name: str, begun: bool) -> str:
-    """What whoever ended the waiting should know."""
+    """The words for a user who ended the waiting."""
     goes_on = "goes on loading" if begun else "may go on loading"
     return (
         f"deployment {name} {goes_on}: `edgectl describe deployment {name}` shows how far it is, "

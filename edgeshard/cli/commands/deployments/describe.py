@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import (
     OWN_LINES,
@@ -23,6 +23,9 @@ from edgeshard.cli.render.output import (
     visible,
 )
 from edgeshard.domain.ids import escaped
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
 
 app = typer.Typer(cls=NounGroup, help="Show everything about one node, model or deployment.", no_args_is_help=True)
 
@@ -40,16 +43,15 @@ def node(context: typer.Context, name: NodeName, output: OutputOption = Output.T
     from edgeshard.cli.render.views import PACKED_COLUMNS, STAGE_COLUMNS, node_fields, packed_text
     from edgeshard.domain.errors import EdgeShardError
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            details = await client.node_details(name)
-            names = {node.node_id: str(node.name) for node in await client.nodes()}
-            packed = None
-            try:
-                packed = await client.packed_units(name)
-                says = packed_text(packed)
-            except EdgeShardError as error:  # all else of a node is known also while it is away
-                says = f"unknown: {error.message}"
+    async def work(client: Client) -> None:
+        details = await client.node_details(name)
+        names = {node.node_id: str(node.name) for node in await client.nodes()}
+        packed = None
+        try:
+            packed = await client.packed_units(name)
+            says = packed_text(packed)
+        except EdgeShardError as error:  # all else of a node is known also while it is away
+            says = f"unknown: {error.message}"
         found = details.node
         _show(
             node_data(details, names) | {"packed": plain(packed)},
@@ -64,7 +66,7 @@ def node(context: typer.Context, name: NodeName, output: OutputOption = Output.T
             ["\n".join(profile_text(stored)) for stored in details.profiles],
         )
 
-    run(work())
+    ask(context, work)
 
 
 @app.command()
@@ -72,12 +74,8 @@ def model(context: typer.Context, name: ModelName, output: OutputOption = Output
     """Show a model of the store."""
     from edgeshard.cli.render.views import model_fields
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            found = await client.stored_model(name)
-        _show(found, found.name, output, model_fields(found), [])
-
-    run(work())
+    found = ask(context, lambda client: client.stored_model(name))
+    _show(found, found.name, output, model_fields(found), [])
 
 
 @app.command(short_help="Show a deployment: phase, settings, placement, counters.")
@@ -98,23 +96,19 @@ def deployment(context: typer.Context, name: DeploymentName, output: OutputOptio
         running_stages,
     )
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            found = await client.deployment(name, outlook=True)
-        _show(
-            found,
-            found.spec.name,
-            output,
-            deployment_fields(found),
-            [
-                (found.placement.stages, PLACED_COLUMNS),
-                (running_stages(found), RUNNING_COLUMNS),
-                *tier_tables(found),
-                (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
-            ],
-        )
-
-    run(work())
+    found = ask(context, lambda client: client.deployment(name, outlook=True))
+    _show(
+        found,
+        found.spec.name,
+        output,
+        deployment_fields(found),
+        [
+            (found.placement.stages, PLACED_COLUMNS),
+            (running_stages(found), RUNNING_COLUMNS),
+            *tier_tables(found),
+            (found.outlook.losses if found.outlook is not None else (), LOSS_COLUMNS),
+        ],
+    )
 
 
 def _show(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_list
-from edgeshard.cli.render.watch import WatchOption, show
+from edgeshard.cli.render.watch import WatchOption, follow, show
 from edgeshard.domain.errors import DataLossError
+
+if TYPE_CHECKING:
+    from edgeshard.client import Client
 
 app = typer.Typer(cls=NounGroup, help="List nodes, models, deployments, events, audit.", no_args_is_help=True)
 
@@ -20,11 +23,7 @@ def nodes(context: typer.Context, watch: WatchOption = False, output: OutputOpti
     """List the nodes of the site and what they hold."""
     from edgeshard.cli.render.views import NODE_COLUMNS
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch)
-
-    run(work())
+    ask(context, lambda client: show(client.nodes, output, NODE_COLUMNS, lambda node: node.name, watch))
 
 
 @app.command()
@@ -32,11 +31,7 @@ def models(context: typer.Context, watch: WatchOption = False, output: OutputOpt
     """List the models in the coordinator's store."""
     from edgeshard.cli.render.views import MODEL_COLUMNS
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch)
-
-    run(work())
+    ask(context, lambda client: show(client.stored_models, output, MODEL_COLUMNS, lambda model: model.name, watch))
 
 
 @app.command(short_help="List the deployments, their phase and placement.")
@@ -44,11 +39,10 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
     """List the deployments, their phase and which node holds which layers."""
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch)
-
-    run(work())
+    ask(
+        context,
+        lambda client: show(client.deployments, output, DEPLOYMENT_COLUMNS, lambda found: found.spec.name, watch),
+    )
 
 
 @app.command(short_help="List what happened: nodes came and went, deployments changed.")
@@ -61,18 +55,16 @@ def events(
     """List what happened on the site since its coordinator started, the newest last: nodes that came and went, phases
     of deployments and why they changed, links that carry nothing. It remembers the newest 1,000.
     """
-    from edgeshard.cli.commands.deployments.events import follow
     from edgeshard.cli.render.views import EVENT_COLUMNS
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            if watch:
-                await follow(client.events(limit, follow=True), output)
-            else:
-                found = [event async for event in client.events(limit)]
-                show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
+    async def work(client: Client) -> None:
+        if watch:
+            await follow(client.events(limit, follow=True), output, EVENT_COLUMNS, lambda event: str(event.number))
+        else:
+            found = [event async for event in client.events(limit)]
+            show_list(found, output, EVENT_COLUMNS, lambda event: str(event.number))
 
-    run(work())
+    ask(context, work)
 
 
 @app.command(short_help="List who changed the site, or was refused.")
@@ -90,16 +82,12 @@ def audit(
     """
     from edgeshard.cli.render.views import AUDIT_CHECK_COLUMNS, AUDIT_COLUMNS
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            if verify:
-                checks = await client.check_audit()
-                show_list(checks, output, AUDIT_CHECK_COLUMNS, lambda check: check.file)
-                if broken := [check for check in checks if check.broken_at]:
-                    raise DataLossError(
-                        f"audit log broken at {broken[0].file}:{broken[0].broken_at}: {broken[0].why}", reason="SEAL"
-                    )
-            else:
-                show_list(await client.audit(limit), output, AUDIT_COLUMNS, lambda entry: entry.what)
-
-    run(work())
+    if not verify:
+        show_list(ask(context, lambda client: client.audit(limit)), output, AUDIT_COLUMNS, lambda entry: entry.what)
+        return
+    checks = ask(context, lambda client: client.check_audit())
+    show_list(checks, output, AUDIT_CHECK_COLUMNS, lambda check: check.file)
+    if broken := [check for check in checks if check.broken_at]:
+        raise DataLossError(
+            f"audit log broken at {broken[0].file}:{broken[0].broken_at}: {broken[0].why}", reason="SEAL"
+        )

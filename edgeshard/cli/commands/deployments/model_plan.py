@@ -57,7 +57,7 @@ def _online(connect: Connect, spec: ModelSpec, source: str | None) -> PlanProble
     there = [node for node in site.nodes if node.placeable]
     if not there:
         raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
-    # Where nobody says where prompts come in, the largest node; those of no data sheet by what another model took.
+    # Prompts come in at the largest node unless a source is named; a node without a data sheet goes by another model.
     source = source or max(there, key=lambda node: node.free_bytes).name
     others = {
         found.node.node_id: max(found.profiles, key=lambda profile: -profile.age_s).profile

@@ -1,4 +1,4 @@
-"""What `edgectl plan` plans: a cluster file and a config.json, or the site as its coordinator knows it."""
+"""Inputs of `edgectl plan`: a cluster file and a config.json, or the site as its coordinator knows it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ class Asked:
     quantisation: Quantisation | None = None
     kv_dtype: str | None = None
     exclude: tuple[str, ...] = ()
-    relays: bool = False
     what_if: tuple[str, ...] = ()
     workload: Mapping[str, int | None] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
 
     def fields(self, default: Workload) -> dict[str, Any]:
-        """What is the same wherever the cluster comes from. Raises InvalidArgumentError naming the option at fault."""
+        """Fields of the problem for any cluster. Raises InvalidArgumentError naming the option at fault."""
         if self.objective not in list(Objective):
             raise InvalidArgumentError(
                 f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
@@ -85,7 +84,6 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
         model=model,
         cluster=cluster,
         exclude=asked.exclude,
-        relays=asked.relays,
         dtype=asked.weights_dtype(cluster.dtype),
         kv_dtype=asked.cache_dtype(cluster.kv_dtype),
         **asked.fields(cluster.workload),
@@ -103,10 +101,6 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
     if asked.source is None:
         raise InvalidArgumentError(
             "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
-        )
-    if asked.relays:
-        raise InvalidArgumentError(
-            "--relays: a site runs no node without layers yet; leave it out, or plan a --cluster FILE", field="relays"
         )
     if asked.more.get("head_on_source"):
         raise InvalidArgumentError(
@@ -135,7 +129,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
 
 
 def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
-    """What each node keeps packed of the model in the form that is asked for."""
+    """The packed parts of the model on each node, in the form that is asked for."""
     if not site.packed:
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}

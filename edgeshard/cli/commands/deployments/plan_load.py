@@ -223,7 +223,7 @@ SPREAD_COLUMNS: list[Column[tuple[str, Spread]]] = [
 
 NODE_COLUMNS: list[Column[NodeLoad]] = [
     Column("NODE", lambda node: node.node),
-    Column("LAYERS", lambda node: str(node.layers) if len(node.layers) else "relay"),
+    Column("LAYERS", lambda node: str(node.layers)),
     Column("COMPUTING", lambda node: percent(node.computing), right=True),
     Column("SENDS TO", lambda node: node.receiver or "-"),
     Column("SENDING", lambda node: percent(node.sending) if node.receiver else "-", right=True),

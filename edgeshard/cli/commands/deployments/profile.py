@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import (
     Output,
@@ -54,20 +55,9 @@ def profile(  # noqa: PLR0913 - one parameter for each option
             help="A model of the store; without it, only links are measured.",
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16 (default).")] = None,
-    quantise: Annotated[
-        str | None,
-        typer.Option("--quantise", "--quantize", metavar="FORMAT", help="Weights as small integers: int8 or int4."),
-    ] = None,
-    head_quantisation: Annotated[
-        str | None,
-        typer.Option(
-            "--head-quantisation",
-            "--head-quantization",
-            metavar="FORMAT",
-            help="Of the LM head with --quantise: int8 (default), int4 or none.",
-        ),
-    ] = None,
+    dtype: WeightsDtype = None,
+    quantise: Quantise = None,
+    head_quantisation: HeadQuantisation = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
@@ -98,8 +88,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         quick,
         again,
     )
-    work = _profile(connect_of(context), wanted)
-    rows = run(work)
+    rows = run(_profile(connect_of(context), wanted))
     _show(rows, model is not None, output)
     if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
@@ -107,7 +96,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is to be measured."""
+    """The measurements that are asked for."""
 
     model: str
     nodes: tuple[str, ...]

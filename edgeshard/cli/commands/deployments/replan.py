@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import WaitTimeout
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import (
     Column,
@@ -49,7 +50,7 @@ def replan(
         bool, typer.Option("--force", help="Move it for a small gain, too, or one that is not known.")
     ] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests again.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait.")] = None,
+    timeout: WaitTimeout = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Plan a running deployment for the nodes that the site has now, and move it there if that gains 5 % or more.
@@ -119,7 +120,7 @@ def sentence_of_gain(found: Replan) -> str:
 
 
 def sentence(name: str, found: Replan, *, wait: bool) -> str:
-    """What came of it."""
+    """The outcome in one sentence."""
     from edgeshard.cli.render.views import layers_text
     from edgeshard.domain.deployments.replan import ReplanReason
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 
@@ -48,7 +48,7 @@ def dump(
     now = datetime.now(UTC)
     path = output or Path(f"edgeshard-{now:%Y%m%d-%H%M%S}.json")
     _check_output(path, force)
-    dumps = run(_taken(context, timeout))
+    dumps = ask(context, lambda client: client.dump(timeout))
     text = json.dumps(site_document(dumps, now.isoformat(timespec="seconds")), indent=1)
     if path == STDOUT:
         typer.echo(text)
@@ -78,11 +78,6 @@ def replay(
         typer.echo(f"{name}: {result['events']} events, {f'differs: {what}' if what else 'the state is the same'}")
     if any(result["differs"] for result in (*results.values(), *agents.values())):
         raise FailedPreconditionError("the replay does not lead to the state of the dump", reason="REPLAY_DIFFERS")
-
-
-async def _taken(context: typer.Context, timeout_s: float) -> tuple[ProcessDump, ...]:
-    async with connect_of(context).client() as client:
-        return await client.dump(timeout_s)
 
 
 def _nodes(dumps: tuple[ProcessDump, ...]) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a site, from facts of it. Pure: facts in, findings out; time comes in as a value."""
+"""Faults of a site, from facts of it. Pure: facts in, findings out; time comes in as a value."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a fault means, and what to do about it."""
+    """The meaning of a fault, and the remedy."""
 
     means: str
     do: str
@@ -158,7 +158,7 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known: of this machine, and of the site where it answers. Times are seconds since 1970.
+    """Facts of this machine, and of the site where it answers. Times are seconds since 1970.
 
     `version` is of this edgectl. `here` is None where the coordinator's machine is this one, and says it all.
     `coordinator_ahead_s` is by how much the coordinator's clock is ahead of this machine's. `refused` is why the site
@@ -229,7 +229,7 @@ def _node(node: Node, utc_s: float) -> Iterator[Finding]:
         return
     known, pages = node.condition, node.huge_pages
     if known is not None:
-        # Figures of a node age: what it says of time is of its own clock, which the coordinator compared.
+        # Figures of a node age: its times are of its own clock, which the coordinator compared.
         yield from _machine(node.name, known, utc_s)
         if abs(known.clock_ahead_s) > CLOCK_S:
             yield _clock(node.name, known.clock_ahead_s)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import print_table, stderr_console, table
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from edgeshard.domain.requests.trace import StageTrace
 
 STDOUT = Path("-")
 
@@ -45,7 +42,7 @@ def trace(
 
     check_seconds(seconds)
     _check_output(output)
-    traces = aligned(run(_recorded(context, deployment, seconds)))
+    traces = aligned(ask(context, lambda client: client.trace(deployment, seconds)))
     if not any(stage.records for stage in traces):
         raise FailedPreconditionError(
             f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
@@ -78,11 +75,6 @@ def _check_output(path: Path | None) -> None:
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
-
-
-async def _recorded(context: typer.Context, deployment: str, seconds: float) -> tuple[StageTrace, ...]:
-    async with connect_of(context).client() as client:
-        return await client.trace(deployment, seconds)
 
 
 def _write(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import with_option_groups
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.render.output import (
     Output,
@@ -33,27 +34,61 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 INTERRUPTED = 130
 
 
-def bench(  # noqa: PLR0913 - its parameters are the command's options
-    context: typer.Context,
-    deployment: Annotated[
-        str, typer.Argument(metavar="[DEPLOYMENT]", help="What to put a load on; by default the only one there is.")
-    ] = "",
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The options that say what load is put on."""
+
     rate: Annotated[
         float | None,
         typer.Option(min=0.001, max=10_000, metavar="N", help="Requests a second, whether others are answered or not."),
-    ] = None,
+    ] = None
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=4096, metavar="N", help="Requests at a time; 1 by default.")
-    ] = None,
-    requests: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Most requests.")] = 32,
-    duration: Annotated[float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="None begins later.")] = 60.0,
-    prompt_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of a drawn prompt.")] = None,
-    new_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of an answer.")] = None,
+    ] = None
+    requests: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Most requests.")] = 32
+    duration: Annotated[float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="None begins later.")] = 60.0
+    prompt_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of a drawn prompt.")] = None
+    new_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of an answer.")] = None
     prompts: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help='Prompts in place of drawn ones: a line each, or JSON lines with "prompt".'),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same load.")] = 0,
+    ] = None
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same load.")] = 0
+
+    def load(self) -> Load:
+        """Raises InvalidArgumentError for options that do not go together."""
+        from edgeshard.cli.commands.requests.bench_load import Load
+
+        if self.rate is not None and self.concurrency is not None:
+            raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")
+        if self.prompts is not None and self.prompt_tokens is not None:
+            raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
+        return Load(self.requests, self.duration, self.rate, self.concurrency or 1)
+
+    def asked(self, deployment: str, timeout_s: float) -> _Asked:
+        prompts = _parsed(self.prompt_tokens, "prompt-tokens") if self.prompts is None else _read(self.prompts)
+        return _Asked(deployment, prompts, _parsed(self.new_tokens, "new-tokens"), timeout_s, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The requests of a load; None where nothing was asked for."""
+
+    deployment: str
+    prompts: Lengths | Sequence[str] | None
+    answers: Lengths | None
+    timeout_s: float
+    seed: int
+
+
+@with_option_groups
+def bench(
+    context: typer.Context,
+    *,
+    deployment: Annotated[
+        str, typer.Argument(metavar="[DEPLOYMENT]", help="What to put a load on; by default the only one there is.")
+    ] = "",
+    options: LoadOptions,
     slo_ttft: Annotated[
         float | None, typer.Option(min=0, metavar="SECONDS", help="Good answers have their first token by then.")
     ] = None,
@@ -71,26 +106,14 @@ def bench(  # noqa: PLR0913 - its parameters are the command's options
     Prompts are of drawn tokens, so that their lengths are exact and nothing is cached; answers go on past the end of
     the text. A first request only warms up. It ends by itself; Ctrl-C ends it earlier, with what was measured by then.
     """
-    from edgeshard.cli.commands.requests.bench_load import Load
     from edgeshard.cli.render import bench_report
 
-    if rate is not None and concurrency is not None:
-        raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")
+    load = options.load()
     if picture is not None and picture.suffix != ".svg":
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
-    if prompts is not None and prompt_tokens is not None:
-        raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
-    asked = _Asked(
-        deployment,
-        _read(prompts) if prompts is not None else _parsed(prompt_tokens, "prompt-tokens"),
-        _parsed(new_tokens, "new-tokens"),
-        timeout,
-        seed,
-    )
-    load = Load(requests, duration, rate, concurrency or 1)
-    name, loading = run(_measured(context, load, asked))
+    name, loading = run(_measured(context, load, options.asked(deployment, timeout)))
     goal = bench_report.Goal(slo_ttft, slo_itl)
-    found = bench_report.report(name, str(load), seed, loading.served, loading.unfinished, goal)
+    found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
         _write(picture, bench_report.picture(found, loading.served))
     _show(found, output)
@@ -98,17 +121,6 @@ def bench(  # noqa: PLR0913 - its parameters are the command's options
         raise typer.Exit(INTERRUPTED)
     if not found.answered:
         raise typer.Exit(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the load is of; None where nothing was asked for."""
-
-    deployment: str
-    prompts: Lengths | Sequence[str] | None
-    answers: Lengths | None
-    timeout_s: float
-    seed: int
 
 
 async def _measured(context: typer.Context, load: Load, asked: _Asked) -> tuple[str, Loading]:

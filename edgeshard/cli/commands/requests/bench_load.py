@@ -93,7 +93,7 @@ class Load:
 
 @dataclass(slots=True)
 class Loading:
-    """What came of a load so far. `interrupted` is whether somebody ended it early."""
+    """The outcome of a load so far. `interrupted` says that somebody ended it early."""
 
     served: list[Served]
     unfinished: int = 0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TextOutput(StrEnum):
-    """What `-o` takes on commands that generate."""
+    """Forms of `-o` on commands that generate."""
 
     TEXT = "text"
     JSON = "json"

@@ -67,7 +67,7 @@ def _guide_of(given: dict[str, Any]) -> Guide | None:
 def _guide_of_file(kind: GuideKind, path: Path, option: str) -> Guide:
     try:
         with path.open("rb") as file:
-            # A byte more than a guide may have: whoever names a huge file by mistake hears of its size.
+            # A byte more than a guide may have, so that a huge file named by mistake is refused by its size.
             return Guide(kind, file.read(GUIDE_LIMIT_BYTES + 1).decode())
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"

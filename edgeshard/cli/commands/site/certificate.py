@@ -60,7 +60,7 @@ def init(
     for principal in (coordinator_of(site), Principal(site, Role.OPERATOR, "admin")):
         _write(authority, principal, directory)
     _write_settings(directory.absolute(), host, port, http_listen)
-    write_private(directory / "ca.key", authority.key_pem)  # last: what is half made can be made again
+    write_private(directory / "ca.key", authority.key_pem)  # last: a half made authority can be made again
 
 
 def certificate(
@@ -88,7 +88,7 @@ def certificate(
 
 
 def _write_settings(directory: Path, host: str, port: int, http_listen: str | None) -> None:
-    """What starts the coordinator, and what this user's edgectl finds."""
+    """The coordinator's configuration, and the settings of this user's edgectl."""
     from edgeshard.client.settings import configuration
     from edgeshard.rpc.tls import join_address
     from edgeshard.rpc.tls_files import tls_files, write_private
@@ -117,7 +117,7 @@ def _write_settings(directory: Path, host: str, port: int, http_listen: str | No
 
 
 def _of_gateway(http_listen: str, directory: Path) -> str:
-    """What there is to know of the HTTP gateway."""
+    """The words about the HTTP gateway."""
     from edgeshard.rpc.tls import is_loopback, split_address
 
     keys = "programs show a key of edgectl key create NAME"

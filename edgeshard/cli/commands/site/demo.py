@@ -36,7 +36,7 @@ _CONCURRENCY = 2
 
 
 class DemoOutput(StrEnum):
-    """What `-o` takes on `edgectl demo`."""
+    """Forms of `-o` on `edgectl demo`."""
 
     TABLE = "table"
     JSON = "json"
@@ -45,7 +45,7 @@ class DemoOutput(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DemoRequest:
-    """What the demo is to show. `layers` () spreads the layers evenly over three nodes."""
+    """The story to show. `layers` () spreads the layers evenly over three nodes."""
 
     prompt: str
     max_tokens: int
@@ -156,7 +156,7 @@ async def _demo(request: DemoRequest, model: Path, state: Path, narrator: Narrat
         narrator.say(NO_KERNELS)
     cluster = LocalCluster(state, nodes, secure=True)
     try:
-        # The coordinator's start takes one core; what is imported meanwhile takes none from the nodes later.
+        # The coordinator's start takes one core; imports meanwhile take none from the nodes later.
         await asyncio.gather(cluster.start_coordinator(), asyncio.to_thread(_import_client))
         narrator.say(f"the coordinator listens on {cluster.address}; every node dials it")
         joining = asyncio.ensure_future(cluster.start_agents())

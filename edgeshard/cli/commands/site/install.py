@@ -180,7 +180,7 @@ def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
 
 
 def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
-    """What is given, else what was given the last time, else what suits a site on one machine."""
+    """The given options, else those of the last time, else those for a site on one machine."""
     from edgeshard.process.installation import Options
 
     # Without following links: the interpreter of a virtual environment is one.
@@ -213,7 +213,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
         message = error.message.replace("--tls-ca, --tls-cert and --tls-key", "--credentials DIR")
         raise DeniedError(message, field=error.field, reason=error.reason) from None
     if root != MACHINE:
-        return  # what they name is not here
+        return  # the files they name are not here
     if tls is not None:
         tls.check()
     programs = Path(options.programs)

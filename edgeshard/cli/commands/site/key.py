@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
 
 if TYPE_CHECKING:
@@ -40,15 +40,12 @@ def create(
     requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="At once.")] = None,
 ) -> None:
     """Make a key and print it on stdout. The site keeps its hash alone, so nobody can be shown it again."""
-
-    async def work() -> str:
-        async with connect_of(context).client() as client:
-            _, text = await client.create_key(
-                name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests
-            )
-            return text
-
-    key = run(work())
+    _, key = ask(
+        context,
+        lambda client: client.create_key(
+            name, tuple(models or ()), tokens_per_minute=tokens_per_minute, requests=requests
+        ),
+    )
     typer.echo(key)
     typer.echo(f"key {name} is made; programs send it as `Authorization: Bearer KEY`", err=True)
     if sys.stderr.isatty():
@@ -58,12 +55,7 @@ def create(
 @app.command("list")
 def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> None:
     """List the keys and what they may use, without their secrets."""
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            show_list(await client.keys(), output, COLUMNS, lambda key: key.name)
-
-    run(work())
+    show_list(ask(context, lambda client: client.keys()), output, COLUMNS, lambda key: key.name)
 
 
 @app.command()
@@ -71,12 +63,7 @@ def revoke(
     context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="As it was made.")]
 ) -> None:
     """Refuse a key from now on, and end what it has running."""
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await client.revoke_key(name)
-
-    run(work())
+    ask(context, lambda client: client.revoke_key(name))
     typer.echo(f"key {name} is revoked", err=True)
 
 

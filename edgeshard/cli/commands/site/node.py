@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.domain.identity import Role
 
 app = typer.Typer(help="Take a node's certificate away.", no_args_is_help=True)
@@ -29,10 +29,5 @@ def revoke(
     A node leaves its deployments within a heartbeat; they go on without it. Requests of a client end. edgectl token
     create lets NAME in again.
     """
-
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            await client.revoke(role, name)
-
-    run(work())
+    ask(context, lambda client: client.revoke(role, name))
     typer.echo(f"{role} {name} revoked")

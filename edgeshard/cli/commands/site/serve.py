@@ -6,7 +6,7 @@ import asyncio
 import signal
 import tempfile
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -17,6 +17,7 @@ import typer
 
 from edgeshard.cli.commands.deployments.deploy import model_source
 from edgeshard.cli.commands.deployments.model import adding_bars
+from edgeshard.cli.commands.options import with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
@@ -43,7 +44,7 @@ _SHOWN_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What is to be served: `model` as it was named, which is added from `source` unless the site has it (None).
+    """The model to serve: `model` as it was named, which is added from `source` unless the site has it (None).
 
     The store calls it `stored`, and programs `name`.
     """
@@ -75,7 +76,40 @@ class ServeOptions:
         return wanted == (spec.concurrency, spec.max_context) and self.quantise in ("auto", quantise)
 
 
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """The options of the HTTP endpoint, beside its port."""
+
+    http_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443.",
+        ),
+    ] = None
+    http_names: Annotated[
+        list[str] | None,
+        typer.Option("--http-name", metavar="NAME", help="By which others call it, such as mybox.local; repeatable."),
+    ] = None
+    http_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http-allow-origin",
+            metavar="ORIGIN",
+            help="Web pages that may use it, such as http://localhost:3000; repeatable.",
+        ),
+    ] = None
+
+    def of_coordinator(self) -> list[str]:
+        """The same options of the coordinator."""
+        words = [] if self.http_listen is None else ["--http-listen", self.http_listen]
+        words += [word for name in self.http_names or () for word in ("--http-name", name)]
+        return words + [word for origin in self.http_origins or () for word in ("--http-allow-origin", origin)]
+
+
+@with_option_groups
 def serve(  # noqa: PLR0913 - one parameter for each option
+    *,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A model directory, the name of a model of the site, or demo.")
     ],
@@ -86,25 +120,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         int | None,
         typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine; by default 8000, or the next."),
     ] = None,
-    http_listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443.",
-        ),
-    ] = None,
-    http_names: Annotated[
-        list[str] | None,
-        typer.Option("--http-name", metavar="NAME", help="By which others call it, such as mybox.local; repeatable."),
-    ] = None,
-    http_origins: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--http-allow-origin",
-            metavar="ORIGIN",
-            help="Web pages that may use it, such as http://localhost:3000; repeatable.",
-        ),
-    ] = None,
+    http: HttpOptions,
     quantise: Annotated[
         str,
         typer.Option(
@@ -147,18 +163,10 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         raise InvalidArgumentError(f"--quantise {quantise!r}: use one of {', '.join(_FORMATS)}", field="quantise")
     check_extras("edgectl serve", "agent", "coordinator", "gateway")
     narrator = Narrator(time.monotonic())
-    http = _http_options(http_listen, http_names or [], http_origins or [])
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite.at(state_dir, nodes, listen, port, http=http), narrator)
-
-
-def _http_options(listen: str | None, names: Sequence[str], origins: Sequence[str]) -> list[str]:
-    """The coordinator's own, beside the port."""
-    several = [("--http-name", name) for name in names] + [("--http-allow-origin", origin) for origin in origins]
-    options = [*([("--http-listen", listen)] if listen is not None else []), *several]
-    return [word for option in options for word in option]
+        _run(options, OwnSite.at(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
@@ -227,7 +235,7 @@ async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> N
 
 
 async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
-    """What answers, and the key for it; from the beginning each time that the coordinator ends in the middle."""
+    """The deployment, and the key for it; begins again each time that the coordinator ends in the middle."""
     while True:
         starts = site.starts
         try:
@@ -297,7 +305,7 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
     what is lost by that once the nodes are measured. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
-    # One node has nothing to choose; but what a second one would gain is not known unless it was measured.
+    # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
     measures = options.grow or len(await client.nodes()) > 1
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
     for measured, quantise in product((False, True), formats):

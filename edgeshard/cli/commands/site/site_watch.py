@@ -1,4 +1,4 @@
-"""What `edgectl serve` does about nodes that come and go: it says so, offers the next line, and plans again."""
+"""The reaction of `edgectl serve` to nodes that come and go: it says so, offers the next line, and plans again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
 
 
 class Names(Protocol):
-    """What another node may be called."""
+    """Names for another node."""
 
     def next_name(self, taken: set[str]) -> str: ...
 
@@ -87,7 +87,7 @@ class SiteWatch:
         pause_s = _FIRST_BACKOFF_S
         while True:
             began_s = time.monotonic()
-            # Its end needs no word: the coordinator starts again, or whoever started it tells of its end.
+            # Its end needs no word: the coordinator starts again, or its parent tells of its end.
             with suppress(EdgeShardError):
                 # The newest event comes at once: a look behind it misses nothing.
                 async with aclosing(self._client.events(limit=1, follow=True)) as events:
@@ -165,7 +165,7 @@ class _Growth:
         except UnavailableError:
             pass  # it is loading, or the coordinator is away: it is news when that is over
         except EdgeShardError as error:
-            # It went back, or could not be asked: not again and again, since a move pauses what runs.
+            # It went back, or could not be asked: not again and again, since a move pauses running requests.
             self._rests_until_s = time.monotonic() + _REST_S
             self._say_once(f"{name} stays where it is: {error.message}")
 

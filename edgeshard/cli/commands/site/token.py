@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from edgeshard.cli.connect import connect_of, run
-from edgeshard.domain.identity import JoinToken, Role
+from edgeshard.cli.connect import ask
+from edgeshard.domain.identity import Role
 
 app = typer.Typer(help="Let another process in.", no_args_is_help=True)
 
@@ -32,12 +32,7 @@ def create(
     from edgeshard.rpc.tls import is_loopback, split_address
 
     ttl_s = parse_duration(ttl, "ttl")
-
-    async def work() -> JoinToken:
-        async with connect_of(context).client() as client:
-            return await client.create_token(role, name, ttl_s, host)
-
-    token = run(work())
+    token = ask(context, lambda client: client.create_token(role, name, ttl_s, host))
     text = invitation_to_text(token.invitation)
     typer.echo(text if quiet else f"edgectl join {text}")
     where, _ = split_address(token.coordinator)
