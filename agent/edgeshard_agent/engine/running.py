@@ -21,7 +21,7 @@ class CallOnThread:
         self._cpu_before = 0.0 if self._clock_id is None else time.clock_gettime(self._clock_id)
 
     def waits(self, now: float) -> None:
-        """On the compute thread: what is left of the call is waiting in place of an emulated device."""
+        """The rest of the call is waiting on purpose (`Pace`); called on the compute thread."""
         self._waits_since = now
 
     def so_far(self, now: float) -> RunningStep:

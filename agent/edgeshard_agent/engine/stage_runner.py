@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +15,6 @@ import torch
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.generation import StageTiming
 from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
@@ -48,8 +46,12 @@ class StageObserver(Protocol):
         ...
 
 
-Pace = Callable[[LayerRange, StepPlan], float]
-"""Seconds a step of these layers has to take: how the lab's nodes pretend to be others."""
+class Pace(Protocol):
+    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.lab`)."""
+
+    def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
+        """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""
+        ...
 
 
 _Offered = tuple[HeadStep | ForwardStep, float]
@@ -95,7 +97,6 @@ class StageRunner:
         self._pace = pace
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
-        self._free_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._broken = False
@@ -242,7 +243,7 @@ class StageRunner:
             waited_s = began - arrived_s
             hidden = _tensor(output.hidden, self._model)
             if self._pace is not None:
-                self._keep_pace(step.plan, began - waited_s)
+                self._pace.hold(step.plan, arrived_s, self._on_thread)
             if not share:
                 share = (self._clock.now() - began) / len(outputs)
             timing = StageTiming(self.index, waited_s, share)
@@ -256,16 +257,6 @@ class StageRunner:
             _Ran(result, frames, began + index * part, began + (index + 1) * part)
             for index, (result, frames) in enumerate(results)
         ]
-
-    def _keep_pace(self, plan: StepPlan, could_begin: float) -> None:
-        """Wait as long as an emulated device would take."""
-        assert self._pace is not None
-        # From the time the device could have begun, so that this machine's own overhead is not added.
-        could_begin = max(could_begin, self._free_at)
-        self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, plan))
-        if self._on_thread is not None:
-            self._on_thread.waits(self._clock.now())
-        time.sleep(max(0.0, self._free_at - self._clock.now()))
 
     def _result(
         self, step: HeadStep | ForwardStep, output: StageOutput, hidden: Tensor | None, timing: StageTiming

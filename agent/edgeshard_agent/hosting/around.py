@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
@@ -24,13 +24,14 @@ from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.link_sender import Carrier
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.stage_runner import Pace
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
-    from edgeshard_agent.lab.emulation import Emulation
     from edgeshard_agent.model.stage import StageModel
     from edgeshard_agent.model.weights.weights import StageWeights
 
@@ -96,6 +97,18 @@ def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
 def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
     node = command.placed.node_name if isinstance(command, PrepareStage) else command.node
     return command.spec.quantisation_of(node)
+
+
+class Emulation(Protocol):
+    """A device and links that stages pretend to have (`edgeshard_agent.lab.emulation`)."""
+
+    def pace(self, layers: LayerRange, clock: Clock) -> Pace:
+        """The pace of a stage of these layers."""
+        ...
+
+    def carrier(self, receiver: NodeName, window: int) -> Carrier:
+        """The carrier of a stage's link to another node."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

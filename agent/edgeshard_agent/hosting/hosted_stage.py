@@ -20,7 +20,6 @@ from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepCounts, StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.hosting.around import HostServices, LoadedModel
-from edgeshard_agent.lab.shaping import EmulatedLink
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
@@ -49,7 +48,8 @@ class HostedStage:
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
         self._sender = self._make_sender()
-        pace = around.emulation.step_s if around.emulation is not None else None
+        emulation = around.emulation
+        pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
@@ -196,15 +196,11 @@ class HostedStage:
         to_stage = (prepare.stage + 1) % self._stage_count
         receiver = prepare.placement.stages[to_stage]
         hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address, receiver.node_name)
-        emulation, slow = self._around.emulation, None
-        if emulation is not None:
-            link = emulation.link(receiver.node_name)
-            slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
-        links = self._around.links
-        on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
-        around = self._around
+        around, window = self._around, self._window
+        carrier = None if around.emulation is None else around.emulation.carrier(receiver.node_name, window)
+        on_timing = partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
         return LinkSender(
-            hop, self._window, around.tls, lambda error: self._runner.fail(error), slow, on_timing, around.suspect
+            hop, window, around.tls, lambda error: self._runner.fail(error), carrier, on_timing, around.suspect
         )
 
     def _make_receiver(self) -> LinkReceiver:

@@ -14,13 +14,12 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.node import MeasuredNode
-from edgeshard_agent.measuring.probing import ShapedWay, probe_link
+from edgeshard_agent.measuring.probing import at_once, probe_link
 from edgeshard_agent.measuring.process import Tell, measure_apart
 from edgeshard_agent.measuring.worker import MeasuringJob
 
@@ -61,9 +60,7 @@ class Measurer:
         parse_config(command.config)
         node = self._node
         if node.emulation is not None:
-            from edgeshard_agent.lab.emulation import emulated_profile  # brings all of the planner
-
-            profile = emulated_profile(node.emulation, node.facts, command.config, command.dtype, command.quantisation)
+            profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)
         # The node holds no stage now, so the free memory is what stages may have.
@@ -98,20 +95,14 @@ class Measurer:
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
         """The links to the nodes that answer."""
-        links = []
+        links, emulation = [], self._node.emulation
         for number, peer in enumerate(peers):
             tell(number, len(peers), f"link to {peer.name}")
             try:
-                profile = await probe_link(peer, self._node.tls, way=self._way(peer))
+                way = at_once if emulation is None else emulation.way(peer.name)
+                profile = await probe_link(peer, self._node.tls, way=way)
             except EdgeShardError as error:
                 log.warning("link_not_measured", to=peer.name, reason=error.reason, why=error.message)
             else:
                 links.append(MeasuredLink(self._node.node_id, peer.node_id, profile))
         return ProfileReport(self._node.node_id, links=tuple(links))
-
-    def _way(self, peer: Peer) -> ShapedWay | None:
-        emulation = self._node.emulation
-        if emulation is None:
-            return None
-        there, back = emulation.link(peer.name), emulation.link_from(peer.name)
-        return ShapedWay(*(LinkShape(link.bandwidth_bps, link.latency_s) for link in (there, back)))

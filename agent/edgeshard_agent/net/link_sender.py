@@ -6,11 +6,9 @@ It also notices a link that carries nothing although its connection stands, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -20,14 +18,14 @@ from edgeshard import WIRE_VERSION
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
 from edgeshard.domain.nodes.profile import LinkSample
-from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
+from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkSuspected, LinkWelcome
 from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.link_watch import TICK_S, LinkWatch
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
+from edgeshard.wire.frames import Frame
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
@@ -39,9 +37,6 @@ log = structlog.get_logger()
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
-TIMER_S = 0.001
-"""Timers of the event loop come up to so much late. In the lab, whose links take milliseconds, the rest is slept in the
-loop: nothing that it keeps waiting is due sooner."""
 # A neighbour with one of these answers understood us and will never take our steps. Other errors may pass; INTERNAL
 # too, which gRPC itself reports for a stream that goes down while it is written.
 _FATAL = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
@@ -62,27 +57,28 @@ class Hop:
     node: NodeName
 
 
-class SlowLink(Protocol):
-    """A link that is not the machine's own: the lab's."""
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream to the next stage and the steps that are to go over it, as a carrier sees them."""
+
+    outbox: Outbox
+    wake: asyncio.Event
+    """Set when the outbox may hold another step, and when the stream has ended."""
+    ended: Callable[[], bool]
+    write_step: Callable[[int, list[Frame]], Awaitable[None]]
+    write: Callable[[LinkMessage], Awaitable[None]]
+
+
+class Carrier(Protocol):
+    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.lab.shaping`)."""
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""
         ...
 
-    def padding_bytes(self, step: int, size_bytes: int) -> int:
-        """Padding for a step with `size_bytes` of frames."""
+    async def carry(self, stream: OpenStream) -> None:
+        """Write the steps of the outbox until the stream has ended."""
         ...
-
-    def arrival(self, now: float, size_bytes: int) -> float:
-        """When bytes sent now are all at the other end."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    step: int
-    due: float
-    frames: list[Frame]
 
 
 class LinkSender:
@@ -103,14 +99,13 @@ class LinkSender:
         window: int,
         tls: TlsFiles | None,
         on_fatal: Callable[[EdgeShardError], None],
-        slow: SlowLink | None = None,
+        carrier: Carrier | None = None,
         on_timing: Callable[[LinkSample], None] = lambda sample: None,
         on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None,
     ) -> None:
         self.hop = hop
         self._outbox = Outbox(window)
-        self._slow = slow
-        self._flight: deque[_InFlight] = deque()
+        self._carrier = carrier
         self._tls = tls
         self._on_fatal = on_fatal
         self._on_timing = on_timing
@@ -147,8 +142,8 @@ class LinkSender:
         self._outbox.put(step.number, frames)
         hidden = step.hidden if isinstance(step, ForwardStep) else None
         self._parts.note(step.number, 0 if hidden is None else len(hidden.data))
-        if self._slow is not None:
-            self._slow.note(step)
+        if self._carrier is not None:
+            self._carrier.note(step)
         self._wake.set()
 
     def repeat(self, step: int) -> None:
@@ -236,7 +231,6 @@ class LinkSender:
         welcome = link_message_from_wire(answer.message)
         if not isinstance(welcome, LinkWelcome):
             raise InternalError(f"{self.hop.target} answered a hello with something else than a welcome")
-        self._flight.clear()
         self._outbox.rewind(welcome.next_step)
         self._parts.restarted()
         self._watch.welcomed(welcome.next_step, asyncio.get_running_loop().time())
@@ -244,30 +238,18 @@ class LinkSender:
 
     async def _stream(self, call: Exchange) -> None:
         """Write until the stream ends. Apart from this the receiver's beacons and timings are read."""
-        loop = asyncio.get_running_loop()
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:
-            while True:
+            if self._carrier is not None:
+                write_step, write = partial(self._write_step, call), partial(_write, call)
+                await self._carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
+            while not ended.done():
                 self._wake.clear()
                 while (taken := self._outbox.take()) is not None:
-                    if self._slow is None:
-                        await self._write_step(call, *taken)
-                    else:
-                        await self._put_on_link(self._slow, call, *taken)
-                while self._flight and self._flight[0].due <= loop.time() + TIMER_S:
-                    arrived = self._flight.popleft()
-                    _sleep(arrived.due - loop.time())
-                    await self._write_step(call, arrived.step, arrived.frames)
-                if ended.done():
-                    ended.result()
-                    return
-                if not self._flight:
-                    await self._wake.wait()
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._flight[0].due - TIMER_S):
-                        await self._wake.wait()
+                    await self._write_step(call, *taken)
+                await self._wake.wait()
+            ended.result()
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
@@ -282,15 +264,6 @@ class LinkSender:
         elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
             self._on_timing(message)
 
-    async def _put_on_link(self, slow: SlowLink, call: Exchange, step: int, frames: list[Frame]) -> None:
-        """Its padding goes while the emulated link is busy with it, so that none is left when it is due."""
-        size = sum(frame_bytes(frame) for frame in frames)
-        padding = slow.padding_bytes(step, size)
-        due = slow.arrival(asyncio.get_running_loop().time(), size + padding)
-        self._flight.append(_InFlight(step, due, frames))
-        for piece in _pieces(padding):
-            await _write(call, LinkPadding(piece))
-
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         now = asyncio.get_running_loop().time()
         self._watch.sent(step, now)
@@ -301,18 +274,6 @@ class LinkSender:
                 self.recorder.sent(step)
             self.sent_bytes += len(frame.payload)
             await _write(call, frame)
-
-
-def _sleep(seconds: float) -> None:
-    """Until a time that has come but for `TIMER_S`."""
-    if seconds > 0:
-        time.sleep(seconds)
-
-
-def _pieces(size: int) -> list[int]:
-    """`size` cut into parts of at most 1 MiB."""
-    whole, rest = divmod(size, PART_BYTES)
-    return [PART_BYTES] * whole + ([rest] if rest else [])
 
 
 async def _write(call: Exchange, message: LinkMessage) -> None:

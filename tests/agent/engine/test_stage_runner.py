@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
@@ -240,8 +241,8 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
         asleep.set()
         assert wake.wait(PATIENCE_S)
 
-    monkeypatch.setattr("edgeshard_agent.engine.stage_runner.time.sleep", sleep)
-    stage.runner._pace = lambda layers, plan: 40.0
+    monkeypatch.setattr("edgeshard_agent.lab.pace.time.sleep", sleep)
+    stage.runner._pace = EmulatedPace(lambda plan: 40.0, clock)
     stage.model.let.set()
     stage.offer(0)
     assert await asyncio.to_thread(asleep.wait, PATIENCE_S)
