@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +39,8 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
 from edgeshard_agent.hosting.progress import LoadProgress
-from edgeshard_agent.model.stage import StageModel, check_weights
+from edgeshard_agent.model.attention.kv import KvMemory
+from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.model.weights.weight_loading import Packing, reads_packed
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -122,7 +122,14 @@ class StageLoader:
         reuse = [item.weights for item in held]
 
         async def fill(fetched: _Fetched) -> StageWeights:
-            return await self._background.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
+            def load(go_on: Callable[[], None]) -> StageWeights:
+                def filled(filling: StageFilling) -> None:
+                    go_on()
+                    progress.filled(filling)
+
+                return self._load_weights(fetched, reuse, filled)
+
+            return await self._background.run(load)
 
         weights, for_head, pin = await self._load(command, layers, held, progress, fill)
         return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)
@@ -221,47 +228,26 @@ class StageLoader:
         guides: Guides | None,
         progress: LoadProgress,
     ) -> StageModel:
-        return StageModel.load(
-            fetched.source,
-            fetched.needs.manifest.config,
-            prepare.placed.layers,
-            dtype=prepare.spec.dtype,
-            kv_dtype=prepare.spec.effective_kv_dtype,
-            kv_blocks=prepare.placement.kv_blocks,
-            block_tokens=prepare.placement.kv_block_tokens,
-            device=self._device,
-            quantisation=quantisation_of(prepare),
-            progress=progress.filled,
-            idle_spin_s=self._stay_awake_s,
-            reuse=reuse,
-            guides=guides,
-            packing=fetched.packing,
-            swap_bytes=prepare.spec.kv_swap_bytes,
-            swap_directory=self._cache.directory if prepare.spec.kv_swap_on_disk else None,
+        weights = self._load_weights(fetched, reuse, progress.filled)
+        spec, placement = prepare.spec, prepare.placement
+        directory = self._cache.directory if spec.kv_swap_on_disk else None
+        kv = KvMemory(
+            spec.effective_kv_dtype, placement.kv_blocks, placement.kv_block_tokens, spec.kv_swap_bytes, directory
         )
+        return StageModel.with_kv(weights, kv, idle_spin_s=self._stay_awake_s, guides=guides)
 
     def _load_weights(
-        self,
-        command: KeepStandby,
-        layers: LayerRange,
-        fetched: _Fetched,
-        reuse: Sequence[StageWeights],
-        progress: LoadProgress,
-        go_on: Callable[[], None],
+        self, fetched: _Fetched, reuse: Sequence[StageWeights], progress: Callable[[StageFilling], None]
     ) -> StageWeights:
-        def filled(filling: StageFilling) -> None:
-            go_on()
-            progress.filled(filling)
-
-        check_weights(fetched.needs.form.shape, self._device, quantisation_of(command))
+        needs = fetched.needs
         return StageWeights.load(
             fetched.source,
-            fetched.needs.manifest.config,
-            layers,
-            dtype=command.spec.dtype,
+            needs.manifest.config,
+            needs.layers,
+            dtype=needs.form.dtype,
             device=self._device,
-            quantisation=quantisation_of(command),
-            progress=filled,
+            quantisation=needs.form.quantisation,
+            progress=progress,
             reuse=reuse,
             packing=fetched.packing,
         )

@@ -38,8 +38,8 @@ from edgeshard_agent.measuring.power import PowerMeter, find_sensor
 from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
 from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
-from edgeshard_agent.model.stage import check_weights
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights.weights import check_weights
 from edgeshard_agent.ops.native import kernel_names, native_available
 
 _REST_S = 2.0

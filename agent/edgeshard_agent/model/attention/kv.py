@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -56,6 +57,20 @@ class KvDraft:
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
     """Positions kept aside of a request, 0 where it is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The memory for keys and values that a stage is given."""
+
+    kept: KvFormat | DType
+    """How numbers are kept."""
+    blocks: int
+    block_tokens: int
+    swap_bytes: int = 0
+    """Most that requests which were swapped out may take."""
+    swap_directory: Path | None = None
+    """Where their files lie; in memory without one."""
 
 
 class KvPool:
