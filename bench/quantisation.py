@@ -23,9 +23,9 @@ import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling

@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
+from bench.safetensors_directory import SafetensorsDirectory
 from bench.sizes import sized
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange

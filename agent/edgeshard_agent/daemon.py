@@ -49,11 +49,10 @@ from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.long_texts import text_memory_bytes
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
-from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
-from edgeshard_agent.hosting.packed_requests import PackedRequests
+from edgeshard_agent.hosting.operator_requests import Dumps, PackedRequests
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts

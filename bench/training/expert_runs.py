@@ -18,9 +18,9 @@ from edgeshard_agent.experts.table import Choices
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling

@@ -35,15 +35,12 @@ class StageObserver(Protocol):
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A finished step: to the next stage, or into the head of a one-stage pipeline."""
-        ...
 
     def freed(self) -> None:
         """KV blocks were freed."""
-        ...
 
     def broke(self, error: EdgeShardError) -> None:
         """The stage failed and runs nothing more. Called once."""
-        ...
 
 
 class Pace(Protocol):
@@ -51,7 +48,6 @@ class Pace(Protocol):
 
     def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
         """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""
-        ...
 
 
 _Offered = tuple[HeadStep | ForwardStep, float]

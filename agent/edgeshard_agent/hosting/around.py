@@ -13,14 +13,13 @@ from edgeshard.domain.control.commands import CommandProgress, KeepStandby, Prep
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.device import DeviceFacts, StageFilling
 from edgeshard.domain.nodes.profile import MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.link_receiver import StageServicer
@@ -37,6 +36,24 @@ if TYPE_CHECKING:
 
 WeightsKey = tuple[Digest, DType, Quantisation | None]
 ModelKey = tuple[WeightsKey, LayerRange, KvFormat, int, int, tuple[int, bool]]
+
+
+@dataclass(slots=True)
+class LoadProgress:
+    """Bytes fetched, of those that lacked; then how far they are on their way into memory, None before that.
+
+    Whoever loads calls `fetched` on the event loop and `filled` in a thread; each sets values and no more.
+    """
+
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+    filling: StageFilling | None = None
+
+    def fetched(self, fetched_bytes: int, total_bytes: int) -> None:
+        self.fetched_bytes, self.total_bytes, self.filling = fetched_bytes, total_bytes, None
+
+    def filled(self, filling: StageFilling) -> None:
+        self.filling = filling
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +121,9 @@ class Emulation(Protocol):
 
     def pace(self, layers: LayerRange, clock: Clock) -> Pace:
         """The pace of a stage of these layers."""
-        ...
 
     def carrier(self, receiver: NodeName, window: int) -> Carrier:
         """The carrier of a stage's link to another node."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ class Stage(Protocol):
 
     def running(self) -> RunningStep | None:
         """The step that computes now."""
-        ...
 
     def fail(self, error: EdgeShardError) -> None: ...
 

@@ -37,8 +37,15 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
-from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.around import (
+    ForHead,
+    HeldWeights,
+    LoadedModel,
+    LoadProgress,
+    model_key,
+    quantisation_of,
+    weights_key,
+)
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource

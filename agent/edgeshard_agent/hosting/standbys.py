@@ -11,8 +11,7 @@ from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from edgeshard_agent.hosting.around import HeldWeights, LoadStandby, weights_key
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.around import HeldWeights, LoadProgress, LoadStandby, weights_key
 
 log = structlog.get_logger()
 

@@ -22,11 +22,9 @@ class EmulatedNode(Protocol):
         self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
     ) -> ComputeProfile:
         """What measuring the emulated device would give."""
-        ...
 
     def way(self, peer: NodeName) -> Way:
         """How payloads of a probe travel to a node."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ class Recorder(Protocol):
 
         The work may be run meanwhile, more than once. Raises RuntimeError where it cannot be recorded.
         """
-        ...
 
 
 class Rerun:

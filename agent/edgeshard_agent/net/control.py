@@ -47,7 +47,7 @@ from edgeshard.wire.control import (
 )
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.net.streams import status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -230,10 +230,8 @@ class ControlClient:
                 self.send_results((CommandResult(OperationId(message.operation_id), error),))
             else:
                 self._on_command(operation_id, command)
-        code = await call.code()
-        details = await call.details()
-        if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
+        if await call.code() is not grpc.StatusCode.OK:
+            raise await status_of(call)
         raise UnavailableError("the coordinator closed the control stream")
 
     async def _write(self, call: Control) -> None:

@@ -32,9 +32,8 @@ from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
-from edgeshard_agent.net.first_request import first_request
 from edgeshard_agent.net.probes import Probes
-from edgeshard_agent.net.task_group import heed
+from edgeshard_agent.net.streams import first_request, heed
 
 log = structlog.get_logger()
 

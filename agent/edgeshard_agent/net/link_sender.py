@@ -31,7 +31,7 @@ from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.part_size import PartSize
-from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.net.streams import status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -74,11 +74,9 @@ class Carrier(Protocol):
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""
-        ...
 
     async def carry(self, stream: OpenStream) -> None:
         """Write the steps of the outbox until the stream has ended."""
-        ...
 
 
 class LinkSender:
@@ -287,8 +285,5 @@ async def _raise_end(call: Exchange, heard: Callable[[LinkMessage | None], None]
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
     while isinstance(answer := await call.read(), pb.ExchangeResponse):
         heard(link_message_from_wire(answer.message))
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-        )
+    if await call.code() is not grpc.StatusCode.OK:
+        raise await status_of(call)

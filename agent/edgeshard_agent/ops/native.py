@@ -31,14 +31,8 @@ class LinearStruct(ctypes.Structure):
     """`Linear` of kernels.h."""
 
     _fields_ = (
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("scheme", c_int32),
-        ("group", c_int32),
-        ("in_features", c_int32),
-        ("in_padded", c_int32),
-        ("out_features", c_int32),
-        ("panels", c_int32),
+        *((name, c_void_p) for name in ("weights", "bias")),
+        *((name, c_int32) for name in ("scheme", "group", "in_features", "in_padded", "out_features", "panels")),
         ("half_scales", c_int32),
     )
 
@@ -52,16 +46,12 @@ class AttentionStruct(ctypes.Structure):
         *((name, c_int64) for name in ("query_stride", "out_stride", "new_stride", "table_stride")),
         *((name, c_int32) for name in ("spans", "heads", "kv_heads", "head_dim", "block_tokens", "table_blocks")),
         *((name, c_int32) for name in ("arena_blocks", "window", "element", "kv_element")),
-        ("scale", c_float),
-        ("softcap", c_float),
+        *((name, c_float) for name in ("scale", "softcap")),
         # What the library fills in for its threads.
         ("units", c_void_p),
-        ("unit_count", c_int32),
-        ("head_run", c_int32),
-        ("parts", c_int32),
+        *((name, c_int32) for name in ("unit_count", "head_run", "parts")),
         ("partials", c_void_p),
-        ("partial_tiles", c_int32),
-        ("partial_stride", c_int32),
+        *((name, c_int32) for name in ("partial_tiles", "partial_stride")),
     )
 
 
@@ -69,18 +59,10 @@ class ChoiceStruct(ctypes.Structure):
     """`Choice` of kernels.h."""
 
     _fields_ = (
-        ("temperature", c_double),
-        ("top_p", c_double),
-        ("penalty", c_double),
-        ("reach", c_double),
+        *((name, c_double) for name in ("temperature", "top_p", "penalty", "reach")),
         ("seed", c_uint64),
-        ("seen", c_void_p),
-        ("moved", c_void_p),
-        ("offsets", c_void_p),
-        ("top_k", c_int32),
-        ("logprobs", c_int32),
-        ("top_logprobs", c_int32),
-        ("moved_count", c_int32),
+        *((name, c_void_p) for name in ("seen", "moved", "offsets")),
+        *((name, c_int32) for name in ("top_k", "logprobs", "top_logprobs", "moved_count")),
     )
 
 
@@ -101,11 +83,8 @@ class SampledRowsStruct(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
         ("stride", c_int64),
-        ("choices", c_void_p),
-        ("positions", c_void_p),
-        ("out", c_void_p),
-        ("vocab", c_int32),
-        ("element", c_int32),
+        *((name, c_void_p) for name in ("choices", "positions", "out")),
+        *((name, c_int32) for name in ("vocab", "element")),
     )
 
 

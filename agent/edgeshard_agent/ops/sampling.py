@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
+from edgeshard.domain.requests.generation import Sampling
 from edgeshard_agent.ops import native, sampling_reference
 
 _MOST_INT32 = 2**31 - 1
@@ -27,7 +28,7 @@ class RequestSampler:
 
     def __init__(
         self,
-        sampling: sampling_reference.Sampling,
+        sampling: Sampling,
         seen_tokens: Iterable[int],
         vocab_size: int,
         answer: Iterable[int] = (),

@@ -154,13 +154,13 @@ class BlobCache:
         Raises ResourceExhaustedError naming cache-limit when what is pinned leaves no room.
         """
         if size > self.limit_bytes:
-            raise self._too_small(f"one blob has {size} bytes")
+            raise self.too_small(f"one blob has {size} bytes")
         async with self._making_room:
             room = self.limit_bytes - (size - self._sizes.get(digest, 0))
             await self._evict_until(room)
             with self.packed.lock:  # a load may be writing packed files
                 if self._all_bytes > room:
-                    raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
+                    raise self.too_small(f"{size} bytes more are needed while loaded stages hold the rest")
                 self._account(digest, size)
             self._touch(digest)
 
@@ -264,7 +264,8 @@ class BlobCache:
         else:
             self._sizes.pop(digest, None)
 
-    def _too_small(self, why: str) -> ResourceExhaustedError:
+    def too_small(self, why: str) -> ResourceExhaustedError:
+        """The refusal of what does not fit."""
         return ResourceExhaustedError(
             f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with --cache-limit",
             field="cache-limit",

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard.domain.control.site import BlobRange
-from edgeshard.domain.errors import DataLossError, EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, UnavailableError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
@@ -18,7 +18,7 @@ from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
-from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
+from edgeshard_agent.store.cache import BlobCache, Pin
 
 log = structlog.get_logger()
 
@@ -138,11 +138,7 @@ class Fetcher:
             return
         largest = max(sizes, key=lambda digest: sizes[digest])
         what = f"{names[largest]} has {sizes[largest]} bytes" if sizes[largest] > limit else f"the stage has {total}"
-        raise ResourceExhaustedError(
-            f"cache-limit {limit} bytes is too small: {what}; give more with --cache-limit",
-            field="cache-limit",
-            reason=CACHE_LIMIT,
-        )
+        raise self._cache.too_small(what)
 
     async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally, *, is_weights: bool) -> None:
         async with self._cache.lock(digest):

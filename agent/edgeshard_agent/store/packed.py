@@ -241,9 +241,9 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
     return first, header
 
 
-def laid_out(sizes: Sequence[int], alignment: int, first: int = 0) -> tuple[list[int], int]:
-    """Offsets of tensors of these sizes one behind the other from `first` on, and where the last one ends."""
-    offsets, end = [], first
+def laid_out(sizes: Sequence[int], alignment: int) -> tuple[list[int], int]:
+    """Offsets of tensors of these sizes one behind the other, and where the last one ends."""
+    offsets, end = [], 0
     for size in sizes:
         end = -(-end // alignment) * alignment
         offsets.append(end)

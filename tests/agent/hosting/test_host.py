@@ -23,21 +23,21 @@ from edgeshard_agent.hosting.around import (
     HeldWeights,
     HostServices,
     LoadedModel,
+    LoadProgress,
     Tools,
     model_key,
     weights_key,
 )
-from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.operator_requests import Dumps
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.control.commands import (
     Command,
     CommandResult,

@@ -15,10 +15,10 @@ import torch
 import transformers
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from safetensors.torch import load_file, save_file
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType, KvFormat

@@ -13,10 +13,10 @@ from edgeshard_agent.model.attention.gathered import Gather, gathered_attention
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import RowArena, Scoring, SpanTables, attend, native_available, run_blocks
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 

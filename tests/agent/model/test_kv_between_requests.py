@@ -12,7 +12,6 @@ import torch
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.graphs import Rerun
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import PanelArena, RowArena, native_available
 from edgeshard_agent.scheduler.batching import Batching
@@ -21,6 +20,7 @@ from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, TokenOut
 from edgeshard_agent.scheduler.text import TextStream
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId

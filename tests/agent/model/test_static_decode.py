@@ -23,7 +23,6 @@ from edgeshard_agent.model.graphs import SWITCH, CudaGraphs, Recorder, Rerun, Wo
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.static_decode import LARGEST_BATCH, StaticShape
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import native
 from hypothesis import given, settings
@@ -33,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling

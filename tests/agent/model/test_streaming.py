@@ -19,12 +19,12 @@ from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.weights import packed_modules as units_module
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import huge_pages, native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import expected_tensors
 from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.architectures.units import tensors_of_units

@@ -19,12 +19,12 @@ from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, m
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec

@@ -76,11 +76,6 @@ class WeightStore:
             thread.start()
 
     @property
-    def slot_bytes(self) -> int:
-        """Memory of all slots."""
-        return sum(slot.nbytes for slot in self._slots)
-
-    @property
     def streamed_bytes(self) -> int:
         """What one round reads."""
         return sum(unit.large_bytes for _, units in self._layers for unit in units)
