@@ -34,7 +34,7 @@ from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from bench.random_llama import CONFIG, TIED_CONFIG, RandomWeights
 from bench.sizes import sized

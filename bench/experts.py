@@ -32,7 +32,7 @@ from edgeshard_agent.model.blocks import BlockOptions, GatedMlp, MixtureMlp
 from edgeshard_agent.model.projection import Integers
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
-from edgeshard_agent.ops import PackedLinear
+from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits

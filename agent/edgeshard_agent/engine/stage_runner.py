@@ -21,8 +21,7 @@ from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, 
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
-from edgeshard_agent.engine.running import StepOnThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.worker import ComputeThread, StepOnThread
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
 from edgeshard_agent.scheduler.scheduler import HeadStep

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.requests.step import StepPlan
-from edgeshard_agent.engine.running import CallOnThread
+from edgeshard_agent.engine.worker import CallOnThread
 
 
 class EmulatedPace:

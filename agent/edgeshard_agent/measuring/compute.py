@@ -35,7 +35,14 @@ from edgeshard_agent.measuring.machine import available_bytes
 from edgeshard_agent.measuring.others import others_share, read_cores
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
-from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
+from edgeshard_agent.measuring.rotation import (
+    BlockRotation,
+    LayerForm,
+    OuterRotation,
+    cache_bytes,
+    copies_needed,
+    kv_bytes,
+)
 from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -88,12 +95,9 @@ class Profiler:
         memory_limit_bytes: int | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        self._config = config
+        self._form = LayerForm(config, dtype, device, quantisation)
         self._model = model_from_config("the model", config)
         self._shape: ModelShape = self._model.shape
-        self._dtype = dtype
-        self._quantisation = quantisation
-        self._device = device
         self._threads = threads
         self._quick = grid.effort != FULL_GRID.effort
         self._grid = grid.within(self._shape.max_context)
@@ -109,18 +113,18 @@ class Profiler:
     def run(self) -> ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
-        check_weights(self._shape, self._device, self._quantisation)
-        facts = read_facts(self._device, self._memory_limit_bytes)
+        check_weights(self._shape, self._form.device, self._form.quantisation)
+        facts = read_facts(self._form.device, self._memory_limit_bytes)
         memory = MemoryProfile(
             facts.memory_total_bytes,
-            _free_bytes(self._device),
+            _free_bytes(self._form.device),
             psutil.Process().memory_info().rss,
             facts.unified_memory,
         )
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
-        cache = self._cache if self._cache is not None else cache_bytes(self._device)
-        meter = PowerMeter(find_sensor(self._device))
-        sorts = block_sorts(self._config)
+        cache = self._cache if self._cache is not None else cache_bytes(self._form.device)
+        meter = PowerMeter(find_sensor(self._form.device))
+        sorts = block_sorts(self._form.config)
         points = len(self._grid.prefill_points(self._shape.max_context)) + len(
             self._grid.decode_points(self._shape.max_context)
         )
@@ -135,16 +139,14 @@ class Profiler:
                 layers += [self._block(sort, cache) for sort in sorts]
             layers.append(self._outer(LayerKind.HEAD, cache))
             self._tell("step overhead")
-            overhead = measure_overhead(
-                self._config, self._dtype, self._device, sorts[0].first, self._threads, self._quantisation
-            )
+            overhead = measure_overhead(self._form, sorts[0].first, self._threads)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return ComputeProfile(
             fingerprint=fingerprint(facts, self._threads),
-            model_hash=config_hash(self._config),
-            dtype=self._dtype,
-            device=self._device,
+            model_hash=config_hash(self._form.config),
+            dtype=self._form.dtype,
+            device=self._form.device,
             threads=self._threads,
             layers=tuple(layers),
             overhead=overhead,
@@ -152,24 +154,19 @@ class Profiler:
             quick=self._quick,
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
-            quantisation=self._quantisation,
+            quantisation=self._form.quantisation,
             others_share=others_share(cores, read_cores(), self._threads) if facts.kind == "cpu" else 0.0,
         )
 
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
-        size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
+        size = self._model.blocks[sort.first].weight_bytes(self._form.dtype, self._form.quantisation)
         grid, limit = self._grid, self._shape.max_context
         prefill, decode = grid.prefill_points(limit), grid.decode_points(limit)
         # Whole KV blocks for each sequence, hence the roundings.
-        room = max(
-            max(n + c + 16 for n, c in prefill),
-            max(n * (c + 17) for n, c in decode),
-        )
-        kv = kv_bytes(self._shape, self._dtype, room)
+        room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
+        kv = kv_bytes(self._shape, self._form.dtype, room)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
-        rotation = BlockRotation(
-            self._config, self._shape, sort.first, self._dtype, self._device, copies, room, self._quantisation
-        )
+        rotation = BlockRotation(self._form, sort.first, copies, room)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(grid.effort.passes):
             for point in points:
@@ -190,7 +187,7 @@ class Profiler:
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies larger together than the caches, or as many as there is room for."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
-        whole_bytes = parameters * self._dtype.itemsize + kv_bytes
+        whole_bytes = parameters * self._form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:
             raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
         return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
@@ -214,12 +211,12 @@ class Profiler:
 
     def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
         head = kind is LayerKind.HEAD
-        parameters = outer_parameters(self._config)[head]
-        size = parameters * self._dtype.itemsize
+        parameters = outer_parameters(self._form.config)[head]
+        size = parameters * self._form.dtype.itemsize
         if head:
-            size = self._model.head_bytes(self._dtype, self._quantisation)
+            size = self._model.head_bytes(self._form.dtype, self._form.quantisation)
         copies = self._copies(kind, copies_needed(size, cache), parameters, size)
-        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies, self._quantisation)
+        rotation = OuterRotation(self._form, head, copies)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
         # The embedding computes a row for each token; the head one row for each sequence.
@@ -245,7 +242,7 @@ class Profiler:
         self._tell(f"head: {rows} sequences")
         generator = torch.Generator().manual_seed(5)
         hidden = torch.randn(rows, self._shape.frame_width, generator=generator)
-        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._dtype])
+        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._form.dtype])
         sampler = Sampler(self._shape.vocab_size)
         for request in range(rows):
             sampler.open(request, Sampling(), ())

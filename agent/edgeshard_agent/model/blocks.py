@@ -17,7 +17,8 @@ from torch.nn import functional
 from edgeshard.architectures.record import BlockStyle
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
-from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.fused_blocks import BlockParts, NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
 

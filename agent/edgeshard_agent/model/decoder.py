@@ -17,7 +17,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class LayerStore(Protocol):

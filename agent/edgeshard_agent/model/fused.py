@@ -14,7 +14,9 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops import NativeArena, NativeBlock, NativePass, QuantizedWeight, run_blocks
+from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, run_blocks
+from edgeshard_agent.ops.kv_arena import NativeArena
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class _Passing:

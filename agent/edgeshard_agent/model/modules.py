@@ -20,8 +20,8 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import QuantizedWeight
 from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(slots=True)

@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from edgeshard.domain.models.dtypes import IntegerFormat
-from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, huge_pages
+from edgeshard_agent.ops import huge_pages
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 

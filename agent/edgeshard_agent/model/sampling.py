@@ -13,7 +13,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide, Sampling, TokenLogprob
 from edgeshard.domain.requests.step import GuideFailure, SampledToken
 from edgeshard_agent.guides.guides import Guided, GuideError, Guides
-from edgeshard_agent.ops import LikelyTokens, RequestSampler, require_finite, sample_rows
+from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
+from edgeshard_agent.ops.sampling_reference import LikelyTokens
 
 Wanted = tuple[int, int]
 """A request and the position that a token is for."""

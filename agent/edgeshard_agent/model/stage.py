@@ -14,7 +14,7 @@ from edgeshard.domain.nodes.device import StageExperts, StageStreaming
 from edgeshard.domain.requests.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.causal import prepare_causal
+from edgeshard_agent.model.attention.gathered import prepare_causal
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.graphs import Recorder, recorder_for
@@ -25,7 +25,7 @@ from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import idle_spin
+from edgeshard_agent.ops.native import idle_spin
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 

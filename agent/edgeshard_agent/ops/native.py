@@ -14,6 +14,7 @@ from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_ui
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edgeshard_agent.ops import sources
@@ -23,6 +24,8 @@ SWITCH = "EDGESHARD_NATIVE_OPS"
 # The numbers of `Element` in kernels.h.
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 INT4 = 2
+
+_NANOSECONDS = 1_000_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -157,3 +160,25 @@ def use_kernels(name: str) -> None:
     loaded = library()
     assert loaded is not None
     loaded.edgeshard_use_kernels(kernel_names().index(name))
+
+
+def crc32c(data: memoryview) -> int | None:
+    """CRC32C of contiguous bytes, not copied; None without the native library. Other threads run meanwhile."""
+    loaded = active()
+    if loaded is None:
+        return None
+    found: int = loaded.edgeshard_crc32c(np.frombuffer(data, np.uint8).ctypes.data, len(data))
+    return found
+
+
+def idle_spin(seconds: float, cores: int) -> None:
+    """Keep so many cores from halting for so long from now on: between the steps of a generation.
+
+    A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile comes back with its
+    clock down and its caches gone, and on a virtual machine it was given to somebody else. Threads of the system's idle
+    priority spin there, and give way to everything else at once. Without the native library, or on a system that is
+    not Linux, nothing happens.
+    """
+    loaded = active()
+    if loaded is not None:
+        loaded.edgeshard_idle_spin(cores, int(seconds * _NANOSECONDS))

@@ -14,7 +14,10 @@ from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import RowArena, Scoring, SpanTables, attend, native_available, run_blocks
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.fused_blocks import run_blocks
+from edgeshard_agent.ops.kv_arena import RowArena
+from edgeshard_agent.ops.native import native_available
 
 from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType, Quantisation

@@ -18,7 +18,7 @@ import torch
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

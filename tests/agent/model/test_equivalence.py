@@ -18,7 +18,9 @@ from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.plugged import LayerModules, make_layer
-from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend, native_available
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.kv_arena import KvArena, RowArena
+from edgeshard_agent.ops.native import native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 

@@ -16,7 +16,7 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.training.expert_learning import learn

@@ -13,7 +13,8 @@ from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.graphs import Rerun
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import PanelArena, RowArena, native_available
+from edgeshard_agent.ops.kv_arena import PanelArena, RowArena
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator

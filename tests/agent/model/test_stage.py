@@ -15,7 +15,8 @@ from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import PackedLinear, native_available
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.native import native_available
 from safetensors.torch import load_file, save_file
 
 from bench.safetensors_directory import SafetensorsDirectory

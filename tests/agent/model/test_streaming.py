@@ -21,7 +21,8 @@ from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.weights import packed_modules as units_module
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import huge_pages, native_available
+from edgeshard_agent.ops import huge_pages
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.safetensors_directory import SafetensorsDirectory

@@ -15,7 +15,9 @@ import torch
 from edgeshard.domain.requests.step import Span
 from edgeshard_agent.model.attention.gathered import GatheredSpans
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.ops import NativeArena, NativePass, RowArena, Scoring, SpanTables, attend
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.fused_blocks import NativePass
+from edgeshard_agent.ops.kv_arena import NativeArena, RowArena
 
 MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,

@@ -17,9 +17,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.requests.step import Span
-from edgeshard_agent.model.attention.causal import causal_lower_right
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.ops import RowArena, Scoring
+from edgeshard_agent.ops.attention import Scoring
+from edgeshard_agent.ops.kv_arena import RowArena
 
 MOST_GATHERED_BYTES = 128 << 20
 """Of keys, and again of values, gathered at a time: one long request among many short ones would fill the memory."""
@@ -27,6 +27,21 @@ MOST_SCORE_BYTES = 32 << 20
 """Of scores at a time, where they are computed in the open (caps, sinks): within the slack of a stage's workspace."""
 _BYTES_OF_A_SCORE = 10
 """As the model's dtype, with the mask added, and in float32 for the softmax."""
+
+
+def causal_lower_right(queries: int, keys: int) -> torch.Tensor:
+    """torch's bias for flash attention: of scores [queries, keys], the queries are the last of the positions."""
+    # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
+    from torch.nn.attention import bias
+
+    made: torch.Tensor = bias.causal_lower_right(queries, keys)
+    return made
+
+
+def prepare_causal(device: str) -> None:
+    """Have the import behind us before the first step, where chunks will need it."""
+    if torch.device(device).type != "cpu":
+        causal_lower_right(1, 1)
 
 
 class Gather(NamedTuple):

@@ -27,7 +27,7 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import NativeArena, RowArena, check_int4, make_arena, zeroed
+from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make_arena, zeroed
 
 
 @dataclass(frozen=True, slots=True)

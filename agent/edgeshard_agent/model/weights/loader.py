@@ -18,7 +18,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class TensorSource(Protocol):

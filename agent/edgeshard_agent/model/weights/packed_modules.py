@@ -12,9 +12,9 @@ from torch.nn.functional import pad
 
 from edgeshard.domain.errors import DataLossError
 from edgeshard_agent.model.projection import Projection
-from edgeshard_agent.ops import PackedForm, PackedLinear
-from edgeshard_agent.ops.checksum import crc32c
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, SMALL_WEIGHTS, mapped
+from edgeshard_agent.ops.linear import PackedForm, PackedLinear
+from edgeshard_agent.ops.native import crc32c
 from edgeshard_agent.store.packed import PackedEntry, PackedFile, checksum, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10

@@ -39,8 +39,8 @@ from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, 
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weights.weight_loading_meter import WeightLoadingMeter
 from edgeshard_agent.model.weights.weight_store import WeightStore
-from edgeshard_agent.ops import native_available
 from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.cache import CACHE_LIMIT
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
