@@ -181,7 +181,7 @@ class Layers:
         if self._packed.take(name) is not None:
             file: PackedFile | None = self._packed.find(name, name)
         else:
-            file = self._packed.write(name, name, data.entries, data.small, data.large, data.large_bytes)
+            file = self._packed.write(name, name, data)
         assert file is not None
         if width != "int4":  # made for another width than the mixture's own
             fresh = GatedMlp(INNER, HIDDEN, False, self._options(width))

@@ -261,14 +261,9 @@ def _started(state: AgentState, action: Action) -> AgentState:
             slot = state.slots[action.prepare.deployment]
             loading = replace(slot, phase=SlotPhase.LOADING, epoch=action.prepare.epoch)
             return _with_slot(state, action.prepare.deployment, loading)
-        case OpenHead():
-            return _with_slot(
-                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.ACTIVATING)
-            )
-        case CloseStage():
-            return _with_slot(
-                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.CLOSING)
-            )
+        case OpenHead() | CloseStage():
+            phase = SlotPhase.ACTIVATING if isinstance(action, OpenHead) else SlotPhase.CLOSING
+            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=phase))
         case SetStandby():
             return replace(state, standbys=standby.begun(state.standbys, action))
         case StartMeasuring():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -63,33 +63,31 @@ class _Ran:
     ended_s: float
 
 
+@dataclass(eq=False)
 class StageRunner:
     """One stage of one epoch.
 
     A step goes straight to the compute thread's queue, so that the next one begins there without a turn of the event
     loop between them. The head keeps at most a window of steps in flight, so at most a window wait here, and
-    `offer` never blocks. A step that cannot be run fails the stage. `recorder`, if there is one, is told of each.
+    `offer` never blocks. A step that cannot be run fails the stage.
     """
 
-    def __init__(
-        self,
-        deployment: DeploymentName,
-        epoch: Epoch,
-        index: int,
-        model: StageModel,
-        worker: ComputeThread,
-        around: StageObserver,
-        clock: Clock,
-        pace: Pace | None = None,
-    ) -> None:
-        self.deployment = deployment
-        self.epoch = epoch
-        self.index = index
-        self._model = model
-        self._worker = worker
-        self._around = around
-        self._clock = clock
-        self._pace = pace
+    deployment: DeploymentName
+    epoch: Epoch
+    index: int
+    """Its number in the pipeline."""
+    model: StageModel
+    worker: ComputeThread
+    around: StageObserver
+    clock: Clock
+    pace: Pace | None = None
+    recorder: StepRecorder | None = field(default=None, init=False)
+    """Told of each step, while there is one."""
+    failure: EdgeShardError | None = field(default=None, init=False)
+    part_bytes: Callable[[], int] = field(default=lambda: PART_BYTES, init=False)
+    """How large the frames of a step may be; asked on the compute thread for each step."""
+
+    def __post_init__(self) -> None:
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,13 +98,9 @@ class StageRunner:
         self._steps_begun = 0
         self._steps_done = 0
         self._tokens_done = 0
-        self._busy = BusyMeter(clock.now())
+        self._busy = BusyMeter(self.clock.now())
         self.counts = StepCounts()
         self._on_thread: StepOnThread | None = None
-        self.recorder: StepRecorder | None = None
-        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
-        """How large the frames of a step may be; asked on the compute thread for each step."""
-        self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
         """The observer is called on the event loop that runs now."""
@@ -118,15 +112,15 @@ class StageRunner:
 
     def offer(self, step: HeadStep | ForwardStep) -> None:
         self._steps_offered += 1
-        self._waiting.append((step, self._clock.now()))
-        if self._model.streaming is None or not step.plan.following:
+        self._waiting.append((step, self.clock.now()))
+        if self.model.streaming is None or not step.plan.following:
             steps, self._waiting = self._waiting, []
-            self._worker.submit(self._run, steps)
+            self.worker.submit(self._run, steps)
 
     def running(self) -> tuple[RunningStep, StepPlan] | None:
         """The step that computes now."""
         step = self._on_thread
-        return None if step is None else (step.so_far(self._clock.now()), step.plan)
+        return None if step is None else (step.so_far(self.clock.now()), step.plan)
 
     def fail(self, error: EdgeShardError) -> None:
         """Stop for good; the coordinator hears of it and decides."""
@@ -135,28 +129,28 @@ class StageRunner:
             log.error(
                 "stage_failed", deployment=self.deployment, stage=self.index, reason=error.reason, why=error.message
             )
-            self._around.broke(error)
+            self.around.broke(error)
 
     def status(self, phase: StagePhase) -> StageStatus:
-        pool, running = self._model.pool, self.running()
+        pool, running = self.model.pool, self.running()
         return StageStatus(
             deployment=self.deployment,
             epoch=self.epoch,
             stage=self.index,
-            layers=self._model.layers,
+            layers=self.model.layers,
             phase=StagePhase.FAILED if self.failure else phase,
-            parameter_bytes=self._model.parameter_bytes,
+            parameter_bytes=self.model.parameter_bytes,
             kv_bytes_capacity=pool.bytes_capacity,
             kv_bytes_in_use=pool.bytes_in_use,
             steps_done=self._steps_done,
             tokens_done=self._tokens_done,
-            busy_share=self._busy.share(self._clock.now()),
+            busy_share=self._busy.share(self.clock.now()),
             steps_waiting=0 if self._has_ended else self._steps_offered - self._steps_begun,
             step_age_s=running[0].age_s if running else 0.0,
             step_cpu_s=running[0].cpu_s if running else 0.0,
             failure_reason=self.failure.reason if self.failure else "",
-            streaming=self._model.streaming,
-            experts=self._model.experts,
+            streaming=self.model.streaming,
+            experts=self.model.experts,
             swap=pool.swapped,
         )
 
@@ -173,7 +167,7 @@ class StageRunner:
                 return
             first, arrived_s = steps[0]
             ran: list[_Ran] | EdgeShardError
-            self._on_thread = StepOnThread(self._steps_begun, first.plan, self._clock.now())
+            self._on_thread = StepOnThread(self._steps_begun, first.plan, self.clock.now())
             try:
                 ran = self._compute(steps)
             except EdgeShardError as error:
@@ -206,9 +200,9 @@ class StageRunner:
             return
         try:
             self._note(step, arrived_s, ran)
-            self._around.send(ran.result, ran.frames)
+            self.around.send(ran.result, ran.frames)
             if step.plan.frees:
-                self._around.freed()
+                self.around.freed()
         except EdgeShardError as error:
             self.fail(error)
         except Exception as error:
@@ -231,23 +225,23 @@ class StageRunner:
 
         Each counts as its part of the time that they took.
         """
-        began = self._clock.now()
-        outputs = self._model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
+        began = self.clock.now()
+        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
         results, share = [], 0.0
         for (step, arrived_s), output in zip(steps, outputs, strict=False):
             waited_s = began - arrived_s
-            hidden = _tensor(output.hidden, self._model)
-            if self._pace is not None:
-                self._pace.hold(step.plan, arrived_s, self._on_thread)
+            hidden = _tensor(output.hidden, self.model)
+            if self.pace is not None:
+                self.pace.hold(step.plan, arrived_s, self._on_thread)
             if not share:
-                share = (self._clock.now() - began) / len(outputs)
+                share = (self.clock.now() - began) / len(outputs)
             timing = StageTiming(self.index, waited_s, share)
             result = self._result(step, output, hidden, timing)
             # The only stage of a pipeline hands its result to the head beside it: nothing travels.
-            alone = self._model.is_first and self._model.is_last
+            alone = self.model.is_first and self.model.is_last
             frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
             results.append((result, frames))
-        part = (self._clock.now() - began) / len(results)
+        part = (self.clock.now() - began) / len(results)
         return [
             _Ran(result, frames, began + index * part, began + (index + 1) * part)
             for index, (result, frames) in enumerate(results)
@@ -257,7 +251,7 @@ class StageRunner:
         self, step: HeadStep | ForwardStep, output: StageOutput, hidden: Tensor | None, timing: StageTiming
     ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
-        if self._model.is_last:
+        if self.model.is_last:
             outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures, output.pending)
             return ReturnedStep(step.number, outcome)
         return ForwardStep(step.number, step.plan, hidden, timings)

@@ -47,13 +47,14 @@ class HostedStage:
         self._on_broken = on_broken
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
-        self._sender = self._make_sender()
+        self.sender = self._make_sender()
+        """Its link to the next stage; None where it is the only one."""
         emulation = around.emulation
         pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
-        if (sender := self._sender) is not None:
+        if (sender := self.sender) is not None:
             self._runner.part_bytes = lambda: sender.part_bytes
         self._receiver: LinkReceiver | None = None
         self._recorder: StepRecorder | None = None
@@ -63,11 +64,11 @@ class HostedStage:
 
     def start(self) -> None:
         self._runner.start()
-        if self._sender is not None:
+        if self.sender is not None:
             prepare = self.prepare
             self._receiver = self._make_receiver()
             self._around.servicer.open(prepare.deployment, prepare.stage, self._receiver)
-            self._sender.start()
+            self.sender.start()
 
     async def activate(self) -> None:
         """Open the head: returns once the next stage is linked and the coordinator has taken the attach."""
@@ -75,8 +76,8 @@ class HostedStage:
         if self.head is None:
             raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
         await self.head.prepare()
-        if self._sender is not None:
-            await self._sender.connected.wait()
+        if self.sender is not None:
+            await self.sender.connected.wait()
         assert self._stream is not None
         self.head.open()
         self._stream.start(self.head)
@@ -89,8 +90,8 @@ class HostedStage:
             self.head.pause()
         if self._stream is not None:
             await self._stream.stop()
-        if self._sender is not None:
-            await self._sender.stop()
+        if self.sender is not None:
+            await self.sender.stop()
         self._runner.stop()
 
     def status(self) -> StageStatus:
@@ -111,11 +112,6 @@ class HostedStage:
     def counts(self) -> StepCounts:
         """Of its steps, since the epoch began here."""
         return self._runner.counts
-
-    @property
-    def sender(self) -> LinkSender | None:
-        """Its link to the next stage; None where it is the only one."""
-        return self._sender
 
     @property
     def coordinator_suspicions(self) -> int | None:
@@ -155,8 +151,8 @@ class HostedStage:
     def _record_with(self, recorder: StepRecorder | None) -> None:
         self._recorder = self._runner.recorder = recorder
         self.loaded.model.observe_reads(recorder)
-        if self._sender is not None:
-            self._sender.recorder = recorder
+        if self.sender is not None:
+            self.sender.recorder = recorder
 
     def freed(self) -> None:
         """The runner freed KV blocks."""
@@ -164,8 +160,8 @@ class HostedStage:
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A step the runner has finished: to the next stage, or home."""
-        if self._sender is not None:
-            self._sender.send(step, frames)
+        if self.sender is not None:
+            self.sender.send(step, frames)
         else:
             self._received(step)
 
@@ -180,8 +176,8 @@ class HostedStage:
             self.head.on_return(step)
 
     def _repeated(self, step: int) -> None:
-        if self._sender is not None and self.head is None:
-            self._sender.repeat(step)
+        if self.sender is not None and self.head is None:
+            self.sender.repeat(step)
 
     def broke(self, error: EdgeShardError) -> None:
         """The runner or a link failed for good."""

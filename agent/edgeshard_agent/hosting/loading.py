@@ -66,30 +66,24 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 """Of a packed file: its header, and what fills up its two parts."""
 
 
+@dataclass(eq=False)
 class StageLoader:
-    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks.
+    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks."""
 
-    `background` has a thread for standbys, so that they do not hold up the steps of this node. With `packs`, what was
-    loaded is kept packed, and the next load of it only reads.
-    """
+    cache: BlobCache
+    store: grpc.aio.Channel
+    """To the coordinator's models."""
+    worker: ComputeThread
+    background: BackgroundThread
+    """A thread for standbys, so that they do not hold up the steps of this node."""
+    device: str
+    idle_spin_s: float
+    packs: bool
+    """Whether loaded weights are kept packed, so that the next load of them only reads; on the CPU alone."""
 
-    def __init__(
-        self,
-        cache: BlobCache,
-        store: grpc.aio.Channel,
-        worker: ComputeThread,
-        background: BackgroundThread,
-        device: str,
-        idle_spin_s: float,
-        packs: bool,
-    ) -> None:
-        self._cache = cache
-        self._fetcher = Fetcher(cache, store)
-        self._packs = packs and device == "cpu"
-        self._worker = worker
-        self._background = background
-        self._device = device
-        self._stay_awake_s = idle_spin_s
+    def __post_init__(self) -> None:
+        self._fetcher = Fetcher(self.cache, self.store)
+        self.packs = self.packs and self.device == "cpu"
 
     async def load(
         self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights] = ()
@@ -101,7 +95,7 @@ class StageLoader:
         async def fill(fetched: _Fetched) -> StageModel:
             guides = await asyncio.to_thread(_guides, fetched)
             filling = asyncio.ensure_future(
-                self._worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
+                self.worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
             )
             try:
                 return await asyncio.shield(filling)
@@ -115,7 +109,7 @@ class StageLoader:
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
             with suppress(RuntimeError):  # where the node goes, its thread has gone
-                self._worker.submit(filling.result().release)
+                self.worker.submit(filling.result().release)
 
     async def load_standby(
         self,
@@ -136,7 +130,7 @@ class StageLoader:
 
                 return self._load_weights(fetched, reuse, filled)
 
-            return await self._background.run(load)
+            return await self.background.run(load)
 
         weights, for_head, pin = await self._load(command, layers, held, progress, fill)
         return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)
@@ -153,9 +147,9 @@ class StageLoader:
         needs = await self._needs(command, layers, held)
         damaged, most = set[str](), None
         while True:
-            sources = UnitSources(self._cache.packed, needs.form, needs.units)
+            sources = UnitSources(self.cache.packed, needs.form, needs.units)
             try:
-                if (self._packs or needs.budget) and reads_packed(self._device):
+                if (self.packs or needs.budget) and reads_packed(self.device):
                     await in_thread(sources.choose, most)
                 return await self._load_from(sources, needs, held, progress, fill)
             except BaseException as error:
@@ -186,9 +180,9 @@ class StageLoader:
         pin.hold(sources)
         try:
             packing = None
-            if self._packs or needs.budget:
-                packing = Packing(sources, needs.budget, writes=self._packs)
-                await self._cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
+            if self.packs or needs.budget:
+                packing = Packing(sources, needs.budget, writes=self.packs)
+                await self.cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
             fetched = _Fetched(needs, pin, packing)
             if packing is not None and EXPERT_TABLE in fetched.paths:
                 values = await asyncio.to_thread(_expert_table, fetched.paths[EXPERT_TABLE])
@@ -237,11 +231,11 @@ class StageLoader:
     ) -> StageModel:
         weights = self._load_weights(fetched, reuse, progress.filled)
         spec, placement = prepare.spec, prepare.placement
-        directory = self._cache.directory if spec.kv_swap_on_disk else None
+        directory = self.cache.directory if spec.kv_swap_on_disk else None
         kv = KvMemory(
             spec.effective_kv_dtype, placement.kv_blocks, placement.kv_block_tokens, spec.kv_swap_bytes, directory
         )
-        return StageModel.with_kv(weights, kv, idle_spin_s=self._stay_awake_s, guides=guides)
+        return StageModel.with_kv(weights, kv, idle_spin_s=self.idle_spin_s, guides=guides)
 
     def _load_weights(
         self, fetched: _Fetched, reuse: Sequence[StageWeights], progress: Callable[[StageFilling], None]
@@ -252,7 +246,7 @@ class StageLoader:
             needs.manifest.config,
             needs.layers,
             dtype=needs.form.dtype,
-            device=self._device,
+            device=self.device,
             quantisation=needs.form.quantisation,
             progress=progress,
             reuse=reuse,

@@ -18,7 +18,7 @@ from edgeshard.architectures.record import BlockStyle
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
-from edgeshard_agent.ops.fused_blocks import BlockParts, NativeBlock
+from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -212,23 +212,16 @@ class Block(nn.Module):
         qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
             return None
+        norms = (self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm)
         return NativeBlock.compile(
-            BlockParts(
-                qkv=qkv,
-                output=output,
-                gate_up=gate_up,
-                down=down,
-                input_norm=self.input_layernorm.weight,
-                post_norm=self.post_attention_layernorm.weight,
-                q_norm=None if self.q_norm is None else self.q_norm.weight,
-                k_norm=None if self.k_norm is None else self.k_norm.weight,
-                heads=options.heads,
-                kv_heads=options.kv_heads,
-                head_dim=options.head_dim,
-                eps=options.style.eps,
-                scale=options.style.scaling,
-                window=options.window or 0,
-            )
+            (qkv, output, gate_up, down),
+            [None if norm is None else norm.weight for norm in norms],
+            heads=options.heads,
+            kv_heads=options.kv_heads,
+            head_dim=options.head_dim,
+            window=options.window or 0,
+            eps=style.eps,
+            scale=style.scaling,
         )
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -79,45 +79,41 @@ class Carrier(Protocol):
         """Write the steps of the outbox until the stream has ended."""
 
 
+@dataclass(eq=False)
 class LinkSender:
     """Keeps one stream to the next stage open for as long as the epoch lasts.
 
     `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
-    the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
-    that a retry cannot change, `on_timing` with the receiver's timing of a large step. `recorder`, while there
-    is one, is told when a step's last frame is handed to gRPC (in the lab: when it is all at the other end).
-
-    `on_suspect` hears when the link carries nothing any more, and when it does again. Meanwhile the receiver is dialled
-    over new connections: a dead one may be all that is wrong.
+    the receiver names the step it wants next, and sending goes on from there. While the link carries nothing, the
+    receiver is dialled over new connections: a dead one may be all that is wrong.
     """
 
-    def __init__(
-        self,
-        hop: Hop,
-        window: int,
-        tls: TlsFiles | None,
-        on_fatal: Callable[[EdgeShardError], None],
-        carrier: Carrier | None = None,
-        on_timing: Callable[[LinkSample], None] = lambda sample: None,
-        on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None,
-    ) -> None:
-        self.hop = hop
-        self._outbox = Outbox(window)
-        self._carrier = carrier
-        self._tls = tls
-        self._on_fatal = on_fatal
-        self._on_timing = on_timing
-        self._on_suspect = on_suspect
-        self._parts = PartSize(window)
+    hop: Hop
+    window: int
+    """Steps that are kept for a receiver which lost its stream."""
+    tls: TlsFiles | None
+    on_fatal: Callable[[EdgeShardError], None]
+    """Called once with a refusal that a retry cannot change."""
+    carrier: Carrier | None = None
+    """Carries the steps in the lab; without one they are written at once."""
+    on_timing: Callable[[LinkSample], None] = lambda sample: None
+    """Called with the receiver's timing of a large step."""
+    on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None
+    """Told when the link carries nothing any more, and when it does again."""
+    recorder: StepRecorder | None = field(default=None, init=False)
+    """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the other end."""
+    sent_bytes: int = field(default=0, init=False)
+    """Payload that was handed to gRPC, what was sent again included."""
+    suspicions: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._outbox = Outbox(self.window)
+        self._parts = PartSize(self.window)
         self._watch = LinkWatch(0.0)
-        self.recorder: StepRecorder | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self.connected = asyncio.Event()
-        self.sent_bytes = 0
-        """Payload that was handed to gRPC, what was sent again included."""
-        self.suspicions = 0
 
     @property
     def part_bytes(self) -> int:
@@ -140,8 +136,8 @@ class LinkSender:
         self._outbox.put(step.number, frames)
         hidden = step.hidden if isinstance(step, ForwardStep) else None
         self._parts.note(step.number, 0 if hidden is None else len(hidden.data))
-        if self._carrier is not None:
-            self._carrier.note(step)
+        if self.carrier is not None:
+            self.carrier.note(step)
         self._wake.set()
 
     def repeat(self, step: int) -> None:
@@ -158,14 +154,14 @@ class LinkSender:
                 await self._channel.close()
                 self._channel = self._connection()
         except EdgeShardError as error:
-            self._on_fatal(error)
+            self.on_fatal(error)
         except Exception as error:
             # No one awaits this task: if it died, the pipeline would wait for ever.
             log.exception("link_crashed", deployment=self.hop.deployment, hop=self._hop_name)
-            self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
+            self.on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
 
     def _connection(self) -> grpc.aio.Channel:
-        return open_channel(self.hop.target, self._tls, "address", node=self.hop.node)
+        return open_channel(self.hop.target, self.tls, "address", node=self.hop.node)
 
     async def _until_suspect(self) -> None:
         fault = None
@@ -181,7 +177,7 @@ class LinkSender:
 
     def _say(self, *, recovered: bool, why: str) -> None:
         hop = self.hop
-        self._on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
+        self.on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
 
     @property
     def _hop_name(self) -> str:
@@ -239,9 +235,9 @@ class LinkSender:
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:
-            if self._carrier is not None:
+            if self.carrier is not None:
                 write_step, write = partial(self._write_step, call), partial(_write, call)
-                await self._carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
+                await self.carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
             while not ended.done():
                 self._wake.clear()
                 while (taken := self._outbox.take()) is not None:
@@ -260,7 +256,7 @@ class LinkSender:
                 log.info("link_recovered", deployment=self.hop.deployment, hop=self._hop_name)
                 self._say(recovered=True, why="")
         elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
-            self._on_timing(message)
+            self.on_timing(message)
 
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         now = asyncio.get_running_loop().time()

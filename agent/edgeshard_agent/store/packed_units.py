@@ -17,7 +17,7 @@ import structlog
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, packed_bytes, write_packed
+from edgeshard_agent.store.packed import SUFFIX, PackedFile, UnitBytes, packed_bytes, write_packed
 
 log = structlog.get_logger()
 
@@ -177,25 +177,16 @@ class PackedUnits:
             self._pins[name] += 1
         return size
 
-    def write(
-        self,
-        name: str,
-        key: str,
-        entries: Iterable[PackedEntry],
-        small: bytes,
-        large: Iterable[memoryview],
-        large_bytes: int,
-    ) -> PackedFile | None:
+    def write(self, name: str, key: str, unit: UnitBytes) -> PackedFile | None:
         """Write a packed file; None where there is no room for it, on the disk or within the limit."""
-        entries = tuple(entries)
-        size = packed_bytes(key, entries, small, large_bytes)
+        size = packed_bytes(key, unit)
         with self.lock:
             if self.used_bytes + size > self._limit():
                 return None
             self._writing += size
         written = False
         try:
-            write_packed(self._path(name), key, entries, small, large, large_bytes)
+            write_packed(self._path(name), key, unit)
             written = True
         except ResourceExhaustedError as error:
             log.warning("packed_file_not_written", file=name, why=error.message)

@@ -196,7 +196,7 @@ class Clock:
 
 
 async def test_a_status_tells_how_long_the_step_that_computes_takes_and_what_of_it_it_computed(stage: Stage) -> None:
-    clock = stage.runner._clock = Clock()
+    clock = stage.runner.clock = Clock()
     assert stage.runner.running() is None
     stage.offer(0, 1)
     await stage.begun()
@@ -233,7 +233,7 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An emulated step of 40 s: the thread sleeps, and the step must not seem to hang."""
-    clock = stage.runner._clock = Clock()
+    clock = stage.runner.clock = Clock()
     asleep, wake = threading.Event(), threading.Event()
 
     def sleep(seconds: float) -> None:
@@ -242,7 +242,7 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
         assert wake.wait(PATIENCE_S)
 
     monkeypatch.setattr("edgeshard_agent.lab.pace.time.sleep", sleep)
-    stage.runner._pace = EmulatedPace(lambda plan: 40.0, clock)
+    stage.runner.pace = EmulatedPace(lambda plan: 40.0, clock)
     stage.model.let.set()
     stage.offer(0)
     assert await asyncio.to_thread(asleep.wait, PATIENCE_S)

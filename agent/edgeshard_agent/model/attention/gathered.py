@@ -94,16 +94,16 @@ def gathered_attention(
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
     row_bytes = gather.slots.shape[1] * kv_heads * head_dim * query.element_size()
     count = max(1, MOST_GATHERED_BYTES // row_bytes)
-    scale, softcap, sinks = scoring.scale, scoring.softcap, scoring.sinks
+    scale, sinks = scoring.scale, scoring.sinks
     pieces = []
     for first in range(0, batch, count):
         piece = slice(first, first + count)
         slots, mask = gather.slots[piece], gather.mask[piece, None, None]
         seen_keys = keys[slots].to(query.dtype).transpose(1, 2)
         seen_values = values[slots].to(query.dtype).transpose(1, 2)
-        if softcap or sinks is not None:
+        if scoring.softcap or sinks is not None:
             columns = None if sinks is None else sinks.view(kv_heads, -1, 1)
-            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scale, softcap or None, columns)
+            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scoring, columns)
         else:
             attended = scaled_dot_product_attention(grouped[piece], seen_keys, seen_values, attn_mask=mask, scale=scale)
         pieces.append(attended)
@@ -116,18 +116,17 @@ def explicit_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention with what `scaled_dot_product_attention` lacks.
 
-    Scores are capped by tanh before the mask is added; `sinks`, broadcast to [..., queries, 1], are scores of a further
-    position whose value is 0.
+    Scores are capped by tanh before the mask is added; `sinks`, those of `scoring` broadcast to [..., queries, 1], are
+    scores of a further position whose value is 0.
     """
-    scores = query @ keys.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = query @ keys.transpose(-1, -2) * scoring.scale
+    if scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores + mask
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
@@ -296,15 +295,9 @@ class GatheredSpans:
             piece = slice(first, min(first + rows, count))
             mask = _mask(chunk, chunk.end - len(keys), window, query, piece)
             for head in range(kv_heads):
-                result[head, :, piece] = explicit_attention(
-                    query[head, :, piece],
-                    keys[:, head],
-                    values[:, head],
-                    mask,
-                    given.scale,
-                    given.softcap or None,
-                    None if sinks is None else sinks[head],
-                )
+                some, of_head = query[head, :, piece], None if sinks is None else sinks[head]
+                attended = explicit_attention(some, keys[:, head], values[:, head], mask, given, of_head)
+                result[head, :, piece] = attended
         return result
 
     def _lower_right(self, chunk: _Chunk) -> torch.Tensor:

@@ -11,15 +11,12 @@ from edgeshard.architectures import ModelShape, check_quantisation, expected_ten
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.residency import Residency
 from edgeshard.domain.nodes.device import StageFilling
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageModules
-from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.loader import TensorSource
 from edgeshard_agent.model.weights.weight_loading import Filled, Packing, fill
-from edgeshard_agent.model.weights.weight_store import WeightStore
 
 
 def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | None) -> None:
@@ -44,7 +41,13 @@ class StageWeights:
         self.shape = shape
         self.layers = layers
         self.modules = modules
-        self._filled = filled or Filled()
+        filled = filled or Filled()
+        self.store = filled.store
+        """Through which some layers pass; None where all stay in memory."""
+        self.residency = filled.residency
+        """Which layers stay in memory; None where nobody asked."""
+        self.experts = filled.experts
+        """Which experts are in memory; None where all are, or where whole layers pass."""
 
     @classmethod
     def load(  # noqa: PLR0913 (one place where a deployment's facts meet)
@@ -84,26 +87,11 @@ class StageWeights:
             modules.store = filled.store
         return cls(shape, layers, modules, filled)
 
-    @property
-    def store(self) -> WeightStore | None:
-        """Through which some layers pass; None where all stay in memory."""
-        return self._filled.store
-
-    @property
-    def residency(self) -> Residency | None:
-        """Which layers stay in memory; None where nobody asked."""
-        return self._filled.residency
-
     def close(self) -> None:
         """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
-        for store in (self._filled.store, self._filled.experts):
+        for store in (self.store, self.experts):
             if store is not None:
                 store.close()
-
-    @property
-    def experts(self) -> ExpertStore | None:
-        """Which experts are in memory; None where all are, or where whole layers pass."""
-        return self._filled.experts
 
     @property
     def parameter_bytes(self) -> int:
