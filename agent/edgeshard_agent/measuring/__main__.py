@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,9 @@ from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, extra_
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
+from edgeshard_agent.measuring.worker import MeasuringJob, measured
 
 if TYPE_CHECKING:
-    from edgeshard.domain.models.dtypes import DType, Quantisation
     from edgeshard.domain.nodes.profile import ComputeProfile
 
 _NEEDED = ("torch", "transformers", "psutil", "rich")
@@ -61,8 +60,6 @@ def _count(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    import torch
-
     from edgeshard.architectures import parse_config
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
@@ -77,33 +74,22 @@ def _run(options: argparse.Namespace) -> None:
     parse_config(config)
     facts = read_facts(options.device, None)
     threads = options.threads or facts.cores
-    torch.set_num_threads(threads)
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:
         profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.quick)
     if profile is None:
-        profile = _measured(config, dtype, options.device, threads, options.quick, quantisation)
+        profile = _measured(MeasuringJob(config, dtype, options.device, threads, options.quick, None, quantisation))
         if store is not None:
             profile = replace(profile, disk=measure_disk(options.state_dir, QUICK if options.quick else FULL))
             store.keep(profile)
     sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
 
 
-def _measured(
-    config: Mapping[str, Any],
-    dtype: DType,
-    device: str,
-    threads: int,
-    quick: bool,
-    quantisation: Quantisation | None,
-) -> ComputeProfile:
+def _measured(job: MeasuringJob) -> ComputeProfile:
     """Measure, and show how far it is. Raises what `Profiler.run` raises."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
-    from edgeshard_agent.measuring.compute import Profiler
 
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -112,8 +98,7 @@ def _measured(
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        grid = QUICK_GRID if quick else FULL_GRID
-        return Profiler(config, dtype, device, threads, grid, quantisation, progress=show).run()
+        return measured(job, show)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
