@@ -91,7 +91,7 @@ async def run(settings: AgentSettings) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Self:
-    """What a node knows of itself before it listens. `facts` are the machine's, without what only torch tells."""
+    """Facts that a node knows of itself before it listens. `facts` are the machine's, without what only torch tells."""
 
     settings: AgentSettings
     node_id: NodeId
@@ -284,8 +284,8 @@ def _emulation(settings: AgentSettings) -> Emulation | None:
 
 
 async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
-    """What makes the node's tools, imported once the node has joined. Raises FailedPreconditionError where that
-    fails."""
+    """The functions that make the node's tools, imported once the node has joined. Raises FailedPreconditionError where
+    that fails."""
 
     def imported() -> tuple[MakeTools, ReadFacts]:
         # The one place where the daemon imports torch, and all that needs it.
@@ -396,7 +396,8 @@ def _shared_store(directory: Path | None) -> BlobDirectory | None:
 
 
 def _advertised(settings: AgentSettings, address: str) -> str:
-    """What neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener itself."""
+    """The address that neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener
+    itself."""
     if settings.advertise is None:
         host, _ = split_address(address, "listen")
         if host in ("0.0.0.0", "::"):

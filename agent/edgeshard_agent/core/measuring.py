@@ -1,4 +1,4 @@
-"""What the coordinator wants measured of this node: one thing at a time, and no layers while it holds a stage. Pure.
+"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while it holds a stage. Pure.
 
 A measurement of layers and a stage would slow each other down unnoticed, and share one memory. So the node refuses to
 measure while it holds a stage, and loading a stage first ends a measurement under way.
@@ -104,7 +104,7 @@ class Measuring:
         return None
 
     def ended(self, task: MeasuringTask) -> tuple[Measuring, bool]:
-        """After a measurement's own end, and whether its operation is still to be answered."""
+        """The state after a measurement's own end, and whether its operation is still to be answered."""
         if self.running != task or self.stopping:
             return self, False  # MeasuringStopped follows
         return Measuring(), True

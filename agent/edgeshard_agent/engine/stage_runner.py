@@ -159,7 +159,7 @@ class StageRunner:
         return self._stopped or self.failure is not None
 
     def _run(self, steps: list[_Offered]) -> None:
-        """On the compute thread: run a step, or those of a sweep, and tell the event loop."""
+        """Run a step, or the steps of a sweep, on the compute thread, and tell the event loop."""
         assert self._loop is not None
         while steps:
             self._steps_begun += 1
@@ -192,7 +192,7 @@ class StageRunner:
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
     def _ended(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
-        """On the event loop: send the result of a step, or fail."""
+        """Send the result of a step, or fail; on the event loop."""
         if self._has_ended:
             return
         if isinstance(ran, EdgeShardError):
@@ -221,7 +221,7 @@ class StageRunner:
             self.recorder.ran(step.number, step.plan, arrived_s, ran.began_s, ran.ended_s)
 
     def _compute(self, steps: Sequence[_Offered]) -> list[_Ran]:
-        """On the compute thread: run as many of these steps as go together, and make their frames.
+        """Run as many of these steps as go together, on the compute thread, and make their frames.
 
         Each counts as its part of the time that they took.
         """

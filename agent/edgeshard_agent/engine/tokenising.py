@@ -188,7 +188,7 @@ class Tokenising:
 
 
 def _least_new_tokens(generation: Generation) -> int:
-    """So many must have room beside the prompt."""
+    """The number of new tokens that must have room beside the prompt."""
     return min(1, generation.max_new_tokens) if generation.clip_new_tokens else generation.max_new_tokens
 
 

@@ -1,4 +1,4 @@
-"""What stands around the stages of a node: values, without torch, which comes when the node has joined."""
+"""Values around the stages of a node, without torch, which comes when the node has joined."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class ForHead:
-    """What the head needs of a model, from its files."""
+    """A model's tokenizer and the tokens that end a text, for the head."""
 
     tokenizer: Tokenizer | None
     eos_tokens: frozenset[int]
@@ -99,7 +99,7 @@ class LoadedModel:
 
 
 def model_key(prepare: PrepareStage) -> ModelKey:
-    """What must be equal for loaded weights and their KV arena to serve another epoch."""
+    """The key that must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
     placed = prepare.placed
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
@@ -107,7 +107,7 @@ def model_key(prepare: PrepareStage) -> ModelKey:
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
-    """What must be equal for stages to share weights."""
+    """The key that must be equal for stages to share weights."""
     return command.manifest_digest, command.spec.dtype, quantisation_of(command)
 
 
@@ -128,7 +128,7 @@ class Emulation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostServices:
-    """What every stage of a node shares."""
+    """Services that all stages of a node share."""
 
     node_id: NodeId
     worker: ComputeThread
@@ -163,7 +163,7 @@ Wire = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What needs torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
+    """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
     load: Load
     load_standby: LoadStandby
@@ -173,7 +173,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Where measurements go: to the coordinator, and links to whoever compares live traffic with them."""
+    """Receivers of measurements: the coordinator, and for links also the comparison with live traffic."""
 
     report: Callable[[ProfileReport], Awaitable[None]]
     progress: Callable[[CommandProgress], None]

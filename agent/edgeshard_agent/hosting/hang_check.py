@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 
 class Stage(Protocol):
-    """What is looked at of a stage."""
+    """A stage as the check sees it."""
 
     def running(self) -> RunningStep | None:
         """The step that computes now."""

@@ -111,7 +111,7 @@ class Hosting:
         self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
-        """From now on the node computes with these tools."""
+        """Begin to compute with these tools."""
         self._given = tools
         self.post(Started(facts))
 
@@ -332,7 +332,7 @@ class Hosting:
 
 
 async def _tried(work: Callable[[], Awaitable[T]], event: str, what: str, **about: str) -> T | EdgeShardError:
-    """What the work gives, or what it raised. An error without a type is logged as this event."""
+    """The result of the work, or the error that it raised. An error without a type is logged as this event."""
     try:
         return await work()
     except EdgeShardError as error:

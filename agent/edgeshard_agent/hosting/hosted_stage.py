@@ -110,12 +110,12 @@ class HostedStage:
 
     @property
     def counts(self) -> StepCounts:
-        """Of its steps, since the epoch began here."""
+        """Counts of its steps, since the epoch began here."""
         return self._runner.counts
 
     @property
     def coordinator_suspicions(self) -> int | None:
-        """How often its head found the coordinator silent; None where it has no head."""
+        """The number of times that its head found the coordinator silent; None where it has no head."""
         return None if self._stream is None else self._stream.suspicions
 
     @property

@@ -1,4 +1,5 @@
-"""From a prepare command to weights in memory: fetch what the stage needs, no more, and load it off the loop."""
+"""The way from a prepare command to weights in memory: fetch what the stage needs, no more, and load it off the
+loop."""
 
 from __future__ import annotations
 
@@ -118,7 +119,8 @@ class StageLoader:
         progress: LoadProgress,
         held: Sequence[HeldWeights] = (),
     ) -> HeldWeights:
-        """As `load`, but without memory for keys and values; cancelled, it stops at the next tensor."""
+        """Load weights as `load` does, but without memory for keys and values; cancelled, it stops at the next
+        tensor."""
         began = time.monotonic()
         reuse = [item.weights for item in held]
 
@@ -143,7 +145,8 @@ class StageLoader:
         progress: LoadProgress,
         fill: Callable[[_Fetched], Awaitable[T]],
     ) -> tuple[T, ForHead | None, Pin]:
-        """What `fill` makes of a stage, with what the head needs. Sources that do not serve are chosen again."""
+        """A stage that `fill` makes, with the parts of the model for its head. Sources that do not serve are chosen
+        again."""
         needs = await self._needs(command, layers, held)
         damaged, most = set[str](), None
         while True:
@@ -256,7 +259,7 @@ class StageLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a stage needs of a model: its tensors, those of them that are in no memory yet, and the head's files.
+    """The parts of a model that a stage needs: its tensors, those that are in no memory yet, and the head's files.
 
     `wanted` are by canonical name; `units` are those that have some of them. `budget` is that of a stage that streams.
     """
@@ -272,7 +275,7 @@ class _Needs:
 
     @property
     def blob_bytes(self) -> dict[str, int]:
-        """Of each unit's tensors."""
+        """Bytes of each unit's tensors."""
         return {
             unit: sum(self.wanted[name].stored_bytes for name in names if name in self.wanted)
             for unit, names in self.units.items()
@@ -282,12 +285,12 @@ class _Needs:
         return [tensor for name, tensor in self.wanted.items() if name in sources.from_blobs]
 
     def packed_bytes(self, tensors: Sequence[TensorInfo], sources: UnitSources) -> int:
-        """What these tensors take in packed files: rows are padded, and so are the parts of each file."""
+        """Bytes that these tensors take in packed files: rows are padded, and so are the parts of each file."""
         size = self._held_bytes(tensors)
         return size + size // 16 + _PADDING_BYTES * (len(sources.tensors) - len(sources.sizes))
 
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
-        """Those whose numbers are needed for these units alone."""
+        """Blobs whose numbers are needed for these units alone."""
         others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
         kept = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
         kept |= {file.sha256 for file in self.files}
@@ -316,12 +319,12 @@ class _Fetched:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Of the head's files, by their names."""
+        """Paths of the head's files, by their names."""
         return {file.name: self.pin.location(file.sha256).path for file in self.needs.files}
 
 
 async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead | None:
-    """For layers that begin the model."""
+    """The head's parts of the model, for layers that begin it."""
     if fetched.needs.layers.first:
         return None
     known = next((item.for_head for item in held if item.for_head is not None), None)
@@ -339,7 +342,7 @@ def _expert_table(path: Path) -> dict[str, list[Any]]:
 
 
 def _guides(fetched: _Fetched) -> Guides | None:
-    """For layers that end the model, where it has a tokenizer."""
+    """The guides of layers that end the model, where it has a tokenizer."""
     shape, paths = fetched.needs.form.shape, fetched.paths
     if fetched.needs.layers.end < shape.layer_count or TOKENIZER not in paths:
         return None

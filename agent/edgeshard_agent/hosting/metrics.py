@@ -1,4 +1,4 @@
-"""What a node knows of its stages, links and cache, as metrics: read at each scrape. docs/metrics.md lists them."""
+"""Metrics of a node's stages, links and cache, read at each scrape. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
 
 
 def _tiers(stages: Sequence[HostedStage]) -> Iterator[Metric]:
-    """Of stages whose weights, experts or KV are not all in memory; no others have them."""
+    """Metrics of stages whose weights, experts or KV are not all in memory."""
     yield from STREAMING.metrics("edgeshard_weights", _STAGE, _parts(stages, lambda model: model.streaming))
     yield from EXPERTS.metrics("edgeshard_experts", _STAGE, _parts(stages, lambda model: model.experts))
     yield from SWAP.metrics("edgeshard_kv", _STAGE, _parts(stages, lambda model: model.pool.swapped))

@@ -1,4 +1,4 @@
-"""What an operator asks of a node beside its work: dumps of what it knows and did lately, and its packed files."""
+"""Requests of an operator beside a node's work: dumps of its state and newest events, and its packed files."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _GRID = Grid(
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What node `name` of `cluster` would take for steps of `model`, and how its links behave."""
+    """The times that node `name` of `cluster` would take for steps of `model`, and the behaviour of its links."""
 
     name: str
     cluster: Cluster
@@ -100,7 +100,7 @@ class Emulation:
     def profile(
         self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
     ) -> ComputeProfile:
-        """What a measurement of the emulated device would give for the model that stands in for the emulated one.
+        """The profile that a measurement of the emulated device would give for the emulated model's stand-in.
 
         Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times
         however the stand-in's weights are kept. Where several emulated blocks stand behind one sort of block, it has

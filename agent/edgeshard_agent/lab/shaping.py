@@ -22,7 +22,7 @@ loop: nothing that it keeps waiting is due sooner."""
 
 
 class LinkShape:
-    """When bytes put on the link now are all at the other end.
+    """The bandwidth and delay of a link: when bytes put on it now are all at the other end.
 
     The bytes occupy the link one frame after the other, at `bandwidth_bps` bits per second, and then travel for
     `latency_s` seconds without keeping the next frame waiting.

@@ -1,4 +1,4 @@
-"""What this node is, its accelerator included."""
+"""The facts of this node, its accelerator included."""
 
 from __future__ import annotations
 

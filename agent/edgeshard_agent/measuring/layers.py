@@ -1,4 +1,4 @@
-"""Which sorts of layer a model has, from its config.json alone."""
+"""The sorts of layer that a model has, from its config.json alone."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ class EmulatedNode(Protocol):
     def profile(
         self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
     ) -> ComputeProfile:
-        """What measuring the emulated device would give."""
+        """The profile that measuring the emulated device would give."""
 
     def way(self, peer: NodeName) -> Way:
-        """How payloads of a probe travel to a node."""
+        """The way of a probe's payloads to a node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
+"""The time that the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
 
 A real `StageRunner` runs steps through a stage of one random block and says when the result is ready to be sent; the
 block's own time is taken off in the very same step, so that a noisy machine disturbs both alike.

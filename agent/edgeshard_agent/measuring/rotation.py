@@ -55,7 +55,7 @@ def copies_needed(layer_bytes: int, cache: int) -> int:
 
 
 def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
-    """Of the KV memory that each copy of a block has."""
+    """Bytes of the KV memory that each copy of a block has."""
     blocks = -(-tokens // BLOCK_TOKENS)
     return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
 

@@ -99,7 +99,7 @@ def _end_with_input() -> None:
 
 
 def _give_way() -> None:
-    """When memory runs out, the kernel should end this process and not the agent."""
+    """Have the kernel end this process and not the agent when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

@@ -44,7 +44,8 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention.
+    """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is None for full
+    attention.
 
     `integers` are for all matrices but those of experts that have a width of their own, in `expert_integers`.
     """
@@ -117,7 +118,7 @@ class GatedMlp(nn.Module):
 
 
 class ExpertSource(Protocol):
-    """Where one layer's experts come from, if they are not all in memory."""
+    """The source of one layer's experts, if they are not all in memory."""
 
     def use(self, chosen: torch.Tensor) -> Iterator[int]:
         """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""

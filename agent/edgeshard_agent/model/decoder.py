@@ -1,4 +1,5 @@
-"""What generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record says."""
+"""The parts that generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record
+says."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ class _Passing:
         return self._addend if self._residual is None else self._addend + self._residual
 
     def native(self, arena: NativeArena) -> NativePass | None:
-        """It as the native call takes it, None where its step goes block by block."""
+        """The micro-batch as the native call takes it, None where its step goes block by block."""
         shared = self._rotary.get("")
         if self._native is None and shared is not None and self.step.is_native:
             self._native = self.step.native_pass(self.result, shared, arena)
         return self._native
 
     def run(self, blocks: Sequence[Block]) -> None:
-        """Through consecutive blocks, one operator after the other."""
+        """Run through consecutive blocks, one operator after the other."""
         if self._native is not None:
             self._addend, self._residual, self._native = self._native.result, None, None
         for block in blocks:
@@ -96,7 +96,7 @@ class FusedModules(DecoderModules):
         return make_norm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
 
     def _shapes(self, layer: int) -> Shapes:
-        """Of a block's tensors, by their names in blocks of the Llama kind."""
+        """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
         record = self.context.architecture
         shapes = record.block(self.context.decoder.fields, self.context.shape, layer)
         return {record.place(name).parameter: size for name, size in shapes.items()}

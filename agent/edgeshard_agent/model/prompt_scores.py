@@ -19,7 +19,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 def slice_positions(vocab_size: int) -> int:
-    """How many positions are scored at a time."""
+    """The number of positions that are scored at a time."""
     return min(PROMPT_LOGPROBS_POSITIONS, max(LEAST_POSITIONS, SLICE_BYTES // (4 * vocab_size)))
 
 

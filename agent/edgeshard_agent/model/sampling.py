@@ -1,4 +1,4 @@
-"""Which request samples how, and the tokens of a step. How a token is chosen is in `edgeshard_agent.ops`."""
+"""The samplers of a stage's requests, and the tokens of a step. A token's choice itself is in `edgeshard_agent.ops`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Sampler:
             self._guides.close()
 
     def top_logprobs(self, request: int) -> int:
-        """How many of the likeliest tokens a request asked for."""
+        """The number of likeliest tokens that a request asked for."""
         return self._requests[request].sampling.top_logprobs
 
     @property
@@ -177,5 +177,5 @@ class Sampler:
 
 
 def _allowed(top: LikelyTokens) -> tuple[TokenLogprob, ...]:
-    """Without those that a guide bans."""
+    """The tokens without those that a guide bans."""
     return tuple(TokenLogprob(token, logprob) for token, logprob in top if logprob > -math.inf)

@@ -32,7 +32,7 @@ StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a stage makes of a step: `hidden` [T, width] for the next stage, or what the last stage's result has.
+    """The output of a step: `hidden` [T, width] for the next stage, or the parts of the last stage's result.
 
     `hidden` is None on the last stage and for a step without spans.
     """
@@ -117,7 +117,7 @@ class StageModel:
 
     @property
     def streaming(self) -> StageStreaming | None:
-        """What a stage that streams layers keeps and reads; None where none pass through its memory."""
+        """The state of streamed layers; None where none pass through its memory."""
         store, residency = self._store, self._residency
         if store is None or residency is None:
             return None
@@ -126,7 +126,7 @@ class StageModel:
 
     @property
     def experts(self) -> StageExperts | None:
-        """What a stage with its experts on the disk caches and reads of them; None for any other."""
+        """The state of experts on the disk; None where there are none."""
         return None if self._experts is None else self._experts.status
 
     def observe_reads(self, observer: ReadObserver | None) -> None:
@@ -243,7 +243,7 @@ class StageModel:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor:
-        """On the last stage, run a step and return the logits [T, vocab] of every position instead of sampling."""
+        """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
         if not self.is_last:
             raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
         hidden = self._advance(plan, inputs)
@@ -284,7 +284,7 @@ class StageModel:
         return _Begun(plan, inputs, (hidden, positions, step))
 
     def _wait(self) -> None:
-        """Until the device has finished: a step that gives nothing to read would seem to take no time."""
+        """Wait until the device has finished: a step that gives nothing to read would seem to take no time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

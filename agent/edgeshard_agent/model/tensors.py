@@ -1,4 +1,4 @@
-"""Between torch tensors and raw little-endian bytes."""
+"""Conversion between torch tensors and raw little-endian bytes."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class HeadStream:
             await asyncio.sleep(pause_s)
 
     async def _until_given_up(self) -> None:
-        """Until the coordinator has owed beacons for so long that it is to be dialled anew."""
+        """Wait until the coordinator has owed beacons for so long that it is to be dialled anew."""
         loop = asyncio.get_running_loop()
         while True:
             await self._owed.wait()

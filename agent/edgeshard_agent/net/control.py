@@ -76,7 +76,7 @@ Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 
 
 def drawn(delay_s: float) -> float:
-    """From half of it up: the nodes of a coordinator that restarted must not come all at once."""
+    """A random wait from half of it up: the nodes of a coordinator that restarted must not come all at once."""
     return delay_s * random.uniform(0.5, 1.0)
 
 

@@ -117,7 +117,7 @@ class LinkSender:
 
     @property
     def part_bytes(self) -> int:
-        """How large the parts of the next step should be; for any thread."""
+        """Bytes that parts of the next step should have; for any thread."""
         return self._parts.bytes
 
     def start(self) -> None:
@@ -146,7 +146,7 @@ class LinkSender:
             self._wake.set()
 
     async def _run(self) -> None:
-        """Until the receiver refuses for good; over another connection whenever the link is suspect."""
+        """Send until the receiver refuses for good; over another connection whenever the link is suspect."""
         assert self._channel is not None
         try:
             while True:

@@ -41,7 +41,7 @@ def bits_fingerprint() -> str:
 
 
 def _outputs() -> Iterator[torch.Tensor]:
-    """Of every operator on fixed inputs."""
+    """Outputs of every operator on fixed inputs."""
     for scheme in Scheme:
         layer = PackedLinear.pack(_made(97, 192), scheme)
         for dtype in ROW_DTYPES[scheme]:
@@ -70,7 +70,7 @@ def _angles() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
-    """Of some tokens behind a long past, and of one token alone."""
+    """Attention of some tokens behind a long past, and of one token alone."""
     past = torch.arange(_PAST)
     arena.write(past, _made(_PAST, 1, _HEAD_DIM), _made(_PAST, 1, _HEAD_DIM).flip(0))
     table = torch.arange(_SLOTS // PAGE, dtype=torch.int32).unsqueeze(0)

@@ -36,7 +36,7 @@ class RowArena:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what `read` gives."""
+        """The dtype of keys and values that `read` gives."""
         return self.keys.dtype
 
     @property

@@ -33,7 +33,8 @@ ROW_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """What packed bytes are: their scheme, how many inputs share a scale (0 for floats), and the matrix [out, in]."""
+    """The form of packed bytes: their scheme, how many inputs share a scale (0 for floats), and the matrix [out,
+    in]."""
 
     scheme: str
     group: int
@@ -139,7 +140,7 @@ class PackedLinear:
 
     @property
     def form(self) -> PackedForm | None:
-        """What `adopt` must be told of this layer; None where it is not packed for native kernels."""
+        """The form that `adopt` takes for this layer; None where it is not packed for native kernels."""
         native_weight = self._native
         if native_weight is None:
             return None
@@ -163,7 +164,8 @@ class PackedLinear:
 
     @property
     def native_address(self) -> int | None:
-        """Of the kernels' description of this layer; None where it has none, or where rows must be padded for it."""
+        """The address of the kernels' description of this layer; None where it has none, or where rows must be
+        padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:

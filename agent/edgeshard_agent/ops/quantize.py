@@ -13,7 +13,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 
 
 class Scheme(StrEnum):
-    """How a packed weight is stored."""
+    """The number format of a packed weight."""
 
     FLOAT32 = "fp32"
     BFLOAT16 = "bf16"
@@ -35,7 +35,7 @@ class Scheme(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of one weight, without its scale."""
+        """Bits of one weight, without its scale."""
         return {Scheme.FLOAT32: 32, Scheme.BFLOAT16: 16, Scheme.INT8: 8, Scheme.INT4: 4, Scheme.INT2: 2}[self]
 
 
@@ -113,7 +113,7 @@ def _int2_scales(grouped: torch.Tensor) -> torch.Tensor:
 
 
 def _closest(grouped: torch.Tensor, candidates: Iterator[torch.Tensor], scheme: Scheme) -> torch.Tensor:
-    """Of each group the scale with the least squared error, of equal ones the first."""
+    """The scale with the least squared error for each group, of equal ones the first."""
     best = next(candidates)
     best_error = _squared_error(grouped, best, scheme)
     for scales in candidates:

@@ -1,4 +1,5 @@
-"""What decode steps were seen to take: seconds of each stage by the requests of a step, and of the way around. Pure."""
+"""Times that decode steps were seen to take: seconds of each stage by the requests of a step, and of the way around.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Into how many micro-batches decoding requests go, chosen while they run. Pure: times come in as values.
+"""The number of micro-batches for decoding requests, chosen while they run. Pure: times come in as values.
 
 Two micro-batches keep two nodes at work, but each reads the weights; which number is best depends on how many requests
 there are and on what the nodes and links take. A profile says it beforehand, and is wrong where nodes disturb each
@@ -79,7 +79,7 @@ class MicroBatchTuner:
         return self._parts
 
     def micro_batches(self, pieces: Sequence[Piece]) -> int:
-        """How many micro-batches for requests that decode `pieces` next.
+        """The number of micro-batches for requests that decode `pieces` next.
 
         The choice is looked at anew when the number of requests changes, and when a setting has been measured.
         """

@@ -1,4 +1,4 @@
-"""Which step the head forms next. Pure: requests and results in, steps and events out; no clock, no I/O.
+"""The choice of the head's next step. Pure: requests and results in, steps and events out; no clock, no I/O.
 
 Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the decodes of the requests
 whose tokens came back (`batching`), then chunks of prompts as far as the budget goes (`chunking`), in the order of
@@ -106,7 +106,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Counts:
-    """What the scheduler has done since it began."""
+    """Counts of a scheduler since it began."""
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -618,7 +618,7 @@ class Scheduler:
             self._swapped.remove(sequence.number)
 
     def _stop(self, sequence: Sequence) -> None:
-        """It runs no more, and its blocks may be granted to others."""
+        """Take a request out of the running ones; its blocks may be granted to others."""
         number = sequence.number
         del self._running[number]
         self._prefilling.pop(number, None)

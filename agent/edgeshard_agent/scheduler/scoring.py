@@ -1,4 +1,4 @@
-"""Which log-probabilities of a prompt a step asks for, and whether a result brings them. Pure."""
+"""The log-probabilities of a prompt that a step asks for, and the check that its result brings them. Pure."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Pin:
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
-        """Where a pinned blob lies. Raises NotFoundError when a shared store has lost it since."""
+        """The place of a pinned blob. Raises NotFoundError when a shared store has lost it since."""
         if digest not in self._digests:
             raise KeyError(digest)
         return self._cache.location(digest)
@@ -103,7 +103,7 @@ class BlobCache:
             await self._evict_until(self.limit_bytes)
 
     def location(self, digest: Digest) -> BlobLocation:
-        """Where a blob that is here lies. Raises NotFoundError where there is none."""
+        """The place of a blob that is here. Raises NotFoundError where there is none."""
         found = self._blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
         if found is None:
             raise missing_blob(digest)
@@ -194,7 +194,7 @@ class BlobCache:
             self._account(digest, 0)
 
     async def settle(self, digest: Digest) -> None:
-        """After a fetch, failed or not: count the bytes that are really there, and leave no empty partial file."""
+        """Count the bytes that are really there after a fetch, failed or not, and leave no empty partial file."""
         found = list[int]()
 
         def look() -> None:

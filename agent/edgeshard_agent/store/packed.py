@@ -65,7 +65,8 @@ class UnitBytes:
 
 @dataclass(frozen=True, slots=True)
 class PackedHeader:
-    """What a packed file holds. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole blocks."""
+    """The header of a packed file. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole
+    blocks."""
 
     key: str
     entries: tuple[PackedEntry, ...]

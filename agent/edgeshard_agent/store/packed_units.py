@@ -36,7 +36,7 @@ class PackedInfo:
 
 
 def _in_order(unit: str) -> list[tuple[int, str]]:
-    """So that layer 2 comes before layer 10."""
+    """A sort key that puts layer 2 before layer 10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in unit.split("-")]
 
 
@@ -60,13 +60,14 @@ class PackedUnits:
 
     @property
     def used_bytes(self) -> int:
-        """Of all packed files; looked at once (`files`), and counted from then on. One that is written counts whole."""
+        """Bytes of all packed files; looked at once (`files`), and counted from then on. One that is written counts
+        whole."""
         with self.lock:
             return sum(self._known().values()) + self._writing
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
+        """Ids of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
         known = self._known()
         with self.lock:
             if self._ids is None:

@@ -1,4 +1,4 @@
-"""Where the units of a load come from: chosen once, and pinned from then on."""
+"""The sources of a load's units: chosen once, and pinned from then on."""
 
 from __future__ import annotations
 

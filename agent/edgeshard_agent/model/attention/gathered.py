@@ -45,7 +45,7 @@ def prepare_causal(device: str) -> None:
 
 
 class Gather(NamedTuple):
-    """Where the keys and values of B requests are, each with one new token; all layers of one window share it.
+    """The places of the keys and values of B requests, each with one new token; all layers of one window share it.
 
     `newest` [B] is the slot of each new token. `slots` [B, L] are those of all positions of the tables; one that is not
     seen is replaced by the newest, so that nothing but a request's own keys is ever read. `mask` [B, L] is 0 where a
@@ -60,7 +60,7 @@ class Gather(NamedTuple):
     def of(
         cls, tables: torch.Tensor, lengths: torch.Tensor, block_tokens: int, window: int, dtype: torch.dtype
     ) -> Gather:
-        """From block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
+        """A gather of block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
         positions = torch.arange(tables.shape[1] * block_tokens, device=tables.device)
         slots = (tables.long().unsqueeze(2) * block_tokens + positions[:block_tokens]).flatten(1)
         ends = lengths.long().unsqueeze(1)
@@ -202,7 +202,7 @@ class GatheredSpans:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arena: RowArena, scoring: Scoring
     ) -> torch.Tensor:
-        """As `ops.attend`."""
+        """Attend as `ops.attention.attend` does."""
         decodes = self._decodes
         if decodes is not None and not self._chunks:
             return self._decode(decodes, query, key, value, arena, scoring)
@@ -283,7 +283,8 @@ class GatheredSpans:
         values: torch.Tensor,
         given: Scoring,
     ) -> torch.Tensor:
-        """As `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head dim].
+        """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head
+        dim].
 
         A KV head and some queries at a time, so that their scores stay within MOST_SCORE_BYTES.
         """

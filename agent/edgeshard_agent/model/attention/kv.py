@@ -44,7 +44,7 @@ class KvTable:
 
 @dataclass(slots=True)
 class KvDraft:
-    """What a validated step will change: None for a freed table, and of each block touched its holders and state.
+    """Changes that a validated step will make: None for a freed table, and of each block touched its holders and state.
 
     `anew` are the blocks granted to be written.
     """
@@ -145,7 +145,7 @@ class KvPool:
 
     @property
     def swapped(self) -> StageSwap | None:
-        """What is kept aside; None where nothing may be."""
+        """The KV that is kept aside; None where none may be."""
         swap, size = self.swap, self.block_bytes
         if not swap.blocks:
             return None
@@ -153,7 +153,7 @@ class KvPool:
 
     @property
     def requests(self) -> frozenset[int]:
-        """Those that have a table, or were swapped out."""
+        """Requests that have a table, or were swapped out."""
         return frozenset(self._tables) | self.swap.requests
 
     def table(self, request: int) -> KvTable:

@@ -46,7 +46,7 @@ class ExpertStoreCounts:
 
 @dataclass(slots=True)
 class _State:
-    """What the computing thread and the reading one share."""
+    """The state that the computing thread and the reading one share."""
 
     resident: dict[Expert, torch.Tensor] = field(default_factory=dict)
     reads: deque[_Read] = field(default_factory=deque)
@@ -121,7 +121,7 @@ class ExpertStore:
 
     @property
     def status(self) -> StageExperts:
-        """What the cache holds, and what it did since the store began."""
+        """The contents of the cache, and its counts since the store began."""
         cache, counts = self.cache, self.counts
         with self._changed:
             cached = sum(memory.nbytes for memory in self._state.resident.values())
@@ -147,7 +147,7 @@ class ExpertStore:
         self._state = _State(closed=True)
 
     def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
-        """What the cache says, once what was read ahead is settled: kept where it is needed, abandoned where not."""
+        """The cache's uses, once reads ahead are settled: kept where they are needed, abandoned where not."""
         numbers = chosen.numpy()
         wanted = {(layer, expert) for expert in set(chosen.flatten().tolist())}
         state = self._state

@@ -22,7 +22,7 @@ from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class TensorSource(Protocol):
-    """Where a checkpoint's tensors come from."""
+    """The source of a checkpoint's tensors."""
 
     def names(self) -> Collection[str]:
         """The checkpoint's own names of all its tensors."""
@@ -51,7 +51,7 @@ class ParameterLoader:
         self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
 
     def total_bytes(self, expected: Mapping[str, ExpectedTensor]) -> int:
-        """Of these tensors, as `arrived` hears of them."""
+        """Bytes of these tensors, as `arrived` hears of them."""
         return sum(self._held_bytes(name, tensor) for name, tensor in expected.items())
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:

@@ -1,4 +1,4 @@
-"""Between a stage's modules and packed files: what a unit's bytes are, and modules that use bytes which are there."""
+"""The bytes of a stage's units for packed files, and modules that use bytes which are there."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ from edgeshard_agent.store.unit_sources import UnitSources
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the units of a stage come from, and what it may keep in memory.
+    """The sources of a stage's units, and the memory that it may keep them in.
 
     `budget` is in bytes of weights, None for all of them. `writes` says whether units are packed that come from the
     checkpoint; streamed ones always are. `prefetched` layers are read ahead of the one that computes. `expert_table`
@@ -65,7 +65,7 @@ class Packing:
 
 @dataclass(slots=True)
 class Filled:
-    """What came of it: the store of streamed layers or experts, and what stays in memory."""
+    """The outcome of a load: the store of streamed layers or experts, and the layers that stay in memory."""
 
     store: WeightStore | None = None
     experts: ExpertStore | None = None
@@ -294,7 +294,7 @@ class _WeightLoading:
 
     @property
     def _making(self) -> WeightLoadingWork:
-        """What is done to a unit that stays in memory and has no packed file."""
+        """The work on a unit that stays in memory and has no packed file."""
         return WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING
 
     def _load(self, unit: ModelUnit) -> None:
@@ -324,7 +324,7 @@ class _WeightLoading:
 
 
 def _held_bytes(unit: ModelUnit, itemsize: int) -> int:
-    """What a unit's tensors take once they are packed, but for what pads them."""
+    """Bytes that a unit's tensors take once they are packed, without their padding."""
     total = sum(projection.matrix_bytes(itemsize) for _, projection in unit.projections())
     for _, owner, leaf, tensor in unit.tensors():
         if not (isinstance(owner, Projection) and leaf == "weight"):
