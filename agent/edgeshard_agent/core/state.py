@@ -370,10 +370,7 @@ def _answer_all(
 
 
 def _answer(
-    state: AgentState,
-    operation_id: OperationId,
-    error: EdgeShardError | None = None,
-    status: StageStatus | None = None,
+    state: AgentState, operation_id: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
 ) -> AgentState:
     result = CommandResult(operation_id, error, status)
     kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])

@@ -25,14 +25,7 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.domain.requests.step import ReturnedStep
-from edgeshard_agent.engine.journal import (
-    Entry,
-    HeadOutput,
-    Journal,
-    RequestAccepted,
-    RequestAdmitted,
-    RequestRefused,
-)
+from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.long_texts import LEAST_BYTES, LongTexts
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer

@@ -16,11 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from edgeshard.domain.errors import (
-    CancelledRequestError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.requests.generation import Generation, check_prompt_size, text_bytes
 from edgeshard.domain.requests.head import StartRequest
 from edgeshard_agent.scheduler.fairness import ServedTokens

@@ -102,10 +102,7 @@ class HostedStage:
             return status
         stats = self.head.stats
         return replace(
-            status,
-            requests_running=stats.running,
-            requests_waiting=stats.waiting,
-            micro_batches=stats.micro_batches,
+            status, requests_running=stats.running, requests_waiting=stats.waiting, micro_batches=stats.micro_batches
         )
 
     @property

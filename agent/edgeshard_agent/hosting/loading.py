@@ -113,11 +113,7 @@ class StageLoader:
                 self.worker.submit(filling.result().release)
 
     async def load_standby(
-        self,
-        command: KeepStandby,
-        layers: LayerRange,
-        progress: LoadProgress,
-        held: Sequence[HeldWeights] = (),
+        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights] = ()
     ) -> HeldWeights:
         """Load weights as `load` does, but without memory for keys and values; cancelled, it stops at the next
         tensor."""

@@ -60,13 +60,7 @@ CONDITION_INTERVAL_S = 30.0
 """Between what a node says of its machine. Nobody waits for it."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
-    {
-        Code.INVALID_ARGUMENT,
-        Code.ALREADY_EXISTS,
-        Code.PERMISSION_DENIED,
-        Code.UNAUTHENTICATED,
-        Code.FAILED_PRECONDITION,
-    }
+    {Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION}
 )
 
 _EXPELLED = frozenset({"REMOVED", "REVOKED"})

@@ -347,8 +347,7 @@ def _check_weights(weights: Sequence[torch.Tensor]) -> None:
     shapes = [tuple(weight.shape) for weight in weights]
     if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
         raise InvalidArgumentError(
-            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`",
-            field="weight",
+            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`", field="weight"
         )
 
 

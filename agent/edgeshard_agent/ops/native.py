@@ -72,12 +72,7 @@ class ChoiceStruct(ctypes.Structure):
 class SampledStruct(ctypes.Structure):
     """`Sampled` of kernels.h."""
 
-    _fields_ = (
-        ("logprob", c_double),
-        ("top_logprobs", c_void_p),
-        ("top_tokens", c_void_p),
-        ("token", c_int32),
-    )
+    _fields_ = (("logprob", c_double), ("top_logprobs", c_void_p), ("top_tokens", c_void_p), ("token", c_int32))
 
 
 class SampledRowsStruct(ctypes.Structure):
@@ -104,10 +99,7 @@ _SIGNATURES = {
     "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT)),
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
-    "edgeshard_blocks": (
-        c_int64,
-        (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT),
-    ),
+    "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),

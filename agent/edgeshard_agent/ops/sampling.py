@@ -27,11 +27,7 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self,
-        sampling: Sampling,
-        seen_tokens: Iterable[int],
-        vocab_size: int,
-        answer: Iterable[int] = (),
+        self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size

@@ -69,10 +69,7 @@ class ChunkReader:
     """
 
     def __init__(
-        self,
-        checksum: Callable[[memoryview], int],
-        threads: int = THREADS,
-        pace: Callable[[int], None] | None = None,
+        self, checksum: Callable[[memoryview], int], threads: int = THREADS, pace: Callable[[int], None] | None = None
     ) -> None:
         """`checksum` is the CRC32C of what was read, for whoever checks it."""
         self.checksum = checksum

@@ -10,12 +10,7 @@ from typing import Protocol
 import torch
 
 from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32
-from edgeshard.domain.errors import (
-    DataLossError,
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
+from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.ops.quantize import QuantizedWeight
