@@ -6,6 +6,7 @@ torch's number of threads is that of the caller.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,17 @@ from typing import Any
 import psutil
 import torch
 
-from edgeshard.architectures import ModelShape
+from edgeshard.architectures import (
+    Architecture,
+    ModelShape,
+    expected_tensors,
+    name_in_block,
+    parse_config,
+    read_config,
+)
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange, Part
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
@@ -30,7 +39,6 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters
 from edgeshard_agent.measuring.machine import available_bytes
 from edgeshard_agent.measuring.others import others_share, read_cores
 from edgeshard_agent.measuring.overhead import measure_overhead
@@ -49,6 +57,7 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
 from edgeshard_agent.ops.native import kernel_names, native_available
 
+_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 _REST_S = 2.0
 """Long enough for a sensor to read the power at rest."""
 
@@ -63,6 +72,46 @@ def fingerprint(facts: DeviceFacts, threads: int) -> str:
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
     return device_fingerprint(facts, threads, details)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSort:
+    """Blocks that do the same work: `first` is one of them, `layers` how many there are, `parameters` of one."""
+
+    kind: LayerKind
+    first: int
+    layers: int
+    parameters: int
+    window: int
+
+
+def block_sorts(config: Mapping[str, Any]) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their window. Raises UnsupportedModelError."""
+    decoder = read_config(config)
+    shape, windows = decoder.shape, decoder.windows()
+    tensors: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(shape.layer_count)]
+    for tensor in expected_tensors(config).values():
+        if not isinstance(tensor.unit, Part):
+            tensors[tensor.unit].append((name_in_block(tensor.name), tensor.shape))
+    members: dict[tuple[int, _Tensors], list[int]] = {}
+    for index in range(shape.layer_count):
+        members.setdefault((windows[index], tuple(tensors[index])), []).append(index)
+    return tuple(_sort(decoder.architecture, window, parts, indices) for (window, parts), indices in members.items())
+
+
+def _sort(architecture: Architecture, window: int, tensors: _Tensors, indices: list[int]) -> BlockSort:
+    sparse = any(architecture.is_expert(name) for name, _ in tensors)
+    kind = LayerKind.MOE_BLOCK if sparse else LayerKind.BLOCK
+    return BlockSort(kind, indices[0], len(indices), sum(math.prod(size) for _, size in tensors), window)
+
+
+def outer_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Parameters of the embedding and of norm + head; a tied one is in both."""
+    sizes = dict.fromkeys(Part, 0)
+    for tensor in expected_tensors(config, LayerRange(0, parse_config(config).layer_count)).values():
+        if isinstance(tensor.unit, Part):
+            sizes[tensor.unit] += math.prod(tensor.shape)
+    return sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
 
 
 @dataclass(slots=True)

@@ -17,12 +17,11 @@ from edgeshard_agent.scheduler.sequence import Sequence
 class Waiting(Protocol):
     """A thing that waits for its turn: its client, its priority, and the number of its arrival."""
 
-    @property
-    def client(self) -> str: ...
+    client: str
+    arrival: int
+
     @property
     def priority(self) -> int: ...
-    @property
-    def arrival(self) -> int: ...
 
 
 WaitingT = TypeVar("WaitingT", bound=Waiting)

@@ -296,9 +296,6 @@ class Scheduler:
         self._end(sequence)
         return [RequestEnd(request_id, FinishReason.CANCELLED, "")]
 
-    def cancel_all(self) -> list[HeadEvent]:
-        return [event for request_id in list(self._requests) for event in self.cancel(request_id)]
-
     # -- steps out -----------------------------------------------------------------------------------------------
 
     def next_sweep(self) -> tuple[HeadStep, ...]:

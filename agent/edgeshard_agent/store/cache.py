@@ -84,7 +84,8 @@ class BlobCache:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._blobs = BlobDirectory(directory / "blobs")
+        self.blobs = BlobDirectory(directory / "blobs")
+        """Its own, partial downloads included."""
         self.packed = PackedUnits(directory / "packed", lambda: self.limit_bytes - self.used_bytes)
         self._shared = shared
         self._manifests = directory / "manifests"
@@ -104,7 +105,7 @@ class BlobCache:
 
     def location(self, digest: Digest) -> BlobLocation:
         """The place of a blob that is here. Raises NotFoundError where there is none."""
-        found = self._blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
+        found = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
         if found is None:
             raise missing_blob(digest)
         return found
@@ -138,7 +139,7 @@ class BlobCache:
             self._account(digest, size)
             self._touch(digest)
             return True
-        if await in_thread(self._blobs.size, digest) is not None:
+        if await in_thread(self.blobs.size, digest) is not None:
             log.warning("cached_blob_damaged", digest=digest)
             await self.discard(digest)
         found = None if self._shared is None else await in_thread(self._shared.locate, digest)
@@ -173,23 +174,9 @@ class BlobCache:
     def _all_bytes(self) -> int:
         return self.used_bytes + self.packed.used_bytes
 
-    async def received(self, digest: Digest) -> int:
-        """Bytes of a partial download."""
-        return await in_thread(self._blobs.received, digest)
-
-    async def truncate(self, digest: Digest, size: int) -> None:
-        await in_thread(self._blobs.truncate, digest, size)
-
-    async def write(self, digest: Digest, offset: int, data: bytes) -> None:
-        await in_thread(self._blobs.write, digest, offset, data)
-
-    async def commit(self, digest: Digest, size: int) -> None:
-        """Verify a finished download and give it its name. Raises DataLossError, and drops it, when it is wrong."""
-        await in_thread(self._blobs.commit, digest, size)
-
     async def discard(self, digest: Digest) -> None:
         try:
-            await in_thread(self._blobs.remove, digest)
+            await in_thread(self.blobs.remove, digest)
         finally:  # whoever waits may be cancelled: it is gone all the same
             self._account(digest, 0)
 
@@ -198,7 +185,7 @@ class BlobCache:
         found = list[int]()
 
         def look() -> None:
-            found.append((self._blobs.size(digest) or 0) + self._blobs.received(digest))
+            found.append((self.blobs.size(digest) or 0) + self.blobs.received(digest))
 
         try:
             await in_thread(look)
@@ -224,20 +211,20 @@ class BlobCache:
         return self._manifests / f"{check_digest(digest)}.json"
 
     def _scan(self) -> OrderedDict[Digest, int]:
-        self._blobs.create()
+        self.blobs.create()
         for stray in self._manifests.glob("*.tmp"):
             stray.unlink()
         sizes: OrderedDict[Digest, int] = OrderedDict()
-        for file in sorted(self._blobs.files(), key=lambda file: file.used_ns):
+        for file in sorted(self.blobs.files(), key=lambda file: file.used_ns):
             sizes[file.digest] = sizes.get(file.digest, 0) + file.size
             sizes.move_to_end(file.digest)
         return sizes
 
     def _verify_and_touch(self, digest: Digest, size: int) -> bool:
-        if not self._blobs.is_intact(digest, size):
+        if not self.blobs.is_intact(digest, size):
             return False
         # The order of last use lives in modification times, so that it survives a restart.
-        self._blobs.touch(digest)
+        self.blobs.touch(digest)
         return True
 
     async def _evict_until(self, limit_bytes: int) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.measuring.compute import Profiler, fingerprint
+from edgeshard_agent.measuring.compute import Profiler, block_sorts, fingerprint, outer_parameters
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.layers import block_sorts, outer_parameters
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.rotation import (
     CACHE_FALLBACK_BYTES,
