@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.requests.generation import Sampling
 from edgeshard_agent.ops import native, sampling_reference
 
 _MOST_INT32 = 2**31 - 1
@@ -27,7 +26,11 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
+        self,
+        sampling: sampling_reference.Sampling,
+        seen_tokens: Iterable[int],
+        vocab_size: int,
+        answer: Iterable[int] = (),
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size

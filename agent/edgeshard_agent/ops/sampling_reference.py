@@ -15,12 +15,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from edgeshard.domain.requests.generation import Sampling
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -33,6 +32,35 @@ _NUCLEUS_GUESS = 8.0
 """A nucleus is nearly always among the tokens not less likely than the likeliest by a factor of e^8."""
 _BINS_A_NAT = 16
 _BINS = 1024
+
+
+class Sampling(Protocol):
+    """How a request's tokens are chosen: the options of that name of a generation, 0 or 1 being off."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> tuple[tuple[int, float], ...]: ...
+    @property
+    def counts_answer(self) -> bool: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def logprobs(self) -> bool: ...
+    @property
+    def top_logprobs(self) -> int: ...
 
 
 class Offsets:
