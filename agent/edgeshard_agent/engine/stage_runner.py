@@ -84,10 +84,10 @@ class StageRunner:
     recorder: StepRecorder | None = field(default=None, init=False)
     """Told of each step, while there is one."""
     failure: EdgeShardError | None = field(default=None, init=False)
-    part_bytes: Callable[[], int] = field(default=lambda: PART_BYTES, init=False)
-    """How large the frames of a step may be; asked on the compute thread for each step."""
 
     def __post_init__(self) -> None:
+        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
+        """The most bytes that frames of a step may have; asked on the compute thread for each step."""
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
         self._loop: asyncio.AbstractEventLoop | None = None

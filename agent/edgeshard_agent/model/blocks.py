@@ -17,6 +17,7 @@ from torch.nn import functional
 from edgeshard.architectures.record import BlockStyle
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
+from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 
@@ -187,6 +188,7 @@ class Block(nn.Module):
         if "pre_feedforward_layernorm.weight" in shapes:
             self.pre_feedforward_layernorm = _norm(hidden, options)
             self.post_feedforward_layernorm = _norm(hidden, options)
+        self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
         self._query_rows = slice(0, heads)
         self._key_rows = slice(heads, heads + options.kv_heads)
         self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
@@ -226,8 +228,7 @@ class Block(nn.Module):
         )
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
-        options, style = self.options, self.options.style
-        qkv = self.qkv(normed).view(len(normed), -1, options.head_dim)
+        qkv = self.qkv(normed).view(len(normed), -1, self.options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
@@ -235,7 +236,7 @@ class Block(nn.Module):
             key.copy_(_by_head(self.k_norm, key))
         if rotary is not None:
             rotary_(query, key, *rotary)
-        attended = step.attend(self.layer_idx, query, key, value, style.scaling, options.window, style.softcap)
+        attended = step.attend(self.layer_idx, query, key, value, self._scoring)
         result: torch.Tensor = self.output(attended.view(len(normed), -1))
         return result
 

@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from weakref import WeakValueDictionary
 
 import structlog
@@ -66,9 +65,7 @@ class Pin:
     def __enter__(self) -> Pin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
