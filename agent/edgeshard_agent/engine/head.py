@@ -179,7 +179,7 @@ class Head:
         """Begin a request, or go on with one that is here, and answer on the stream there is now."""
         entry = self._journal.find(start.request_id)
         if entry is not None:
-            # An id is no secret between clients: what another one asked is not said to whoever names it.
+            # An id is no secret between clients: naming it must not reveal what another one asked.
             if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
                 entry.start = replace(entry.start, instance=start.instance, digest=start.digest)
                 self._follow(entry, start)

@@ -4,7 +4,7 @@ Prompts go beside the event loop, few at a time, in a fair order, and only texts
 
 A text takes time and memory with what the tokenizer makes of it: seconds, and 130 bytes for each byte that tokens are
 looked for in. Threads without a bound would let the prompts of one client, even of one that left, take the node from
-all others. So those that may become long go to a process with limits, one at a time, and short ones to threads beside
+all others. So texts that may become long go to a process with limits, one at a time, and short ones to threads beside
 it.
 """
 
@@ -119,7 +119,7 @@ class Tokenising:
         return tokens
 
     async def close(self) -> None:
-        """End the process of long texts; those that wait for it fail."""
+        """End the process of long texts; texts that wait for it fail."""
         if self._long_texts is not None:
             await self._long_texts.close()
 
@@ -149,7 +149,7 @@ class Tokenising:
             )
 
     def _begin(self, tokenizer: AnyTokenizer) -> None:
-        """Begin what may begin now. Those whose clients have left go first: they need no turn."""
+        """Begin the texts that may begin now. Texts whose clients have left go first: they need no turn."""
         for text in [text for text in self._waiting if text.has_left()]:
             self._waiting.remove(text)
             if not text.tokens.done():

@@ -1,2 +1,2 @@
-"""Forecasts of the experts that are needed, and choices of those that may go: decisions about a mixture's experts on
+"""Forecasts of the experts that are needed, and choices of experts that may go: decisions about a mixture's experts on
 storage. Pure."""

@@ -45,7 +45,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expert that is used now. `load`: it is to be read first, in the room of those that are `gone`."""
+    """An expert that is used now. `load`: it is to be read first, in the room of the experts in `gone`."""
 
     expert: Expert
     load: bool = False
@@ -65,13 +65,13 @@ class ExpertCache(Protocol):
         """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
-        """An expert that was read ahead is to stay; returns those in whose room it is."""
+        """Keep an expert that was read ahead; returns the experts in whose room it is."""
 
     def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
         """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a prompt is computed
         expert by expert.
 
-        Those in memory come first. So where a step needs more experts than there is room for, each is read once: it
+        Experts in memory come first. So where a step needs more experts than there is room for, each is read once: it
         takes the place of one that the step is done with.
         """
 
@@ -204,7 +204,7 @@ class ForecastCache:
     def _load(
         self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept: list[int]
     ) -> tuple[Expert, ...]:
-        """Make room for an expert; returns those that go."""
+        """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
         gone = self._let_go(size, following, forecast, layer, kept) if self._held + size > self.room else ()
         self._resident[layer, expert] = True

@@ -1,4 +1,4 @@
-"""A forecast of the experts that a router will choose, from those that were chosen in the two layers before.
+"""A forecast of the experts that a router will choose, from the choices in the two layers before.
 
 It is EdgeMoE's predictor. There the table's key is the experts of both layers together. With many experts most keys
 are never seen, so each expert of either layer has an entry of its own here, and entries add up: log-odds that an expert

@@ -1,4 +1,4 @@
-"""The guides of a stage's requests, or those that a head checks: each next mask is made while the next step travels.
+"""The guides of a stage's requests, or of a head's checks: each next mask is made while the next step travels.
 
 A matcher's state is a function of the answer's tokens, so a request goes on from them, on another node as in another
 process of matchers.

@@ -40,7 +40,7 @@ ModelKey = tuple[WeightsKey, LayerRange, KvFormat, int, int, tuple[int, bool]]
 
 @dataclass(slots=True)
 class LoadProgress:
-    """Bytes fetched, of those that lacked; then how far they are on their way into memory, None before that.
+    """The progress of a load: bytes fetched, of all that were missing; then of filling memory, None before that.
 
     Whoever loads calls `fetched` on the event loop and `filled` in a thread; each sets values and no more.
     """

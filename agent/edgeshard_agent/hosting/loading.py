@@ -255,9 +255,10 @@ class StageLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """The parts of a model that a stage needs: its tensors, those that are in no memory yet, and the head's files.
+    """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the head's files.
 
-    `wanted` are by canonical name; `units` are those that have some of them. `budget` is that of a stage that streams.
+    `wanted` are by canonical name; `units` are the units that have some of them. `budget` is that of a stage that
+    streams.
     """
 
     manifest: ModelManifest

@@ -56,7 +56,7 @@ class DecoderModules(StageModules):
             self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
         self.ends_there: set[str] = set()
-        """Of embedding and head, those that have their weights, shared or from packed files: they accept none."""
+        """The ends, embedding and head, that have their weights, shared or from packed files: they accept none."""
         self.store: LayerStore | None = None
         """Through which some of the layers pass; None where all of them stay in memory."""
         self.has_all = True

@@ -72,7 +72,7 @@ class FusedModules(DecoderModules):
         return [batch.result.unsqueeze(0) for batch in passing]
 
     def _run(self, blocks: Sequence[Block], passing: Sequence[_Passing]) -> None:
-        """All micro-batches through consecutive blocks, in order; those that can be go in one native call."""
+        """All micro-batches through consecutive blocks, in order; they go in one native call where they can."""
         native = self._native_blocks(blocks)
         arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
         found = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]

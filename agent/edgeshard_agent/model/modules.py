@@ -192,7 +192,7 @@ class StageModules(nn.Module):
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of a module's weights in memory, packed or not; one that is in two places counts once.
 
-    Buffers that a checkpoint stores count, those that are computed do not.
+    Buffers that a checkpoint stores count, computed ones do not.
     """
     plain = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_meta)
     for part in module.modules():

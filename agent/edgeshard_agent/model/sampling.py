@@ -58,8 +58,8 @@ class Sampler:
                 )
 
     def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
-        """`seen_tokens` are those that a repetition penalty counts; `answer` is the request's answer so far, as far as
-        other penalties or a guide go by it."""
+        """`seen_tokens` are the tokens that a repetition penalty counts; `answer` is the request's answer so far, as
+        far as other penalties or a guide go by it."""
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
@@ -96,7 +96,7 @@ class Sampler:
         return bool(self._late)
 
     def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> Drawn:
-        """A token for each (request, position), from its row of `logits` [R, vocab], and for those that were late.
+        """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
 
         Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
@@ -122,7 +122,8 @@ class Sampler:
         return Drawn(tokens, failures, pending)
 
     def _wait_for_guides(self, rows: list[torch.Tensor], places: list[Wanted]) -> tuple[int, ...]:
-        """Put rows aside whose guides do not know yet, and add those that were and do; the requests put aside."""
+        """Put rows aside whose guides do not know yet, and add rows put aside whose guides do; the requests put
+        aside."""
         until_s, pending = time.monotonic() + PATIENCE_S, []
         for index in reversed(range(len(rows))):
             guided = self._guided.get(places[index][0])
@@ -177,5 +178,5 @@ class Sampler:
 
 
 def _allowed(top: LikelyTokens) -> tuple[TokenLogprob, ...]:
-    """The tokens without those that a guide bans."""
+    """The tokens that a guide does not ban."""
     return tuple(TokenLogprob(token, logprob) for token, logprob in top if logprob > -math.inf)

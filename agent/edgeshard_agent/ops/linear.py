@@ -255,7 +255,7 @@ class _NativeWeight:
         self._function = library.edgeshard_linear
         self.packed, self.bias = packed, bias
         scheme = Scheme.parse(form.scheme)
-        # Rows are padded where they are rounded to integers; for floats whoever calls must do it.
+        # Rows are padded where they are rounded to integers; for floats the caller pads them.
         self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
         self._struct = native.LinearStruct(
             None if packed is None else packed.data_ptr(),

@@ -126,8 +126,8 @@ def arrivals(uniform: Floats) -> Floats:
 
 
 def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None) -> int:
-    """The token for `position` from its logits [vocab]; `seen` [vocab] are those that the repetition penalty counts.
-    `offsets` are added behind it."""
+    """The token for `position` from its logits [vocab]; `seen` [vocab] are the tokens that the repetition penalty
+    counts. `offsets` are added behind it."""
     if seen is not None:
         logits = penalised(logits, seen, sampling.repetition_penalty)
     if offsets is not None:

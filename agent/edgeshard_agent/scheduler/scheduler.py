@@ -168,7 +168,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._known: dict[int, Sequence] = {}
-        """Those that run, or whose KV is kept aside, by the number that the stages know."""
+        """Requests that run, or whose KV is kept aside, by the number that the stages know."""
         self._ready: dict[int, Sequence] = {}
         """Decoding requests whose newest token is back, the longest ready first."""
         self._late: dict[int, _Late] = {}
@@ -341,7 +341,7 @@ class Scheduler:
         return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens))
 
     def _add_decodes(self, draft: Draft) -> int:
-        """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
+        """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in flight; how many."""
         if not self._ready:
             return 0
         decoding = [s for s in self._running.values() if s.decoding and s.number not in self._late]

@@ -49,7 +49,7 @@ class Pin:
         self._sources = sources
 
     def let_go(self, digests: Iterable[Digest]) -> None:
-        """These blobs are not needed any more, such as those whose numbers are in packed files now."""
+        """Let go of blobs that are not needed any more, since packed files have their numbers now, for example."""
         assert self._held
         dropped = self._digests & frozenset(digests)
         self._digests -= dropped

@@ -114,9 +114,9 @@ class PackedUnits:
         return tuple(unit for _, unit in self._named())
 
     def drop_units(self, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these, or without any all that are not in use. Those in use stay, and are said to be so.
+        """Remove these, or without any all that are not in use. Files in use stay, and are said to be so.
 
-        Raises NotFoundError naming those that are not there; then none is removed.
+        Raises NotFoundError naming the missing ones; then none is removed.
         """
         found = self._named()
         if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
@@ -207,7 +207,7 @@ class PackedUnits:
     def unpin(self, names: Iterable[str]) -> None:
         with self.lock:
             self._pins.subtract(names)
-            self._pins += Counter()  # without those that nobody uses
+            self._pins += Counter()  # without unused ones
 
     def make_room(self, limit: int) -> None:
         """Drop files that are not in use, least recently used first, until all take at most `limit` bytes."""

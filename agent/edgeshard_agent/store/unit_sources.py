@@ -15,7 +15,7 @@ class UnitSources:
     """Whether each unit of one load comes from its packed file or from the blobs of its tensors.
 
     `tensors` has the canonical names of the tensors in each unit that is to be loaded. Until `choose`, all of them come
-    from blobs. What is chosen decides what is fetched and what is read. Files that were chosen, and those that the load
+    from blobs. What is chosen decides what is fetched and what is read. Files that were chosen, and files that the load
     writes, are pinned until `release`. A thread may use it while another one releases it.
     """
 

@@ -169,7 +169,7 @@ class _Decodes:
 class GatheredSpans:
     """The spans of a step on an accelerator.
 
-    Those of one token (decodes) are attended together, longer ones (chunks) one by one.
+    Spans of one token (decodes) are attended together, longer ones (chunks) one by one.
     """
 
     __slots__ = ("_block_tokens", "_chunks", "_decodes", "_gathers", "_masks")

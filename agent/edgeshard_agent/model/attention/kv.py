@@ -226,7 +226,7 @@ class KvPool:
                 self._full.discard(block)
 
     def _clear(self, blocks: Sequence[int]) -> None:
-        """Zero blocks, those that lie one behind the other at once."""
+        """Zero blocks; neighbours at once."""
         for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
             run = [block for _, block in group]
             self._by_block[:, run[0] : run[-1] + 1].zero_()

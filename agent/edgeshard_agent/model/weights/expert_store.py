@@ -1,6 +1,6 @@
 """Experts of a mixture on the disk, with a cache in memory: EdgeMoE's run time.
 
-A layer's router says which experts a step needs. What is missing is read while those that are there compute. Between
+A layer's router says which experts a step needs. Missing ones are read while present ones compute. Between
 two routers one thread reads ahead what the cache holds likely, until the router has spoken: a read that it does not
 confirm is abandoned.
 """
@@ -112,7 +112,7 @@ class ExpertStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory taken for experts now: those that are there, and one that is read ahead."""
+        """Bytes taken for experts now: for present ones, and for one that is read ahead."""
         with self._changed:
             state = self._state
             held = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]

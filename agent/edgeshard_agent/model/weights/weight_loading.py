@@ -80,7 +80,8 @@ def fill(
     packing: Packing | None,
     progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
-    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
+    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are the tensors that no other stage
+    shares.
 
     `progress` is called after every tensor and every unit, by this thread.
     Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
@@ -181,7 +182,7 @@ class _WeightLoading:
         for unit in ends:
             self._fill_unit(unit)
         streamed = []
-        # Those that leave memory again come first, and leave nothing of theirs in the chunks of those that stay.
+        # Units that leave memory again come first, and leave nothing of theirs in the chunks of units that stay.
         WEIGHTS.part()
         for place, group in enumerate(layers):
             if not residency.resident[place]:
