@@ -44,12 +44,12 @@ class LayerModules(StageModules):
 
     token_embedding: ClassVar[str]
     """The canonical name of its tensor."""
+    _ordered: list[nn.Module]
+    """The blocks in the order they run."""
 
     def _blocks(self) -> nn.ModuleDict:
         layers = range(self.context.layers.first, self.context.layers.end)
-        blocks = nn.ModuleDict({str(index): make_layer(self.context, index) for index in layers})
-        self._ordered = list(blocks.values())
-        return blocks
+        return nn.ModuleDict({str(index): make_layer(self.context, index) for index in layers})
 
     def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
         for block in self._ordered:

@@ -19,6 +19,7 @@ class Modules(LayerModules):
         super().__init__(context)
         shape, config = context.shape, context.config
         self.h = self._blocks()
+        self._ordered = list(self.h.values())
         if context.is_first:
             self.wte = self._weight(shape.vocab_size, shape.hidden_size)
             self.wpe = self._weight(shape.max_context, shape.hidden_size)

@@ -21,6 +21,7 @@ class Modules(LayerModules):
         shape, config = context.shape, context.config
         hidden, token_width = shape.hidden_size, config.word_embed_proj_dim
         self.layers = self._blocks()
+        self._ordered = list(self.layers.values())
         self.project_in: nn.Module | None = None
         self.project_out: nn.Module | None = None
         self.final_layer_norm: nn.Module | None = None
