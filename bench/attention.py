@@ -23,7 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from edgeshard_agent.ops import PackedLinear, PanelArena, Scheme, Scoring, SpanTables, attend, native
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.kv_arena import PanelArena
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.quantize import Scheme
 
 from bench.sizes import sized
 

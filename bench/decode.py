@@ -29,10 +29,12 @@ import numpy as np
 import torch
 from edgeshard_agent.model import blocks
 from edgeshard_agent.model.attention import attention
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.native import native_available
 
 from bench.random_llama import CONFIG, TIED_CONFIG, RandomWeights
 from bench.sizes import sized
@@ -55,16 +57,16 @@ Decoder = Callable[[int, int], list[float]]
 def stage_of(weights: RandomWeights, scheme: str, tokens: int, config: dict[str, Any] = CONFIG) -> StageModel:
     """All layers in one stage; `scheme` is bf16 or a `Quantisation`."""
     blocks_per_stream = -(-(PROMPT_TOKENS + tokens + 1) // BLOCK_TOKENS)
-    return StageModel.load(
-        weights,
-        config,
-        LayerRange(0, config["num_hidden_layers"]),
-        dtype=DType.BFLOAT16,
-        kv_dtype=DType.BFLOAT16,
-        kv_blocks=blocks_per_stream * max(STREAMS),
-        block_tokens=BLOCK_TOKENS,
-        device="cpu",
-        quantisation=None if scheme == "bf16" else Quantisation(scheme),
+    return StageModel.with_kv(
+        StageWeights.load(
+            weights,
+            config,
+            LayerRange(0, config["num_hidden_layers"]),
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=None if scheme == "bf16" else Quantisation(scheme),
+        ),
+        KvMemory(DType.BFLOAT16, blocks_per_stream * max(STREAMS), BLOCK_TOKENS),
     )
 
 

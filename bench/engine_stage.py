@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageInputs, StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.random_llama import CONFIG, RandomWeights
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -40,16 +42,16 @@ class DecodingStage:
         self._vocabulary, self._width = config["vocab_size"], config["hidden_size"]
         self._random = np.random.default_rng(0)
         blocks = -(-(context + steps) // BLOCK_TOKENS)
-        self._model = StageModel.load(
-            RandomWeights(config=config, layers=layers),
-            config,
-            layers,
-            dtype=DType.BFLOAT16,
-            kv_dtype=DType.BFLOAT16,
-            kv_blocks=blocks * rows,
-            block_tokens=BLOCK_TOKENS,
-            device="cpu",
-            quantisation=quantisation,
+        self._model = StageModel.with_kv(
+            StageWeights.load(
+                RandomWeights(config=config, layers=layers),
+                config,
+                layers,
+                dtype=DType.BFLOAT16,
+                device="cpu",
+                quantisation=quantisation,
+            ),
+            KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS),
         )
         for row in range(rows):
             grant = KvGrant(row, 0, tuple(range(row * blocks, (row + 1) * blocks)))

@@ -32,7 +32,7 @@ from edgeshard_agent.model.blocks import BlockOptions, GatedMlp, MixtureMlp
 from edgeshard_agent.model.projection import Integers
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
-from edgeshard_agent.ops import PackedLinear
+from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
@@ -181,7 +181,7 @@ class Layers:
         if self._packed.take(name) is not None:
             file: PackedFile | None = self._packed.find(name, name)
         else:
-            file = self._packed.write(name, name, data.entries, data.small, data.large, data.large_bytes)
+            file = self._packed.write(name, name, data)
         assert file is not None
         if width != "int4":  # made for another width than the mixture's own
             fresh = GatedMlp(INNER, HIDDEN, False, self._options(width))

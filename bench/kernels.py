@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgeshard_agent.ops import PackedLinear, Scheme, native, rms_norm, swiglu
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.elementwise import rms_norm, swiglu
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.quantize import Scheme
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from bench.attention import Shape, filled, step

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.random_llama import TIED_CONFIG, RandomWeights
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
@@ -91,16 +92,16 @@ def main() -> int:
         clock = time.thread_time
     torch.set_num_threads(options.threads)
     config = TIED_CONFIG | {"max_position_embeddings": 2 * options.positions}
-    stage = StageModel.load(
-        RandomWeights(config=config),
-        config,
-        LayerRange(0, config["num_hidden_layers"]),
-        dtype=DType.BFLOAT16,
-        kv_dtype=DType.BFLOAT16,
-        kv_blocks=1,
-        block_tokens=BLOCK_TOKENS,
-        device="cpu",
-        quantisation=Quantisation.INT4,
+    stage = StageModel.with_kv(
+        StageWeights.load(
+            RandomWeights(config=config),
+            config,
+            LayerRange(0, config["num_hidden_layers"]),
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=Quantisation.INT4,
+        ),
+        KvMemory(DType.BFLOAT16, 1, BLOCK_TOKENS),
     )
     rows = [compare(stage, int(streams), options) for streams in options.streams.split(",")]
     what = {"positions": options.positions, "threads": options.threads, "load": os.getloadavg()[0]}

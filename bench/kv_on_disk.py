@@ -39,8 +39,9 @@ import numpy as np
 import torch
 from edgeshard_agent.measuring.disk import measure_disk
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.cgroups import capped
 from bench.random_llama import CONFIG, RandomWeights
@@ -145,10 +146,12 @@ def case(options: argparse.Namespace) -> None:
     """One process; what it saw on its last line."""
     torch.set_num_threads(options.threads)
     config = SMALL | {"max_position_embeddings": 2 * options.positions}
-    stage = StageModel.load(
-        RandomWeights(config=config), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16,
-        kv_blocks=1, block_tokens=BLOCK_TOKENS, device="cpu",
-    )  # fmt: skip
+    stage = StageModel.with_kv(
+        StageWeights.load(
+            RandomWeights(config=config), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, device="cpu"
+        ),
+        KvMemory(DType.BFLOAT16, 1, BLOCK_TOKENS),
+    )
     memory = None
     if options.group:
         (options.group / "cgroup.procs").write_text(str(os.getpid()))

@@ -21,7 +21,6 @@ import time
 from pathlib import Path
 
 import torch
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
@@ -29,6 +28,7 @@ from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share
 from edgeshard_agent.store.unit_sources import UnitSources
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.residency import in_disk_blocks

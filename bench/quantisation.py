@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
@@ -44,16 +46,16 @@ def demo_stage(scheme: str, kept: KvFormat | None = None) -> StageModel:
     """The whole demo model in one stage; keys and values are `kept` so, else in the dtype."""
     dtype, quantisation = SCHEMES[scheme]
     config = json.loads((MODEL / "config.json").read_text())
-    return StageModel.load(
-        SafetensorsDirectory(MODEL),
-        config,
-        LayerRange(0, config["num_hidden_layers"]),
-        dtype=dtype,
-        kv_dtype=kept or dtype,
-        kv_blocks=CONTEXT // BLOCK,
-        block_tokens=BLOCK,
-        device="cpu",
-        quantisation=quantisation,
+    return StageModel.with_kv(
+        StageWeights.load(
+            SafetensorsDirectory(MODEL),
+            config,
+            LayerRange(0, config["num_hidden_layers"]),
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
+        ),
+        KvMemory(kept or dtype, CONTEXT // BLOCK, BLOCK),
     )
 
 

@@ -47,7 +47,7 @@ _SPREAD = 0.02
 
 
 class RandomWeights:
-    """A model's tensors in bfloat16, by their names in a checkpoint: a source that `StageModel.load` reads from.
+    """A model's tensors in bfloat16, by their names in a checkpoint: a source that `StageWeights.load` reads from.
 
     With `layers` they are those of one stage.
     """

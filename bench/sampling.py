@@ -21,7 +21,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 from edgeshard_agent.model.sampling import Sampler
-from edgeshard_agent.ops import RequestSampler, native, sample_rows, sampling_reference
+from edgeshard_agent.ops import native, sampling_reference
+from edgeshard_agent.ops.sampling import RequestSampler, sample_rows
 
 from edgeshard.domain.requests.generation import Sampling
 

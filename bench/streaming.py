@@ -27,12 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weight_loading import Packing
+from edgeshard_agent.model.weights.weights import StageWeights
 
 from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
+from bench.safetensors_directory import SafetensorsDirectory
 from bench.sizes import sized
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
@@ -56,17 +58,17 @@ def read_bytes() -> int:
 
 def load(directory: Path, budget: int | None, quantisation: Quantisation | None, blocks: int) -> StageModel:
     layers = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
-    return StageModel.load(
-        SafetensorsDirectory(directory / "checkpoint"),
-        BIG_CONFIG,
-        layers,
-        dtype=DType.BFLOAT16,
-        kv_dtype=DType.BFLOAT16,
-        kv_blocks=blocks,
-        block_tokens=BLOCK_TOKENS,
-        device="cpu",
-        quantisation=quantisation,
-        packing=Packing(sources_in(directory, layers, quantisation), budget),
+    return StageModel.with_kv(
+        StageWeights.load(
+            SafetensorsDirectory(directory / "checkpoint"),
+            BIG_CONFIG,
+            layers,
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=quantisation,
+            packing=Packing(sources_in(directory, layers, quantisation), budget),
+        ),
+        KvMemory(DType.BFLOAT16, blocks, BLOCK_TOKENS),
     )
 
 

@@ -27,7 +27,6 @@ DISCOVERED = {
 """Packages whose modules are found by being there -> the names that their registry takes from each."""
 
 ALLOWED = {
-    "edgeshard_agent.model.weights.loader.SafetensorsDirectory": "tests and benches build stages from bare checkpoints",
     "edgeshard_agent.ops.native.use_kernels": "tests run the kernels of lesser processors than the one they are on",
     "edgeshard_coordinator.core.values.state.validate_state": "the invariants that tests check after each event",
 }

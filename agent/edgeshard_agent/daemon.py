@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -23,6 +24,7 @@ from edgeshard.domain.control.commands import ControlMessage, Deny, DropPacked, 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
+from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.metrics.exposition import Metrics
 from edgeshard.metrics.listener import MetricsListener
 from edgeshard.metrics.own import OwnCondition
@@ -38,21 +40,19 @@ from edgeshard.process.private import private_directory
 from edgeshard.process.watchdog import feed_watchdog
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.channel import CONTROL_KEEPALIVE_S, CONTROL_PING_TIMEOUT_S, open_channel
-from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.renewal import adopted, keep_renewed
 from edgeshard.rpc.server import MOST_CONNECTIONS, Server
-from edgeshard.rpc.tls import check_secure, join_address, split_address
+from edgeshard.rpc.tls import TlsFiles, check_secure, join_address, split_address
 from edgeshard.storage.blobs import BlobDirectory
 from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.long_texts import text_memory_bytes
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
-from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
-from edgeshard_agent.hosting.packed_requests import PackedRequests
+from edgeshard_agent.hosting.operator_requests import Dumps, PackedRequests
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts
@@ -89,9 +89,58 @@ async def run(settings: AgentSettings) -> NoReturn:
     os._exit(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Self:
+    """Facts that a node knows of itself before it listens. `facts` are the machine's, without what only torch tells."""
+
+    settings: AgentSettings
+    node_id: NodeId
+    tls: TlsFiles | None
+    emulation: Emulation | None
+    facts: DeviceFacts
+
+    @property
+    def threads(self) -> int:
+        return self.settings.threads or self.facts.cores
+
+    def shown(self, facts: DeviceFacts) -> DeviceFacts:
+        """The facts that the coordinator hears: in the lab the emulated device's."""
+        return facts if self.emulation is None else self.emulation.facts(facts)
+
+
 async def serve(settings: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     notifier = Notifier.from_environment()
+    node_id, tls = _identity(settings)
+    held = lock_state_dir(settings.state_dir)
+    own = _Self(settings, node_id, tls, _emulation(settings), machine_facts(settings.device, settings.memory))
+    ends = _Endpoints(settings, tls)
+    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
+    await cache.start()
+    address = await ends.server.start()
+    node = _Node(own, ends, cache, address)
+    await node.metrics.start()
+    renewing = None
+    if tls is not None:
+        renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
+    log.info("listening", address=address, node=settings.name)
+    try:
+        await _until_stopped(node.client, partial(node.compute, notifier), settings.name, settings.ready_file, address)
+    finally:
+        notifier.stopping()
+        await node.metrics.stop()
+        if renewing is not None:
+            renewing.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_S):
+                await node.close()
+                await ends.close()
+        node.worker.close()
+        held.close()
+
+
+def _identity(settings: AgentSettings) -> tuple[NodeId, TlsFiles | None]:
+    """The node's id and certificate. Raises what is wrong with its addresses too: before anything listens."""
     check_name(settings.name, "name")
     tls = settings.tls()
     if tls is not None:
@@ -99,121 +148,130 @@ async def serve(settings: AgentSettings) -> None:
     node_id = persistent_node_id(settings.state_dir)
     if tls is not None:
         tls = adopted(tls, settings.state_dir / "pki")
-    # Refused before anything listens and would have to be stopped.
     check_secure(settings.listen, tls, "listen")
     _advertised(settings, settings.listen)
-    held = lock_state_dir(settings.state_dir)
-    emulation = _emulation(settings)
-    facts = machine_facts(settings.device, settings.memory)
-    threads = settings.threads or facts.cores
-    # Packed files and outgoing links take more descriptors here than callers do.
-    connections = connection_cap(raise_descriptor_limit(), 1 / 4, MOST_CONNECTIONS)
-    server = Server(settings.listen, tls, most_connections=connections)
-    servicer, clock = StageServicer(), SystemClock()
-    worker = ComputeThread(threads, clock)
-    add_StageServiceServicer_to_server(servicer, server.grpc)
-    # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
-    to_coordinator = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
-    control = to_coordinator(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
-    store = to_coordinator()
-    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
-    await cache.start()
-    address = await server.start()
-    registration = Registration(
-        node_id,
-        NodeName(settings.name),
-        _advertised(settings, address),
-        WIRE_VERSION,
-        facts if emulation is None else emulation.facts(facts),
-        secrets.token_hex(8),
-        starting=True,
-    )
+    return node_id, tls
 
-    machine = Machine(__version__, settings.state_dir, tls)
 
-    def on_command(operation_id: OperationId, command: ControlMessage) -> None:
-        _obey(operation_id, command, hosting, dumps, packed, server.denials)
+class _Endpoints:
+    """A node's server and its channels to the coordinator."""
 
-    client = ControlClient(
-        control,
-        settings.coordinator,
-        registration,
-        on_command,
-        lambda: hosting.statuses(),
-        available_bytes,
-        HugePageWatch(clock).read,
-        lambda: hosting.post(ControlLost()),
-        # An accelerator computes whatever the processor's cores do.
-        OthersWatch(threads).share if facts.kind == "cpu" else lambda: 0.0,
-        machine.condition,
-        lambda: cache.packed.ids,
-    )
-    links = LiveLinks(node_id, client.report, clock) if emulation is None else None
-    around = HostServices(
-        node_id,
-        worker,
-        servicer,
-        to_coordinator,
-        tls,
-        clock,
-        client.changed,
-        emulation,
-        links,
-        client.send_suspicion,
-        # What is known of an accelerator's memory comes later, and texts are in the system's.
-        text_memory_bytes(facts.memory_budget_bytes or available_bytes()),
-    )
-    hosting = Hosting(around, client.send_results, client.started)
-    process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
-    dumps = Dumps(hosting, process.about, client.send_dump, client.send_results)
-    packed = PackedRequests(cache.packed, client.send_results)
+    def __init__(self, settings: AgentSettings, tls: TlsFiles | None) -> None:
+        # Packed files and outgoing links take more descriptors here than callers do.
+        connections = connection_cap(raise_descriptor_limit(), 1 / 4, MOST_CONNECTIONS)
+        self.server = Server(settings.listen, tls, most_connections=connections)
+        self.servicer = StageServicer()
+        add_StageServiceServicer_to_server(self.servicer, self.server.grpc)
+        # A fetch of weights must not delay commands and heartbeats, and neither may delay tokens.
+        self.dial = partial(open_channel, settings.coordinator, tls, "coordinator", keepalive_s=CONTROL_KEEPALIVE_S)
+        self.control = self.dial(ping_timeout_s=CONTROL_PING_TIMEOUT_S, reconnect_s=MAX_RETRY_S)
+        self.store = self.dial()
 
-    told = Metrics(AgentMetrics(hosting, cache).collect, OwnCondition(machine.condition).collect)
-    metrics = MetricsListener(settings.metrics_listen, tls, told, server.denials)
-    await metrics.start()
+    async def close(self) -> None:
+        # Streams of this node's stages have ended with the stages; waiting for others is not worth it.
+        await self.server.stop(STREAM_GRACE_S)
+        for channel in (self.control, self.store):
+            await channel.close()
 
-    async def start() -> None:
-        make_tools, read_facts = await _import_tools(client)
-        facts = await asyncio.to_thread(read_facts, settings.device, settings.memory)
-        if emulation is not None:
-            facts = emulation.facts(facts)
-        node = MeasuredNode(
-            node_id, facts, settings.device, threads, settings.memory, settings.state_dir, tls, emulation
+
+class _Node:
+    """The parts of a node that listens at `address`, put together."""
+
+    def __init__(self, own: _Self, ends: _Endpoints, cache: BlobCache, address: str) -> None:
+        self._own, self._ends, self._cache, self._address = own, ends, cache, address
+        settings, clock = own.settings, SystemClock()
+        self._clock = clock
+        self.worker = ComputeThread(own.threads, clock)
+        self._machine = Machine(__version__, settings.state_dir, own.tls)
+        self.client = self._make_client()
+        self._links = LiveLinks(own.node_id, self.client.report, clock) if own.emulation is None else None
+        around = HostServices(
+            own.node_id,
+            self.worker,
+            ends.servicer,
+            ends.dial,
+            own.tls,
+            clock,
+            self.client.changed,
+            own.emulation,
+            self._links,
+            self.client.send_suspicion,
+            # What is known of an accelerator's memory comes later, and texts are in the system's.
+            text_memory_bytes(own.facts.memory_budget_bytes or available_bytes()),
         )
-        reports = Reports(client.report, client.send_progress, links.probed if links else lambda probed: None)
+        self._hosting = Hosting(around, self.client.send_results, self.client.started)
+        process = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES)
+        self._dumps = Dumps(self._hosting, process.about, self.client.send_dump, self.client.send_results)
+        self._packed = PackedRequests(cache.packed, self.client.send_results)
+        told = Metrics(AgentMetrics(self._hosting, cache).collect, OwnCondition(self._machine.condition).collect)
+        self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)
+
+    def _make_client(self) -> ControlClient:
+        own = self._own
+        registration = Registration(
+            own.node_id,
+            NodeName(own.settings.name),
+            _advertised(own.settings, self._address),
+            WIRE_VERSION,
+            own.shown(own.facts),
+            secrets.token_hex(8),
+            starting=True,
+        )
+        return ControlClient(
+            self._ends.control,
+            own.settings.coordinator,
+            registration,
+            self._obey,
+            lambda: self._hosting.statuses(),
+            available_bytes,
+            HugePageWatch(self._clock).read,
+            lambda: self._hosting.post(ControlLost()),
+            # An accelerator computes whatever the processor's cores do.
+            OthersWatch(own.threads).share if own.facts.kind == "cpu" else lambda: 0.0,
+            self._machine.condition,
+            lambda: self._cache.packed.ids,
+        )
+
+    def _obey(self, operation_id: OperationId, command: ControlMessage) -> None:
+        if isinstance(command, TakeDump):
+            self._dumps.take(operation_id)
+        elif isinstance(command, ListPacked | DropPacked):
+            self._packed.take(operation_id, command)
+        elif isinstance(command, Deny):
+            self._ends.server.denials.replace(command.denials)
+        else:
+            self._hosting.post(CommandReceived(operation_id, command))
+
+    async def compute(self, notifier: Notifier) -> None:
+        """Import what computes, and be ready: whether or not a coordinator is there, which may start later."""
+        own, settings, links = self._own, self._own.settings, self._links
+        make_tools, read_facts = await _import_tools(self.client)
+        facts = own.shown(await asyncio.to_thread(read_facts, settings.device, settings.memory))
+        node = MeasuredNode(
+            own.node_id,
+            facts,
+            settings.device,
+            own.threads,
+            settings.memory,
+            settings.state_dir,
+            own.tls,
+            own.emulation,
+        )
+        reports = Reports(self.client.report, self.client.send_progress, links.probed if links else lambda probed: None)
         # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
-        may_spin = emulation is None and has_cores_of_its_own() and not cpu_quota()
+        may_spin = own.emulation is None and has_cores_of_its_own() and not cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
-        hosting.start(make_tools(node, reports, cache, store, worker, idle_spin_s, settings.packs), facts)
-        # Whether or not a coordinator is there: it may start later, or be restarted.
-        notifier.ready(f"serving on {address}")
-        check = HangCheck(hosting.stages, worker, clock)
+        tools = make_tools(node, reports, self._cache, self._ends.store, self.worker, idle_spin_s, settings.packs)
+        self._hosting.start(tools, facts)
+        notifier.ready(f"serving on {self._address}")
+        check = HangCheck(self._hosting.stages, self.worker, self._clock)
         beats = feed_watchdog(notifier, lambda: {"compute thread": check.found_well})
-        await asyncio.gather(check.run(), beats, machine.measure())
+        await asyncio.gather(check.run(), beats, self._machine.measure())
 
-    renewing = None
-    if tls is not None:
-        renewing = asyncio.create_task(keep_renewed(tls, renew_over(control, settings.coordinator)))
-
-    log.info("listening", address=address, node=settings.name)
-    try:
-        await _until_stopped(client, start, settings.name, settings.ready_file, address)
-    finally:
-        notifier.stopping()
-        await metrics.stop()
-        if renewing is not None:
-            renewing.cancel()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_LIMIT_S):
-                await hosting.close()
-                if links is not None:
-                    await links.close()
-                # Streams of this node's stages have ended with the stages; waiting for others is not worth it.
-                await server.stop(STREAM_GRACE_S)
-                for channel in (control, store):
-                    await channel.close()
-        worker.close()
-        held.close()
+    async def close(self) -> None:
+        await self._hosting.close()
+        if self._links is not None:
+            await self._links.close()
 
 
 def _emulation(settings: AgentSettings) -> Emulation | None:
@@ -225,27 +283,9 @@ def _emulation(settings: AgentSettings) -> Emulation | None:
     return load_emulation(settings.emulate, settings.name)
 
 
-def _obey(
-    operation_id: OperationId,
-    command: ControlMessage,
-    hosting: Hosting,
-    dumps: Dumps,
-    packed: PackedRequests,
-    denials: Denials,
-) -> None:
-    if isinstance(command, TakeDump):
-        dumps.take(operation_id)
-    elif isinstance(command, ListPacked | DropPacked):
-        packed.take(operation_id, command)
-    elif isinstance(command, Deny):
-        denials.replace(command.denials)
-    else:
-        hosting.post(CommandReceived(operation_id, command))
-
-
 async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
-    """What makes the node's tools, imported once the node has joined. Raises FailedPreconditionError where that
-    fails."""
+    """The functions that make the node's tools, imported once the node has joined. Raises FailedPreconditionError where
+    that fails."""
 
     def imported() -> tuple[MakeTools, ReadFacts]:
         # The one place where the daemon imports torch, and all that needs it.
@@ -356,7 +396,8 @@ def _shared_store(directory: Path | None) -> BlobDirectory | None:
 
 
 def _advertised(settings: AgentSettings, address: str) -> str:
-    """What neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener itself."""
+    """The address that neighbours dial: `--advertise`, with the listener's port when it gives port 0, or the listener
+    itself."""
     if settings.advertise is None:
         host, _ = split_address(address, "listen")
         if host in ("0.0.0.0", "::"):

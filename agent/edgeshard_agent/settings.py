@@ -1,4 +1,4 @@
-"""What an operator can set on an agent."""
+"""The settings of an agent."""
 
 from __future__ import annotations
 

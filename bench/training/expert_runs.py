@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.experts.table import Choices
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
@@ -38,11 +40,17 @@ class Mixture:
     def load(cls, directory: Path, quantisation: Quantisation | None, **changes: object) -> Mixture:
         """`changes` are of config.json."""
         config = json.loads((directory / "config.json").read_text()) | changes
-        stage = StageModel.load(
-            SafetensorsDirectory(directory), config, LayerRange(0, config["num_hidden_layers"]), dtype=DType.BFLOAT16,
-            kv_dtype=DType.BFLOAT16, kv_blocks=CONTEXT // BLOCK, block_tokens=BLOCK, device="cpu",
-            quantisation=quantisation,
-        )  # fmt: skip
+        stage = StageModel.with_kv(
+            StageWeights.load(
+                SafetensorsDirectory(directory),
+                config,
+                LayerRange(0, config["num_hidden_layers"]),
+                dtype=DType.BFLOAT16,
+                device="cpu",
+                quantisation=quantisation,
+            ),
+            KvMemory(DType.BFLOAT16, CONTEXT // BLOCK, BLOCK),
+        )
         return cls(config, stage)
 
     def mixtures(self) -> list[MixtureMlp]:

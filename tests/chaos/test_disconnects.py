@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import DeploymentPhase

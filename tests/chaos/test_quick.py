@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from tests.chaos import run
 from tests.support.forms import in_form

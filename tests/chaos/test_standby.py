@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.nodes.device import StagePhase

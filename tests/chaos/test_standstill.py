@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from tests.chaos import standstill, stops
 from tests.chaos.standstill import BLIND_S, LONG_S, SHORT_S

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from gguf import GGMLQuantizationType as Type
 
 from bench.quantisation import VALIDATION, score
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.models.dtypes import DType, Quantisation

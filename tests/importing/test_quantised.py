@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.projection import whole
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from safetensors.torch import load_file
 
 from bench.quantisation import VALIDATION, score
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.models.dtypes import DType

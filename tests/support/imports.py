@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
+from edgeshard_agent.model.weights.weights import StageWeights
 from safetensors.torch import save_file
 
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -35,16 +37,16 @@ def stage_of(
     manifest: ModelManifest, source: Any, dtype: DType, quantisation: Quantisation | None = None
 ) -> StageModel:
     """All layers in one stage."""
-    return StageModel.load(
-        source,
-        manifest.config,
-        LayerRange(0, manifest.config["num_hidden_layers"]),
-        dtype=dtype,
-        kv_dtype=dtype,
-        kv_blocks=CONTEXT // BLOCK,
-        block_tokens=BLOCK,
-        device="cpu",
-        quantisation=quantisation,
+    return StageModel.with_kv(
+        StageWeights.load(
+            source,
+            manifest.config,
+            LayerRange(0, manifest.config["num_hidden_layers"]),
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
+        ),
+        KvMemory(dtype, CONTEXT // BLOCK, BLOCK),
     )
 
 

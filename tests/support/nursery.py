@@ -294,7 +294,7 @@ def main() -> None:
     settle_grpc()
     for name in PRELOADED:
         import_module(name)
-    from edgeshard_agent.ops import native_available
+    from edgeshard_agent.ops.native import native_available
 
     nurse = _Nurse()
     nurse._say({"native": native_available()})

@@ -1,1 +1,1 @@
-"""What this node should hold and what it holds: events in, actions out. Pure."""
+"""The stages that this node should hold, and the stages that it holds: events in, actions out. Pure."""

@@ -1,4 +1,4 @@
-"""What the agent's state wants done. An executor performs actions and reports what came of them as events."""
+"""Actions that the agent's state asks for. An executor performs actions and reports what came of them as events."""
 
 from __future__ import annotations
 

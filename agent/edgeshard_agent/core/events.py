@@ -1,4 +1,4 @@
-"""What happens to an agent: commands that came, and outcomes of its actions."""
+"""Events of an agent: commands that came, and outcomes of its actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeshard_agent.core.tracing import TraceEnded
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What computes is imported; `facts` are complete now."""
+    """The node can compute: torch is imported, and `facts` are complete."""
 
     facts: DeviceFacts
 

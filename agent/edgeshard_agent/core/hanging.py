@@ -44,7 +44,7 @@ class Watched:
 
 
 def looked_at(before: Watched | None, step: RunningStep, now: float) -> Watched:
-    """After another look at `now` (monotonic seconds)."""
+    """The record of a step after another look at `now` (monotonic seconds)."""
     if before is None or before.number != step.number or step.cpu_s - before.cpu_s >= PROGRESS_S:
         return Watched(step.number, step.cpu_s, 0.0, now)
     gap_s = now - before.seen_at

@@ -1,4 +1,4 @@
-"""What the coordinator wants measured of this node: one thing at a time, and no layers while it holds a stage. Pure.
+"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while it holds a stage. Pure.
 
 A measurement of layers and a stage would slow each other down unnoticed, and share one memory. So the node refuses to
 measure while it holds a stage, and loading a stage first ends a measurement under way.
@@ -7,7 +7,7 @@ measure while it holds a stage, and loading a stage first ends a measurement und
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edgeshard.domain.control.commands import MeasureCompute, ProbeLinks
 from edgeshard.domain.errors import AbortedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
@@ -103,28 +103,11 @@ class Measuring:
             )
         return None
 
-    def asked(self, task: MeasuringTask) -> Measuring:
-        return replace(self, wanted=task)
-
-    def dropped(self) -> Measuring:
-        """No measurement is wanted any more."""
-        return replace(self, wanted=None)
-
-    def started(self, task: MeasuringTask) -> Measuring:
-        return replace(self, running=task)
-
-    def told_to_stop(self) -> Measuring:
-        return replace(self, stopping=True)
-
     def ended(self, task: MeasuringTask) -> tuple[Measuring, bool]:
-        """After a measurement's own end, and whether its operation is still to be answered."""
+        """The state after a measurement's own end, and whether its operation is still to be answered."""
         if self.running != task or self.stopping:
             return self, False  # MeasuringStopped follows
         return Measuring(), True
-
-    def stopped(self) -> Measuring:
-        """What is wanted by now begins."""
-        return Measuring(self.wanted)
 
 
 def stage_came() -> EdgeShardError:

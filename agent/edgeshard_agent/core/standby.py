@@ -1,4 +1,5 @@
-"""What a node keeps in memory for stages that others may lose: one range of layers for each deployment. Pure.
+"""Weights that a node keeps in memory for stages that other nodes may lose: one range of layers for each deployment.
+Pure.
 
 The executor makes what is held equal to the newest command, so that a command may come again or be replaced.
 """

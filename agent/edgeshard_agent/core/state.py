@@ -180,7 +180,7 @@ def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
     refused = state.measuring.refusal(task, state.slots)
     if refused is not None:
         return _answer(state, task.operation_id, refused)
-    return replace(state, measuring=state.measuring.asked(task))
+    return replace(state, measuring=replace(state.measuring, wanted=task))
 
 
 def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
@@ -232,7 +232,7 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
     wanted = state.measuring.wanted
     if wanted is not None and isinstance(wanted.command, MeasureCompute):
         state = _answer(state, wanted.operation_id, stage_came())
-        state = replace(state, measuring=state.measuring.dropped())
+        state = replace(state, measuring=replace(state.measuring, wanted=None))
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
@@ -261,20 +261,15 @@ def _started(state: AgentState, action: Action) -> AgentState:
             slot = state.slots[action.prepare.deployment]
             loading = replace(slot, phase=SlotPhase.LOADING, epoch=action.prepare.epoch)
             return _with_slot(state, action.prepare.deployment, loading)
-        case OpenHead():
-            return _with_slot(
-                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.ACTIVATING)
-            )
-        case CloseStage():
-            return _with_slot(
-                state, action.deployment, replace(state.slots[action.deployment], phase=SlotPhase.CLOSING)
-            )
+        case OpenHead() | CloseStage():
+            phase = SlotPhase.ACTIVATING if isinstance(action, OpenHead) else SlotPhase.CLOSING
+            return _with_slot(state, action.deployment, replace(state.slots[action.deployment], phase=phase))
         case SetStandby():
             return replace(state, standbys=standby.begun(state.standbys, action))
         case StartMeasuring():
-            return replace(state, measuring=state.measuring.started(action.task))
+            return replace(state, measuring=replace(state.measuring, running=action.task))
         case StopMeasuring():
-            return replace(state, measuring=state.measuring.told_to_stop())
+            return replace(state, measuring=replace(state.measuring, stopping=True))
         case StartTrace():
             deployment = action.command.deployment
             started = replace(state.traces[deployment], started=True)
@@ -290,10 +285,10 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
             state = replace(state, measuring=after)
             return _answer(state, event.task.operation_id, event.error) if unanswered else state
         case MeasuringStopped():
-            return replace(state, measuring=state.measuring.stopped())
+            return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
         case ControlLost():
             # Nobody is left to answer; a trace under way ends by itself.
-            return replace(state, measuring=state.measuring.dropped(), traces={})
+            return replace(state, measuring=replace(state.measuring, wanted=None), traces={})
         case _:
             assert_never(event)
 
@@ -375,10 +370,7 @@ def _answer_all(
 
 
 def _answer(
-    state: AgentState,
-    operation_id: OperationId,
-    error: EdgeShardError | None = None,
-    status: StageStatus | None = None,
+    state: AgentState, operation_id: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
 ) -> AgentState:
     result = CommandResult(operation_id, error, status)
     kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])

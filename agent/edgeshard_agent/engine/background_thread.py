@@ -18,7 +18,7 @@ and whoever waits for that waits for a thread that hardly ever runs."""
 
 
 class _Stopped(Exception):
-    """Nobody waits for this work any more."""
+    """Raised in work that nobody waits for any more."""
 
 
 class BackgroundThread:

@@ -25,14 +25,7 @@ from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.domain.requests.step import ReturnedStep
-from edgeshard_agent.engine.journal import (
-    Entry,
-    HeadOutput,
-    Journal,
-    RequestAccepted,
-    RequestAdmitted,
-    RequestRefused,
-)
+from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.long_texts import LEAST_BYTES, LongTexts
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
@@ -57,7 +50,7 @@ ASK_S, MOST_ASK_S = 0.001, 0.032
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """What a request may ask for. `max_context` are the positions of its prompt and its new tokens, and
+    """Limits of a request. `max_context` are the positions of its prompt and its new tokens, and
     `text_memory_bytes` what a long prompt may take in a process of its own."""
 
     vocab_size: int
@@ -68,7 +61,7 @@ class HeadLimits:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What a head works with for one epoch.
+    """The scheduler of one epoch, and the ways out of a head.
 
     `offer` hands a step to this node's own stage and `emit` an output towards the coordinator; neither may block, so
     taking a result never waits for anything and the ring cannot deadlock. `on_failed` is told once of a failure.
@@ -175,7 +168,7 @@ class Head:
 
     @property
     def head_for_s(self) -> float:
-        """How long it has been the deployment's head, in seconds: it knows of no end before that."""
+        """Seconds since it became the deployment's head: it knows of no end before that."""
         return self._now() - self._since
 
     def stream_lost(self) -> None:
@@ -186,7 +179,7 @@ class Head:
         """Begin a request, or go on with one that is here, and answer on the stream there is now."""
         entry = self._journal.find(start.request_id)
         if entry is not None:
-            # An id is no secret between clients: what another one asked is not said to whoever names it.
+            # An id is no secret between clients: naming it must not reveal what another one asked.
             if entry.start.client == start.client and entry.has_all(start.emitted_tokens, start.scored):
                 entry.start = replace(entry.start, instance=start.instance, digest=start.digest)
                 self._follow(entry, start)
@@ -200,7 +193,7 @@ class Head:
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, request_id: RequestId) -> None:
-        """Nobody waits for more of this request."""
+        """Drop a request that nobody waits for any more."""
         self._journal.forget(request_id, self._now())
         self.cancel(request_id)
 
@@ -346,7 +339,8 @@ class Head:
         return said
 
     def _clipped(self, generation: Generation, prompt_count: int) -> Generation:
-        """With no more new tokens than there is room for, where the request says so; with one at least."""
+        """The generation with no more new tokens than there is room for, where the request says so; with one at
+        least."""
         if not generation.clip_new_tokens:
             return generation
         most = max(1, min(self._limits.max_new_tokens, self._limits.max_context - prompt_count))

@@ -1,4 +1,4 @@
-"""What a head has said of its requests, kept until the coordinator has their end.
+"""The outputs of a head's requests, kept until the coordinator has their end.
 
 The coordinator can go away and come back, or another can take its place: what it has not got yet is said again.
 """
@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def held(self) -> HeldRequest:
-        """As it is told to a coordinator."""
+        """The request as a coordinator is told of it."""
         start, tokens = self.start, max(len(self.tokens), len(self.start.emitted_tokens))
         return HeldRequest(start.request_id, start.instance, start.client, start.digest, tokens, self.scored)
 
@@ -140,12 +140,12 @@ class Journal:
             self._over.popitem(last=False)
 
     def stream_lost(self) -> None:
-        """From now on a request's outputs go nowhere until it is followed again."""
+        """Hold outputs back from now on, until their requests are followed again."""
         for entry in self._entries.values():
             entry.followed = False
 
     def held(self, now: float) -> tuple[HeldRequest, ...]:
-        """Those that are here, and behind them those that are over."""
+        """Requests that are here, and behind them requests that are over."""
         over = [held for held, since in self._over.values() if since + OVER_S >= now]
         return (*(entry.held for entry in self._entries.values()), *over)
 

@@ -15,8 +15,8 @@ _NICENESS = 5
 
 
 def text_memory_bytes(budget_bytes: int) -> int:
-    """What the process may take for one text on a node whose stages may use `budget_bytes`: a quarter of that, within
-    the limits above, beside it."""
+    """Bytes that the process may take for one text on a node whose stages may use `budget_bytes`: a quarter of that,
+    within the limits above, beside it."""
     return min(max(budget_bytes // _PART, LEAST_BYTES), MOST_BYTES)
 
 
@@ -32,8 +32,8 @@ class LongTexts:
         self._question = {"file": str(file), "memory_bytes": memory_bytes, "seconds": seconds}
 
     async def encode(self, text: str) -> list[int]:
-        """What `Tokenizer.encode` gives and raises; InvalidArgumentError naming `prompt` where the text took too much
-        time or memory. The next text begins in another process then."""
+        """The token ids of a text. Raises as `Tokenizer.encode` does; InvalidArgumentError naming `prompt` where the
+        text took too much time or memory. The next text begins in another process then."""
         parts = {"text": text.encode("utf-8", "surrogatepass")}
         _, data = await self._lane.ask("", self._question, parts, text_too_costly)
         return list(unpacked(data))

@@ -1,4 +1,4 @@
-"""What a stage records of its work: always how busy it is, and each step's times during a trace."""
+"""Records of a stage's work: always how busy it is, and each step's times during a trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BusyMeter:
 
 
 class StepCounts:
-    """How long the steps of a stage took, waited, and let it idle: histograms of seconds."""
+    """Histograms of seconds: how long the steps of a stage took, waited, and let it idle."""
 
     def __init__(self) -> None:
         self.steps = Histogram(STEP_S)

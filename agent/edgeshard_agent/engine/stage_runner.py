@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -16,15 +15,13 @@ import torch
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.generation import StageTiming
 from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
-from edgeshard_agent.engine.running import StepOnThread
-from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.engine.worker import ComputeThread, StepOnThread
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.tensors import bytes_to_hidden, hidden_to_bytes
 from edgeshard_agent.scheduler.scheduler import HeadStep
@@ -37,19 +34,19 @@ class StageObserver(Protocol):
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A finished step: to the next stage, or into the head of a one-stage pipeline."""
-        ...
 
     def freed(self) -> None:
         """KV blocks were freed."""
-        ...
 
     def broke(self, error: EdgeShardError) -> None:
         """The stage failed and runs nothing more. Called once."""
-        ...
 
 
-Pace = Callable[[LayerRange, StepPlan], float]
-"""Seconds a step of these layers has to take: how the lab's nodes pretend to be others."""
+class Pace(Protocol):
+    """Holds computed steps back. The lab has one, for nodes that pretend to be others (`edgeshard_agent.lab`)."""
+
+    def hold(self, plan: StepPlan, arrived_s: float, on_thread: StepOnThread | None) -> None:
+        """Return when a step that came at `arrived_s` may be done; on the compute thread, after it was computed."""
 
 
 _Offered = tuple[HeadStep | ForwardStep, float]
@@ -66,36 +63,33 @@ class _Ran:
     ended_s: float
 
 
+@dataclass(eq=False)
 class StageRunner:
     """One stage of one epoch.
 
     A step goes straight to the compute thread's queue, so that the next one begins there without a turn of the event
     loop between them. The head keeps at most a window of steps in flight, so at most a window wait here, and
-    `offer` never blocks. A step that cannot be run fails the stage. `recorder`, if there is one, is told of each.
+    `offer` never blocks. A step that cannot be run fails the stage.
     """
 
-    def __init__(
-        self,
-        deployment: DeploymentName,
-        epoch: Epoch,
-        index: int,
-        model: StageModel,
-        worker: ComputeThread,
-        around: StageObserver,
-        clock: Clock,
-        pace: Pace | None = None,
-    ) -> None:
-        self.deployment = deployment
-        self.epoch = epoch
-        self.index = index
-        self._model = model
-        self._worker = worker
-        self._around = around
-        self._clock = clock
-        self._pace = pace
+    deployment: DeploymentName
+    epoch: Epoch
+    index: int
+    """Its number in the pipeline."""
+    model: StageModel
+    worker: ComputeThread
+    around: StageObserver
+    clock: Clock
+    pace: Pace | None = None
+    recorder: StepRecorder | None = field(default=None, init=False)
+    """Told of each step, while there is one."""
+    failure: EdgeShardError | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
+        """The most bytes that frames of a step may have; asked on the compute thread for each step."""
         self._waiting: list[_Offered] = []
         """Steps of a sweep whose others are still on their way."""
-        self._free_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._broken = False
@@ -104,13 +98,9 @@ class StageRunner:
         self._steps_begun = 0
         self._steps_done = 0
         self._tokens_done = 0
-        self._busy = BusyMeter(clock.now())
+        self._busy = BusyMeter(self.clock.now())
         self.counts = StepCounts()
         self._on_thread: StepOnThread | None = None
-        self.recorder: StepRecorder | None = None
-        self.part_bytes: Callable[[], int] = lambda: PART_BYTES
-        """How large the frames of a step may be; asked on the compute thread for each step."""
-        self.failure: EdgeShardError | None = None
 
     def start(self) -> None:
         """The observer is called on the event loop that runs now."""
@@ -122,15 +112,15 @@ class StageRunner:
 
     def offer(self, step: HeadStep | ForwardStep) -> None:
         self._steps_offered += 1
-        self._waiting.append((step, self._clock.now()))
-        if self._model.streaming is None or not step.plan.following:
+        self._waiting.append((step, self.clock.now()))
+        if self.model.streaming is None or not step.plan.following:
             steps, self._waiting = self._waiting, []
-            self._worker.submit(self._run, steps)
+            self.worker.submit(self._run, steps)
 
     def running(self) -> tuple[RunningStep, StepPlan] | None:
         """The step that computes now."""
         step = self._on_thread
-        return None if step is None else (step.so_far(self._clock.now()), step.plan)
+        return None if step is None else (step.so_far(self.clock.now()), step.plan)
 
     def fail(self, error: EdgeShardError) -> None:
         """Stop for good; the coordinator hears of it and decides."""
@@ -139,28 +129,28 @@ class StageRunner:
             log.error(
                 "stage_failed", deployment=self.deployment, stage=self.index, reason=error.reason, why=error.message
             )
-            self._around.broke(error)
+            self.around.broke(error)
 
     def status(self, phase: StagePhase) -> StageStatus:
-        pool, running = self._model.pool, self.running()
+        pool, running = self.model.pool, self.running()
         return StageStatus(
             deployment=self.deployment,
             epoch=self.epoch,
             stage=self.index,
-            layers=self._model.layers,
+            layers=self.model.layers,
             phase=StagePhase.FAILED if self.failure else phase,
-            parameter_bytes=self._model.parameter_bytes,
+            parameter_bytes=self.model.parameter_bytes,
             kv_bytes_capacity=pool.bytes_capacity,
             kv_bytes_in_use=pool.bytes_in_use,
             steps_done=self._steps_done,
             tokens_done=self._tokens_done,
-            busy_share=self._busy.share(self._clock.now()),
+            busy_share=self._busy.share(self.clock.now()),
             steps_waiting=0 if self._has_ended else self._steps_offered - self._steps_begun,
             step_age_s=running[0].age_s if running else 0.0,
             step_cpu_s=running[0].cpu_s if running else 0.0,
             failure_reason=self.failure.reason if self.failure else "",
-            streaming=self._model.streaming,
-            experts=self._model.experts,
+            streaming=self.model.streaming,
+            experts=self.model.experts,
             swap=pool.swapped,
         )
 
@@ -169,7 +159,7 @@ class StageRunner:
         return self._stopped or self.failure is not None
 
     def _run(self, steps: list[_Offered]) -> None:
-        """On the compute thread: run a step, or those of a sweep, and tell the event loop."""
+        """Run a step, or the steps of a sweep, on the compute thread, and tell the event loop."""
         assert self._loop is not None
         while steps:
             self._steps_begun += 1
@@ -177,7 +167,7 @@ class StageRunner:
                 return
             first, arrived_s = steps[0]
             ran: list[_Ran] | EdgeShardError
-            self._on_thread = StepOnThread(self._steps_begun, first.plan, self._clock.now())
+            self._on_thread = StepOnThread(self._steps_begun, first.plan, self.clock.now())
             try:
                 ran = self._compute(steps)
             except EdgeShardError as error:
@@ -202,7 +192,7 @@ class StageRunner:
             self._loop.call_soon_threadsafe(self._ended, step, arrived_s, ran)
 
     def _ended(self, step: HeadStep | ForwardStep, arrived_s: float, ran: _Ran | EdgeShardError) -> None:
-        """On the event loop: send the result of a step, or fail."""
+        """Send the result of a step, or fail; on the event loop."""
         if self._has_ended:
             return
         if isinstance(ran, EdgeShardError):
@@ -210,9 +200,9 @@ class StageRunner:
             return
         try:
             self._note(step, arrived_s, ran)
-            self._around.send(ran.result, ran.frames)
+            self.around.send(ran.result, ran.frames)
             if step.plan.frees:
-                self._around.freed()
+                self.around.freed()
         except EdgeShardError as error:
             self.fail(error)
         except Exception as error:
@@ -231,47 +221,37 @@ class StageRunner:
             self.recorder.ran(step.number, step.plan, arrived_s, ran.began_s, ran.ended_s)
 
     def _compute(self, steps: Sequence[_Offered]) -> list[_Ran]:
-        """On the compute thread: run as many of these steps as go together, and make their frames.
+        """Run as many of these steps as go together, on the compute thread, and make their frames.
 
         Each counts as its part of the time that they took.
         """
-        began = self._clock.now()
-        outputs = self._model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
+        began = self.clock.now()
+        outputs = self.model.execute_sweep([(step.plan, self._inputs(step)) for step, _ in steps])
         results, share = [], 0.0
         for (step, arrived_s), output in zip(steps, outputs, strict=False):
             waited_s = began - arrived_s
-            hidden = _tensor(output.hidden, self._model)
-            if self._pace is not None:
-                self._keep_pace(step.plan, began - waited_s)
+            hidden = _tensor(output.hidden, self.model)
+            if self.pace is not None:
+                self.pace.hold(step.plan, arrived_s, self._on_thread)
             if not share:
-                share = (self._clock.now() - began) / len(outputs)
+                share = (self.clock.now() - began) / len(outputs)
             timing = StageTiming(self.index, waited_s, share)
             result = self._result(step, output, hidden, timing)
             # The only stage of a pipeline hands its result to the head beside it: nothing travels.
-            alone = self._model.is_first and self._model.is_last
+            alone = self.model.is_first and self.model.is_last
             frames = [] if alone else encode_step(self.deployment, self.epoch, result, self.part_bytes())
             results.append((result, frames))
-        part = (self._clock.now() - began) / len(results)
+        part = (self.clock.now() - began) / len(results)
         return [
             _Ran(result, frames, began + index * part, began + (index + 1) * part)
             for index, (result, frames) in enumerate(results)
         ]
 
-    def _keep_pace(self, plan: StepPlan, could_begin: float) -> None:
-        """Wait as long as an emulated device would take."""
-        assert self._pace is not None
-        # From the time the device could have begun, so that this machine's own overhead is not added.
-        could_begin = max(could_begin, self._free_at)
-        self._free_at = max(self._clock.now(), could_begin + self._pace(self._model.layers, plan))
-        if self._on_thread is not None:
-            self._on_thread.waits(self._clock.now())
-        time.sleep(max(0.0, self._free_at - self._clock.now()))
-
     def _result(
         self, step: HeadStep | ForwardStep, output: StageOutput, hidden: Tensor | None, timing: StageTiming
     ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
-        if self._model.is_last:
+        if self.model.is_last:
             outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures, output.pending)
             return ReturnedStep(step.number, outcome)
         return ForwardStep(step.number, step.plan, hidden, timings)

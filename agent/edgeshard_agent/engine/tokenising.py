@@ -4,7 +4,7 @@ Prompts go beside the event loop, few at a time, in a fair order, and only texts
 
 A text takes time and memory with what the tokenizer makes of it: seconds, and 130 bytes for each byte that tokens are
 looked for in. Threads without a bound would let the prompts of one client, even of one that left, take the node from
-all others. So those that may become long go to a process with limits, one at a time, and short ones to threads beside
+all others. So texts that may become long go to a process with limits, one at a time, and short ones to threads beside
 it.
 """
 
@@ -16,11 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from edgeshard.domain.errors import (
-    CancelledRequestError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from edgeshard.domain.errors import CancelledRequestError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.requests.generation import Generation, check_prompt_size, text_bytes
 from edgeshard.domain.requests.head import StartRequest
 from edgeshard_agent.scheduler.fairness import ServedTokens
@@ -123,7 +119,7 @@ class Tokenising:
         return tokens
 
     async def close(self) -> None:
-        """End the process of long texts; those that wait for it fail."""
+        """End the process of long texts; texts that wait for it fail."""
         if self._long_texts is not None:
             await self._long_texts.close()
 
@@ -153,7 +149,7 @@ class Tokenising:
             )
 
     def _begin(self, tokenizer: AnyTokenizer) -> None:
-        """Begin what may begin now. Those whose clients have left go first: they need no turn."""
+        """Begin the texts that may begin now. Texts whose clients have left go first: they need no turn."""
         for text in [text for text in self._waiting if text.has_left()]:
             self._waiting.remove(text)
             if not text.tokens.done():
@@ -188,7 +184,7 @@ class Tokenising:
 
 
 def _least_new_tokens(generation: Generation) -> int:
-    """So many must have room beside the prompt."""
+    """The number of new tokens that must have room beside the prompt."""
     return min(1, generation.max_new_tokens) if generation.clip_new_tokens else generation.max_new_tokens
 
 

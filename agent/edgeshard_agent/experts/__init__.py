@@ -1,1 +1,2 @@
-"""Which experts will be needed, and which may go: decisions about a mixture's experts on storage. Pure."""
+"""Forecasts of the experts that are needed, and choices of experts that may go: decisions about a mixture's experts on
+storage. Pure."""

@@ -1,4 +1,4 @@
-"""Which experts are in memory: what is read ahead, and which one goes when room is needed.
+"""A cache of experts in memory: it decides which ones are read ahead, and which one goes when room is needed.
 
 A token passes the mixtures in order, again and again. So what an expert's room is worth follows from two things: how
 far away its layer's next turn is, and how often the router there chooses it (EdgeMoE's frequency and distance). The one
@@ -32,7 +32,7 @@ _SPENT = 0.99
 
 @dataclass(slots=True)
 class Counts:
-    """What a cache did: experts that steps needed, those of them that were there, and bytes read from storage."""
+    """Counts of a cache: experts that steps needed, those of them that were there, and bytes read from storage."""
 
     needed: int = 0
     hits: int = 0
@@ -45,7 +45,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An expert that is used now. `load`: it is to be read first, in the room of those that are `gone`."""
+    """An expert that is used now. `load`: it is to be read first, in the room of the experts in `gone`."""
 
     expert: Expert
     load: bool = False
@@ -53,7 +53,7 @@ class Use:
 
 
 class ExpertCache(Protocol):
-    """What every policy answers. It decides; the caller reads, computes and forgets, in the order it is told.
+    """A policy of the cache. It decides; the caller reads, computes and forgets, in the order it is told.
 
     `room` is in bytes.
     """
@@ -65,12 +65,13 @@ class ExpertCache(Protocol):
         """Experts of a layer to be read while its router has not spoken, the likeliest first. Nothing is done yet."""
 
     def bring(self, layer: int, expert: int) -> Sequence[Expert]:
-        """An expert that was read ahead is to stay; returns those in whose room it is."""
+        """Keep an expert that was read ahead; returns the experts in whose room it is."""
 
     def choose(self, layer: int, chosen: Chosen) -> Sequence[Use]:
-        """What the routers of a step's tokens have chosen, each expert once: a prompt is computed expert by expert.
+        """Uses of the experts that the routers of a step's tokens have chosen, each expert once: a prompt is computed
+        expert by expert.
 
-        Those in memory come first. So where a step needs more experts than there is room for, each is read once: it
+        Experts in memory come first. So where a step needs more experts than there is room for, each is read once: it
         takes the place of one that the step is done with.
         """
 
@@ -120,7 +121,7 @@ class LeastRecentlyUsed:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the routers of the last two layers chose, for each token of a step."""
+    """Choices of the routers of the last two layers, for each token of a step."""
 
     last: Chosen | None = None
     earlier: Chosen | None = None
@@ -203,7 +204,7 @@ class ForecastCache:
     def _load(
         self, layer: int, expert: int, following: int, forecast: NDArray[np.float32], kept: list[int]
     ) -> tuple[Expert, ...]:
-        """Make room for an expert; returns those that go."""
+        """Make room for an expert; returns the experts that go."""
         size = int(self.sizes[layer, expert])
         gone = self._let_go(size, following, forecast, layer, kept) if self._held + size > self.room else ()
         self._resident[layer, expert] = True

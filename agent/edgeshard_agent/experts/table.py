@@ -1,4 +1,4 @@
-"""A forecast of the experts that a router will choose, from those that were chosen in the two layers before.
+"""A forecast of the experts that a router will choose, from the choices in the two layers before.
 
 It is EdgeMoE's predictor. There the table's key is the experts of both layers together. With many experts most keys
 are never seen, so each expert of either layer has an entry of its own here, and entries add up: log-odds that an expert
@@ -62,7 +62,7 @@ class ExpertTable:
         return result
 
     def part(self, first: int, end: int) -> ExpertTable:
-        """Of some of the layers, where what other layers chose is not known."""
+        """The table of some of the layers; choices of other layers are not known there."""
         if (first, end) == (0, self.layers):
             return self
         last, earlier = self.last[first:end].copy(), self.earlier[first:end].copy()
@@ -77,7 +77,7 @@ class ExpertTable:
         return cls(np.full((layers, experts), -np.log(max(1, experts - 1)), np.float32), square, square)
 
     def values(self) -> dict[str, list[Any]]:
-        """What is kept beside the model, in hundredths."""
+        """The table as it is kept beside the model, in hundredths."""
         parts = {_BASE: self.base, _LAST: self.last, _EARLIER: self.earlier}
         return {name: np.rint(100 * part).astype(int).tolist() for name, part in parts.items()}
 
@@ -99,6 +99,6 @@ class ExpertTable:
 
 
 def probability(odds: Floats) -> Floats:
-    """Of log-odds."""
+    """Probabilities of log-odds."""
     result: Floats = (1.0 / (1.0 + np.exp(-np.clip(odds, -30.0, 30.0)))).astype(np.float32)
     return result

@@ -1,1 +1,1 @@
-"""What guided answers may say next: matchers of llguidance, in a process of their own."""
+"""Tokens that guided answers may have next: matchers of llguidance, in a process of their own."""

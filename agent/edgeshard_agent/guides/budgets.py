@@ -1,4 +1,4 @@
-"""What guides may use of the processor. Pure: times are values.
+"""Limits on the processor time of guides. Pure: times are values.
 
 A request has a grace, for what its guide takes to read, and so much for each token beyond it. Who asks has a share of a
 core for all that is not cheap: whoever is over it waits until it has come in again, and others go on meanwhile.
@@ -20,7 +20,7 @@ MOST_IDLE = 256
 
 @dataclass(slots=True)
 class RequestBudget:
-    """What one request's guide has used, in seconds of processor time."""
+    """The processor time that one request's guide has used, in seconds."""
 
     used_s: float = 0.0
     tokens: int = 0
@@ -49,7 +49,7 @@ class Shares:
     _used: dict[str, _Share] = field(default_factory=dict)
 
     def wait_s(self, party: str, now_s: float) -> float:
-        """Until it may have a mask made; 0 where it may now."""
+        """Seconds until a party may have a mask made; 0 where it may now."""
         share = self._used.get(party)
         return 0.0 if share is None else max(0.0, -share.come_in(now_s) / SHARE)
 

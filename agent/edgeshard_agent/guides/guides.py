@@ -1,4 +1,4 @@
-"""The guides of a stage's requests, or those that a head checks: each next mask is made while the next step travels.
+"""The guides of a stage's requests, or of a head's checks: each next mask is made while the next step travels.
 
 A matcher's state is a function of the answer's tokens, so a request goes on from them, on another node as in another
 process of matchers.
@@ -85,7 +85,8 @@ class Guided:
         return is_due
 
     def banned(self) -> Banned:
-        """For the position behind the answer so far. Raises GuideError where there is no token for it."""
+        """The tokens banned at the position behind the answer so far. Raises GuideError where there is no token for
+        it."""
         try:
             banned: Banned = self._making.made.result(max(0.0, self._began_s + WAIT_S - time.monotonic()))
         except FutureTimeoutError:
@@ -184,7 +185,7 @@ class Guides:
         self._drop()
 
     def _next(self) -> _Making | None:
-        """What is to be made now, once there is something; None at the end."""
+        """The work to do now, once there is some; None at the end."""
         while True:
             with self._changed:
                 if self._closed:

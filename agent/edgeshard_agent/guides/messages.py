@@ -1,4 +1,4 @@
-"""What a node and its process of matchers say to each other: a request as a line of JSON, an answer as bytes."""
+"""Messages between a node and its process of matchers: a request as a line of JSON, an answer as bytes."""
 
 from __future__ import annotations
 

@@ -1,36 +1,36 @@
-"""What stands around the stages of a node: values, without torch, which comes when the node has joined."""
+"""Values around the stages of a node, without torch, which comes when the node has joined."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.nodes.device import DeviceFacts, StageFilling
 from edgeshard.domain.nodes.profile import MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.node import MeasuredNode
 from edgeshard_agent.net.link_receiver import StageServicer
+from edgeshard_agent.net.link_sender import Carrier
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
+    from edgeshard_agent.engine.stage_runner import Pace
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
-    from edgeshard_agent.lab.emulation import Emulation
     from edgeshard_agent.model.stage import StageModel
     from edgeshard_agent.model.weights.weights import StageWeights
 
@@ -38,9 +38,27 @@ WeightsKey = tuple[Digest, DType, Quantisation | None]
 ModelKey = tuple[WeightsKey, LayerRange, KvFormat, int, int, tuple[int, bool]]
 
 
+@dataclass(slots=True)
+class LoadProgress:
+    """The progress of a load: bytes fetched, of all that were missing; then of filling memory, None before that.
+
+    Whoever loads calls `fetched` on the event loop and `filled` in a thread; each sets values and no more.
+    """
+
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+    filling: StageFilling | None = None
+
+    def fetched(self, fetched_bytes: int, total_bytes: int) -> None:
+        self.fetched_bytes, self.total_bytes, self.filling = fetched_bytes, total_bytes, None
+
+    def filled(self, filling: StageFilling) -> None:
+        self.filling = filling
+
+
 @dataclass(frozen=True, slots=True)
 class ForHead:
-    """What the head needs of a model, from its files."""
+    """A model's tokenizer and the tokens that end a text, for the head."""
 
     tokenizer: Tokenizer | None
     eos_tokens: frozenset[int]
@@ -81,7 +99,7 @@ class LoadedModel:
 
 
 def model_key(prepare: PrepareStage) -> ModelKey:
-    """What must be equal for loaded weights and their KV arena to serve another epoch."""
+    """The key that must be equal for loaded weights and their KV arena to serve another epoch."""
     kv_dtype, kv_blocks = prepare.spec.effective_kv_dtype, prepare.placement.kv_blocks
     placed = prepare.placed
     swap = prepare.spec.kv_swap_bytes, prepare.spec.kv_swap_on_disk
@@ -89,7 +107,7 @@ def model_key(prepare: PrepareStage) -> ModelKey:
 
 
 def weights_key(command: PrepareStage | KeepStandby) -> WeightsKey:
-    """What must be equal for stages to share weights."""
+    """The key that must be equal for stages to share weights."""
     return command.manifest_digest, command.spec.dtype, quantisation_of(command)
 
 
@@ -98,9 +116,19 @@ def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
     return command.spec.quantisation_of(node)
 
 
+class Emulation(Protocol):
+    """A device and links that stages pretend to have (`edgeshard_agent.lab.emulation`)."""
+
+    def pace(self, layers: LayerRange, clock: Clock) -> Pace:
+        """The pace of a stage of these layers."""
+
+    def carrier(self, receiver: NodeName, window: int) -> Carrier:
+        """The carrier of a stage's link to another node."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostServices:
-    """What every stage of a node shares."""
+    """Services that all stages of a node share."""
 
     node_id: NodeId
     worker: ComputeThread
@@ -135,7 +163,7 @@ Wire = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What needs torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
+    """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
     load: Load
     load_standby: LoadStandby
@@ -145,7 +173,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Where measurements go: to the coordinator, and links to whoever compares live traffic with them."""
+    """Receivers of measurements: the coordinator, and for links also the comparison with live traffic."""
 
     report: Callable[[ProfileReport], Awaitable[None]]
     progress: Callable[[CommandProgress], None]

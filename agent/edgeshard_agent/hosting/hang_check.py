@@ -17,11 +17,10 @@ log = structlog.get_logger()
 
 
 class Stage(Protocol):
-    """What is looked at of a stage."""
+    """A stage as the check sees it."""
 
     def running(self) -> RunningStep | None:
         """The step that computes now."""
-        ...
 
     def fail(self, error: EdgeShardError) -> None: ...
 

@@ -7,7 +7,7 @@ import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -41,13 +41,22 @@ from edgeshard_agent.core.measuring import (
 from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
-from edgeshard_agent.hosting.around import HeldWeights, HostServices, LoadedModel, Tools, model_key, weights_key
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.around import (
+    HeldWeights,
+    HostServices,
+    LoadedModel,
+    LoadProgress,
+    Tools,
+    model_key,
+    weights_key,
+)
 from edgeshard_agent.hosting.standbys import Standbys
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
     from edgeshard_agent.hosting.hosted_stage import HostedStage
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -102,7 +111,7 @@ class Hosting:
         self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
-        """From now on the node computes with these tools."""
+        """Begin to compute with these tools."""
         self._given = tools
         self.post(Started(facts))
 
@@ -190,27 +199,28 @@ class Hosting:
 
     async def _load_stage(self, prepare: PrepareStage) -> Event:
         deployment, epoch = prepare.deployment, prepare.epoch
-        try:
-            loading = self._loading[deployment] = _Loading(prepare)
-            try:
-                loaded = await self._keep_weights(prepare)
-                if loaded is None:
-                    loaded = await self._load(prepare, loading)
-            finally:
-                del self._loading[deployment]
-            # Registered before it starts: a failed start is followed by a close, which must find it.
-            head = self._heads.get(deployment) if prepare.stage == 0 else None
-            stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke, head)
-            await self._keep_head(deployment, stage.head)
-            stage.start()
-        except EdgeShardError as error:
-            return StageLoadFailed(deployment, epoch, error)
-        except Exception as error:
-            log.exception("stage_load_crashed", deployment=deployment)
-            why = InternalError(f"loading stage {prepare.stage} crashed: {type(error).__name__}: {error}")
-            return StageLoadFailed(deployment, epoch, why)
+        what = f"loading stage {prepare.stage}"
+        stage = await _tried(lambda: self._open_stage(prepare), "stage_load_crashed", what, deployment=deployment)
+        if isinstance(stage, EdgeShardError):
+            return StageLoadFailed(deployment, epoch, stage)
         log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
         return StageLoaded(deployment, epoch, stage.status())
+
+    async def _open_stage(self, prepare: PrepareStage) -> HostedStage:
+        deployment = prepare.deployment
+        loading = self._loading[deployment] = _Loading(prepare)
+        try:
+            loaded = await self._keep_weights(prepare)
+            if loaded is None:
+                loaded = await self._load(prepare, loading)
+        finally:
+            del self._loading[deployment]
+        # Registered before it starts: a failed start is followed by a close, which must find it.
+        head = self._heads.get(deployment) if prepare.stage == 0 else None
+        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke, head)
+        await self._keep_head(deployment, stage.head)
+        stage.start()
+        return stage
 
     async def _load(self, prepare: PrepareStage, loading: _Loading) -> LoadedModel:
         """Load what this node has not in memory yet, of its former stage or as a standby."""
@@ -245,25 +255,17 @@ class Hosting:
         return retired
 
     async def _set_standby(self, command: KeepStandby) -> Event:
-        try:
-            await self._standbys.set(command, self._tools.load_standby)
-        except EdgeShardError as error:
-            return StandbySet(command, error)
-        except Exception as error:
-            log.exception("standby_crashed", deployment=command.deployment)
-            return StandbySet(command, InternalError(f"loading a standby crashed: {type(error).__name__}: {error}"))
-        return StandbySet(command)
+        what, deployment = "loading a standby", command.deployment
+        load = self._tools.load_standby
+        error = await _tried(lambda: self._standbys.set(command, load), "standby_crashed", what, deployment=deployment)
+        return StandbySet(command, error)
 
     async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> Event:
-        try:
-            await self._stages[deployment].activate()
-        except EdgeShardError as error:
-            return HeadActivated(deployment, epoch, error)
-        except Exception as error:
-            log.exception("activate_crashed", deployment=deployment)
-            why = InternalError(f"activating the head crashed: {type(error).__name__}: {error}")
-            return HeadActivated(deployment, epoch, why)
-        return HeadActivated(deployment, epoch)
+        what = "activating the head"
+        error = await _tried(
+            lambda: self._stages[deployment].activate(), "activate_crashed", what, deployment=deployment
+        )
+        return HeadActivated(deployment, epoch, error)
 
     async def _close_stage(self, deployment: DeploymentName) -> Event:
         await self._drop(deployment)
@@ -272,14 +274,8 @@ class Hosting:
         return StageClosed(deployment)
 
     async def _run_measuring(self, task: MeasuringTask) -> Event:
-        try:
-            await self._tools.measure(task)
-        except EdgeShardError as error:
-            return MeasuringEnded(task, error)
-        except Exception as error:
-            log.exception("measuring_crashed")
-            return MeasuringEnded(task, InternalError(f"measuring crashed: {type(error).__name__}: {error}"))
-        return MeasuringEnded(task)
+        error = await _tried(lambda: self._tools.measure(task), "measuring_crashed", "measuring")
+        return MeasuringEnded(task, error)
 
     async def _stop_measuring(self) -> Event:
         return MeasuringStopped()  # the measuring itself was cancelled before this began
@@ -333,6 +329,17 @@ class Hosting:
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(StageBroke(deployment, epoch))
+
+
+async def _tried(work: Callable[[], Awaitable[T]], event: str, what: str, **about: str) -> T | EdgeShardError:
+    """The result of the work, or the error that it raised. An error without a type is logged as this event."""
+    try:
+        return await work()
+    except EdgeShardError as error:
+        return error
+    except Exception as error:
+        log.exception(event, **about)
+        return InternalError(f"{what} crashed: {type(error).__name__}: {error}")
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

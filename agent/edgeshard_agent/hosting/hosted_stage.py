@@ -20,7 +20,6 @@ from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepCounts, StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.hosting.around import HostServices, LoadedModel
-from edgeshard_agent.lab.shaping import EmulatedLink
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
@@ -48,12 +47,14 @@ class HostedStage:
         self._on_broken = on_broken
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
-        self._sender = self._make_sender()
-        pace = around.emulation.step_s if around.emulation is not None else None
+        self.sender = self._make_sender()
+        """Its link to the next stage; None where it is the only one."""
+        emulation = around.emulation
+        pace = None if emulation is None else emulation.pace(loaded.model.layers, around.clock)
         self._runner = StageRunner(
             prepare.deployment, prepare.epoch, prepare.stage, loaded.model, around.worker, self, around.clock, pace
         )
-        if (sender := self._sender) is not None:
+        if (sender := self.sender) is not None:
             self._runner.part_bytes = lambda: sender.part_bytes
         self._receiver: LinkReceiver | None = None
         self._recorder: StepRecorder | None = None
@@ -63,11 +64,11 @@ class HostedStage:
 
     def start(self) -> None:
         self._runner.start()
-        if self._sender is not None:
+        if self.sender is not None:
             prepare = self.prepare
             self._receiver = self._make_receiver()
             self._around.servicer.open(prepare.deployment, prepare.stage, self._receiver)
-            self._sender.start()
+            self.sender.start()
 
     async def activate(self) -> None:
         """Open the head: returns once the next stage is linked and the coordinator has taken the attach."""
@@ -75,8 +76,8 @@ class HostedStage:
         if self.head is None:
             raise FailedPreconditionError(f"stage {prepare.stage} is not the first", reason="NOT_HEAD")
         await self.head.prepare()
-        if self._sender is not None:
-            await self._sender.connected.wait()
+        if self.sender is not None:
+            await self.sender.connected.wait()
         assert self._stream is not None
         self.head.open()
         self._stream.start(self.head)
@@ -89,8 +90,8 @@ class HostedStage:
             self.head.pause()
         if self._stream is not None:
             await self._stream.stop()
-        if self._sender is not None:
-            await self._sender.stop()
+        if self.sender is not None:
+            await self.sender.stop()
         self._runner.stop()
 
     def status(self) -> StageStatus:
@@ -101,25 +102,17 @@ class HostedStage:
             return status
         stats = self.head.stats
         return replace(
-            status,
-            requests_running=stats.running,
-            requests_waiting=stats.waiting,
-            micro_batches=stats.micro_batches,
+            status, requests_running=stats.running, requests_waiting=stats.waiting, micro_batches=stats.micro_batches
         )
 
     @property
     def counts(self) -> StepCounts:
-        """Of its steps, since the epoch began here."""
+        """Counts of its steps, since the epoch began here."""
         return self._runner.counts
 
     @property
-    def sender(self) -> LinkSender | None:
-        """Its link to the next stage; None where it is the only one."""
-        return self._sender
-
-    @property
     def coordinator_suspicions(self) -> int | None:
-        """How often its head found the coordinator silent; None where it has no head."""
+        """The number of times that its head found the coordinator silent; None where it has no head."""
         return None if self._stream is None else self._stream.suspicions
 
     @property
@@ -155,8 +148,8 @@ class HostedStage:
     def _record_with(self, recorder: StepRecorder | None) -> None:
         self._recorder = self._runner.recorder = recorder
         self.loaded.model.observe_reads(recorder)
-        if self._sender is not None:
-            self._sender.recorder = recorder
+        if self.sender is not None:
+            self.sender.recorder = recorder
 
     def freed(self) -> None:
         """The runner freed KV blocks."""
@@ -164,8 +157,8 @@ class HostedStage:
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A step the runner has finished: to the next stage, or home."""
-        if self._sender is not None:
-            self._sender.send(step, frames)
+        if self.sender is not None:
+            self.sender.send(step, frames)
         else:
             self._received(step)
 
@@ -180,8 +173,8 @@ class HostedStage:
             self.head.on_return(step)
 
     def _repeated(self, step: int) -> None:
-        if self._sender is not None and self.head is None:
-            self._sender.repeat(step)
+        if self.sender is not None and self.head is None:
+            self.sender.repeat(step)
 
     def broke(self, error: EdgeShardError) -> None:
         """The runner or a link failed for good."""
@@ -196,15 +189,11 @@ class HostedStage:
         to_stage = (prepare.stage + 1) % self._stage_count
         receiver = prepare.placement.stages[to_stage]
         hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address, receiver.node_name)
-        emulation, slow = self._around.emulation, None
-        if emulation is not None:
-            link = emulation.link(receiver.node_name)
-            slow = EmulatedLink(link.bandwidth_bps, link.latency_s, emulation.activation_bytes, self._window)
-        links = self._around.links
-        on_timing = partial(links.heard, receiver.node_id) if links is not None else lambda sample: None
-        around = self._around
+        around, window = self._around, self._window
+        carrier = None if around.emulation is None else around.emulation.carrier(receiver.node_name, window)
+        on_timing = partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
         return LinkSender(
-            hop, self._window, around.tls, lambda error: self._runner.fail(error), slow, on_timing, around.suspect
+            hop, window, around.tls, lambda error: self._runner.fail(error), carrier, on_timing, around.suspect
         )
 
     def _make_receiver(self) -> LinkReceiver:

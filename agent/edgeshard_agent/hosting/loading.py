@@ -1,4 +1,5 @@
-"""From a prepare command to weights in memory: fetch what the stage needs, no more, and load it off the loop."""
+"""The way from a prepare command to weights in memory: fetch what the stage needs, no more, and load it off the
+loop."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,9 +38,17 @@ from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.guides.messages import Setup
-from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, quantisation_of, weights_key
-from edgeshard_agent.hosting.progress import LoadProgress
-from edgeshard_agent.model.stage import StageModel, check_weights
+from edgeshard_agent.hosting.around import (
+    ForHead,
+    HeldWeights,
+    LoadedModel,
+    LoadProgress,
+    model_key,
+    quantisation_of,
+    weights_key,
+)
+from edgeshard_agent.model.attention.kv import KvMemory
+from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
 from edgeshard_agent.model.weights.weight_loading import Packing, reads_packed
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -59,30 +67,24 @@ _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 """Of a packed file: its header, and what fills up its two parts."""
 
 
+@dataclass(eq=False)
 class StageLoader:
-    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks.
+    """Loads stages through the node's cache; the coordinator is asked only for what the cache lacks."""
 
-    `background` has a thread for standbys, so that they do not hold up the steps of this node. With `packs`, what was
-    loaded is kept packed, and the next load of it only reads.
-    """
+    cache: BlobCache
+    store: grpc.aio.Channel
+    """To the coordinator's models."""
+    worker: ComputeThread
+    background: BackgroundThread
+    """A thread for standbys, so that they do not hold up the steps of this node."""
+    device: str
+    idle_spin_s: float
+    packs: bool
+    """Whether loaded weights are kept packed, so that the next load of them only reads; on the CPU alone."""
 
-    def __init__(
-        self,
-        cache: BlobCache,
-        store: grpc.aio.Channel,
-        worker: ComputeThread,
-        background: BackgroundThread,
-        device: str,
-        idle_spin_s: float,
-        packs: bool,
-    ) -> None:
-        self._cache = cache
-        self._fetcher = Fetcher(cache, store)
-        self._packs = packs and device == "cpu"
-        self._worker = worker
-        self._background = background
-        self._device = device
-        self._stay_awake_s = idle_spin_s
+    def __post_init__(self) -> None:
+        self._fetcher = Fetcher(self.cache, self.store)
+        self.packs = self.packs and self.device == "cpu"
 
     async def load(
         self, prepare: PrepareStage, progress: LoadProgress, held: Sequence[HeldWeights] = ()
@@ -94,7 +96,7 @@ class StageLoader:
         async def fill(fetched: _Fetched) -> StageModel:
             guides = await asyncio.to_thread(_guides, fetched)
             filling = asyncio.ensure_future(
-                self._worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
+                self.worker.run(self._load_stage, prepare, fetched, reuse, guides, progress)
             )
             try:
                 return await asyncio.shield(filling)
@@ -108,21 +110,25 @@ class StageLoader:
     def _release(self, filling: asyncio.Future[StageModel]) -> None:
         if not filling.cancelled() and filling.exception() is None:
             with suppress(RuntimeError):  # where the node goes, its thread has gone
-                self._worker.submit(filling.result().release)
+                self.worker.submit(filling.result().release)
 
     async def load_standby(
-        self,
-        command: KeepStandby,
-        layers: LayerRange,
-        progress: LoadProgress,
-        held: Sequence[HeldWeights] = (),
+        self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights] = ()
     ) -> HeldWeights:
-        """As `load`, but without memory for keys and values; cancelled, it stops at the next tensor."""
+        """Load weights as `load` does, but without memory for keys and values; cancelled, it stops at the next
+        tensor."""
         began = time.monotonic()
         reuse = [item.weights for item in held]
 
         async def fill(fetched: _Fetched) -> StageWeights:
-            return await self._background.run(partial(self._load_weights, command, layers, fetched, reuse, progress))
+            def load(go_on: Callable[[], None]) -> StageWeights:
+                def filled(filling: StageFilling) -> None:
+                    go_on()
+                    progress.filled(filling)
+
+                return self._load_weights(fetched, reuse, filled)
+
+            return await self.background.run(load)
 
         weights, for_head, pin = await self._load(command, layers, held, progress, fill)
         return HeldWeights(weights_key(command), weights, for_head, pin, time.monotonic() - began)
@@ -135,13 +141,14 @@ class StageLoader:
         progress: LoadProgress,
         fill: Callable[[_Fetched], Awaitable[T]],
     ) -> tuple[T, ForHead | None, Pin]:
-        """What `fill` makes of a stage, with what the head needs. Sources that do not serve are chosen again."""
+        """A stage that `fill` makes, with the parts of the model for its head. Sources that do not serve are chosen
+        again."""
         needs = await self._needs(command, layers, held)
         damaged, most = set[str](), None
         while True:
-            sources = UnitSources(self._cache.packed, needs.form, needs.units)
+            sources = UnitSources(self.cache.packed, needs.form, needs.units)
             try:
-                if (self._packs or needs.budget) and reads_packed(self._device):
+                if (self.packs or needs.budget) and reads_packed(self.device):
                     await in_thread(sources.choose, most)
                 return await self._load_from(sources, needs, held, progress, fill)
             except BaseException as error:
@@ -172,9 +179,9 @@ class StageLoader:
         pin.hold(sources)
         try:
             packing = None
-            if self._packs or needs.budget:
-                packing = Packing(sources, needs.budget, writes=self._packs)
-                await self._cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
+            if self.packs or needs.budget:
+                packing = Packing(sources, needs.budget, writes=self.packs)
+                await self.cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
             fetched = _Fetched(needs, pin, packing)
             if packing is not None and EXPERT_TABLE in fetched.paths:
                 values = await asyncio.to_thread(_expert_table, fetched.paths[EXPERT_TABLE])
@@ -221,47 +228,26 @@ class StageLoader:
         guides: Guides | None,
         progress: LoadProgress,
     ) -> StageModel:
-        return StageModel.load(
-            fetched.source,
-            fetched.needs.manifest.config,
-            prepare.placed.layers,
-            dtype=prepare.spec.dtype,
-            kv_dtype=prepare.spec.effective_kv_dtype,
-            kv_blocks=prepare.placement.kv_blocks,
-            block_tokens=prepare.placement.kv_block_tokens,
-            device=self._device,
-            quantisation=quantisation_of(prepare),
-            progress=progress.filled,
-            idle_spin_s=self._stay_awake_s,
-            reuse=reuse,
-            guides=guides,
-            packing=fetched.packing,
-            swap_bytes=prepare.spec.kv_swap_bytes,
-            swap_directory=self._cache.directory if prepare.spec.kv_swap_on_disk else None,
+        weights = self._load_weights(fetched, reuse, progress.filled)
+        spec, placement = prepare.spec, prepare.placement
+        directory = self.cache.directory if spec.kv_swap_on_disk else None
+        kv = KvMemory(
+            spec.effective_kv_dtype, placement.kv_blocks, placement.kv_block_tokens, spec.kv_swap_bytes, directory
         )
+        return StageModel.with_kv(weights, kv, idle_spin_s=self.idle_spin_s, guides=guides)
 
     def _load_weights(
-        self,
-        command: KeepStandby,
-        layers: LayerRange,
-        fetched: _Fetched,
-        reuse: Sequence[StageWeights],
-        progress: LoadProgress,
-        go_on: Callable[[], None],
+        self, fetched: _Fetched, reuse: Sequence[StageWeights], progress: Callable[[StageFilling], None]
     ) -> StageWeights:
-        def filled(filling: StageFilling) -> None:
-            go_on()
-            progress.filled(filling)
-
-        check_weights(fetched.needs.form.shape, self._device, quantisation_of(command))
+        needs = fetched.needs
         return StageWeights.load(
             fetched.source,
-            fetched.needs.manifest.config,
-            layers,
-            dtype=command.spec.dtype,
-            device=self._device,
-            quantisation=quantisation_of(command),
-            progress=filled,
+            needs.manifest.config,
+            needs.layers,
+            dtype=needs.form.dtype,
+            device=self.device,
+            quantisation=needs.form.quantisation,
+            progress=progress,
             reuse=reuse,
             packing=fetched.packing,
         )
@@ -269,9 +255,10 @@ class StageLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a stage needs of a model: its tensors, those of them that are in no memory yet, and the head's files.
+    """The parts of a model that a stage needs: its tensors, the ones in no memory yet, and the head's files.
 
-    `wanted` are by canonical name; `units` are those that have some of them. `budget` is that of a stage that streams.
+    `wanted` are by canonical name; `units` are the units that have some of them. `budget` is that of a stage that
+    streams.
     """
 
     manifest: ModelManifest
@@ -285,7 +272,7 @@ class _Needs:
 
     @property
     def blob_bytes(self) -> dict[str, int]:
-        """Of each unit's tensors."""
+        """Bytes of each unit's tensors."""
         return {
             unit: sum(self.wanted[name].stored_bytes for name in names if name in self.wanted)
             for unit, names in self.units.items()
@@ -295,12 +282,12 @@ class _Needs:
         return [tensor for name, tensor in self.wanted.items() if name in sources.from_blobs]
 
     def packed_bytes(self, tensors: Sequence[TensorInfo], sources: UnitSources) -> int:
-        """What these tensors take in packed files: rows are padded, and so are the parts of each file."""
+        """Bytes that these tensors take in packed files: rows are padded, and so are the parts of each file."""
         size = self._held_bytes(tensors)
         return size + size // 16 + _PADDING_BYTES * (len(sources.tensors) - len(sources.sizes))
 
     def blobs_in(self, packed: frozenset[str]) -> frozenset[Digest]:
-        """Those whose numbers are needed for these units alone."""
+        """Blobs whose numbers are needed for these units alone."""
         others = frozenset[str]().union(*(names for unit, names in self.units.items() if unit not in packed))
         kept = {tensor.sha256 for name, tensor in self.wanted.items() if name in others}
         kept |= {file.sha256 for file in self.files}
@@ -329,12 +316,12 @@ class _Fetched:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Of the head's files, by their names."""
+        """Paths of the head's files, by their names."""
         return {file.name: self.pin.location(file.sha256).path for file in self.needs.files}
 
 
 async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead | None:
-    """For layers that begin the model."""
+    """The head's parts of the model, for layers that begin it."""
     if fetched.needs.layers.first:
         return None
     known = next((item.for_head for item in held if item.for_head is not None), None)
@@ -352,7 +339,7 @@ def _expert_table(path: Path) -> dict[str, list[Any]]:
 
 
 def _guides(fetched: _Fetched) -> Guides | None:
-    """For layers that end the model, where it has a tokenizer."""
+    """The guides of layers that end the model, where it has a tokenizer."""
     shape, paths = fetched.needs.form.shape, fetched.paths
     if fetched.needs.layers.end < shape.layer_count or TOKENIZER not in paths:
         return None

@@ -1,4 +1,4 @@
-"""What a node knows of its stages, links and cache, as metrics: read at each scrape. docs/metrics.md lists them."""
+"""Metrics of a node's stages, links and cache, read at each scrape. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from prometheus_client.core import Metric
 
 from edgeshard import WIRE_VERSION, __version__
 from edgeshard.metrics.families import counter, gauge, histogram
+from edgeshard.metrics.histogram import Histogram
 from edgeshard.metrics.tiers import EXPERTS, STREAMING, SWAP, Part
+from edgeshard_agent.engine.recording import StepCounts
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.scheduler.scheduler import SchedulerStats
 from edgeshard_agent.store.cache import BlobCache
@@ -25,6 +27,11 @@ _HEAD: tuple[tuple[str, str, Callable[[SchedulerStats], float]], ...] = (
     ("prefix_hit_tokens", "Positions that the prefix cache had.", lambda stats: stats.prefix_hit_tokens),
     ("preemptions", "Requests that were set back for memory.", lambda stats: stats.preemptions),
     ("swaps", "Requests set back whose KV was kept aside.", lambda stats: stats.swaps),
+)
+_STEPS: tuple[tuple[str, str, Callable[[StepCounts], Histogram]], ...] = (
+    ("step", "What a step took to compute.", lambda counts: counts.steps),
+    ("step_wait", "How long a step that had arrived waited for its turn.", lambda counts: counts.waits),
+    ("step_bubble", "How long the stage idled before a step, because none was there.", lambda counts: counts.bubbles),
 )
 
 
@@ -65,25 +72,12 @@ class AgentMetrics:
 
 def _steps(stages: Iterable[HostedStage]) -> Iterator[Metric]:
     held = [((stage.prepare.deployment, str(stage.prepare.stage)), stage.counts) for stage in stages]
-    yield histogram(
-        "edgeshard_step_seconds", "What a step took to compute.", _STAGE, [(of, counts.steps) for of, counts in held]
-    )
-    yield histogram(
-        "edgeshard_step_wait_seconds",
-        "How long a step that had arrived waited for its turn.",
-        _STAGE,
-        [(of, counts.waits) for of, counts in held],
-    )
-    yield histogram(
-        "edgeshard_step_bubble_seconds",
-        "How long the stage idled before a step, because none was there.",
-        _STAGE,
-        [(of, counts.bubbles) for of, counts in held],
-    )
+    for name, meaning, figure in _STEPS:
+        yield histogram(f"edgeshard_{name}_seconds", meaning, _STAGE, [(of, figure(counts)) for of, counts in held])
 
 
 def _tiers(stages: Sequence[HostedStage]) -> Iterator[Metric]:
-    """Of stages whose weights, experts or KV are not all in memory; no others have them."""
+    """Metrics of stages whose weights, experts or KV are not all in memory."""
     yield from STREAMING.metrics("edgeshard_weights", _STAGE, _parts(stages, lambda model: model.streaming))
     yield from EXPERTS.metrics("edgeshard_experts", _STAGE, _parts(stages, lambda model: model.experts))
     yield from SWAP.metrics("edgeshard_kv", _STAGE, _parts(stages, lambda model: model.pool.swapped))

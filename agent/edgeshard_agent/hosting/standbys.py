@@ -11,8 +11,7 @@ from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from edgeshard_agent.hosting.around import HeldWeights, LoadStandby, weights_key
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.around import HeldWeights, LoadProgress, LoadStandby, weights_key
 
 log = structlog.get_logger()
 
@@ -28,7 +27,8 @@ class _Entry:
 
 
 class Standbys:
-    """At most one range of layers for each deployment. `changed` is called when the coordinator should hear of it."""
+    """Standby weights: at most one range of layers for each deployment. `changed` is called when the coordinator should
+    hear of it."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
@@ -62,7 +62,7 @@ class Standbys:
         log.info("standby_ready", deployment=deployment, layers=str(layers), seconds=round(entry.held.load_s, 3))
 
     def usable(self, prepare: PrepareStage) -> HeldWeights | None:
-        """What is held of the layers of a stage; if none of it serves, it is dropped: the stage needs the memory.
+        """Weights held of the layers of a stage; if none of them serve, they are dropped: the stage needs the memory.
 
         Weights that stream are not shared.
         """
@@ -86,7 +86,7 @@ class Standbys:
         return tuple(_status(entry) for entry in self._entries.values())
 
     def _taken(self, deployment: DeploymentName, layers: LayerRange) -> HeldWeights | None:
-        """What is held of these layers, which is no standby any more; the rest goes."""
+        """Weights held of these layers, which are no standby any more; the rest goes."""
         entry = self._entries.pop(deployment)
         if entry.held is not None and not entry.is_lent:
             entry.held.weights.keep(layers)

@@ -1,4 +1,4 @@
-"""What a node computes with. Importing this imports torch, so a node does it when it has joined."""
+"""The tools that a node computes with. Importing this imports torch, so a node does it when it has joined."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgeshard.domain.clock import Clock
 from edgeshard.domain.errors import FailedPreconditionError
+from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
@@ -35,6 +37,9 @@ from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_co
 from edgeshard.planning.simulation.lab import parse_lab
 from edgeshard.profiles.grid import Grid
 from edgeshard.storage.inputs import read_json, read_toml
+from edgeshard_agent.lab.pace import EmulatedPace
+from edgeshard_agent.lab.shaping import EmulatedLink, LinkShape, shaped_way
+from edgeshard_agent.measuring.probing import Way
 
 # Close together, because an estimate has a kink where it changes from memory to arithmetic, and a real node has none.
 _GRID = Grid(
@@ -47,7 +52,7 @@ _GRID = Grid(
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """What node `name` of `cluster` would take for steps of `model`, and how its links behave."""
+    """The times that node `name` of `cluster` would take for steps of `model`, and the behaviour of its links."""
 
     name: str
     cluster: Cluster
@@ -92,58 +97,60 @@ class Emulation:
         """Bytes of the hidden states of `tokens` positions of the emulated model."""
         return tokens * self.model.shape.frame_width * self.dtype.itemsize
 
-    def link(self, receiver: str) -> Link:
-        """The link from this node to another, within what both ends can do."""
-        return self._link(self.name, receiver)
+    def profile(
+        self, facts: DeviceFacts, config: Mapping[str, Any], dtype: DType, quantisation: Quantisation | None
+    ) -> ComputeProfile:
+        """The profile that a measurement of the emulated device would give for the emulated model's stand-in.
 
-    def link_from(self, sender: str) -> Link:
-        """The link from another node to this one."""
-        return self._link(sender, self.name)
+        Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times
+        however the stand-in's weights are kept. Where several emulated blocks stand behind one sort of block, it has
+        their mean. Raises FailedPreconditionError for a model of another number of layers.
+        """
+        stand_in = model_from_config("the model", config)
+        if stand_in.layer_count != self.model.layer_count:
+            raise FailedPreconditionError(
+                f"the node emulates {self.model.name} of {self.model.layer_count} layers, the model has "
+                f"{stand_in.layer_count}: name the lab's own stand-in",
+                field="model",
+                reason="NOT_THE_STAND_IN",
+            )
+        grid = _GRID.within(stand_in.shape.max_context)
+        device, times = self.device, self.times
+        embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], grid, stand_in)
+        head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], grid, stand_in)
+        per_step, per_mib = times.step_s(0.0), times.step_s(2.0**20)
+        details = {"emulates": device.kind, "model": self.model.name, "dtype": self.dtype}
+        return ComputeProfile(
+            fingerprint=device_fingerprint(facts, 1, details),
+            model_hash=config_hash(config),
+            dtype=dtype,
+            device=facts.kind,
+            threads=1,
+            layers=(embedding, *_emulated_blocks(self, stand_in, grid), head),
+            overhead=StepOverhead(per_step, (per_mib - per_step) / 2**20),
+            memory=MemoryProfile(int(device.memory_bytes), self.memory_bytes, 0, device.unified),
+            quantisation=quantisation,
+        )
+
+    def pace(self, layers: LayerRange, clock: Clock) -> EmulatedPace:
+        """The emulated device's pace at these layers."""
+        return EmulatedPace(partial(self.step_s, layers), clock)
+
+    def carrier(self, receiver: NodeName, window: int) -> EmulatedLink:
+        """The link from this node to another, for its stage's steps."""
+        link = self._link(self.name, receiver)
+        return EmulatedLink(link.bandwidth_bps, link.latency_s, self.activation_bytes, window)
+
+    def way(self, peer: NodeName) -> Way:
+        """The links from this node to another and back, for probes."""
+        there, back = self._link(self.name, peer), self._link(peer, self.name)
+        return partial(shaped_way, LinkShape(there.bandwidth_bps, there.latency_s), back.latency_s)
 
     def _link(self, sender: str, receiver: str) -> Link:
+        """The link from one node to another, within what both ends can do."""
         nodes = self.cluster.nodes
         ends = (nodes[self.cluster.index(name, "emulate")] for name in (sender, receiver))
         return self.cluster.link(*ends)
-
-
-def emulated_profile(
-    emulation: Emulation,
-    facts: DeviceFacts,
-    config: Mapping[str, Any],
-    dtype: DType,
-    quantisation: Quantisation | None = None,
-) -> ComputeProfile:
-    """What a measurement of the emulated device would give for the model that stands in for the emulated one.
-
-    Layer for layer it has the stand-in's sizes and the emulated model's times. The emulator charges these times however
-    the stand-in's weights are kept. Where several emulated blocks stand behind one sort of block, it has their mean.
-    Raises FailedPreconditionError for a model of another number of layers.
-    """
-    stand_in = model_from_config("the model", config)
-    if stand_in.layer_count != emulation.model.layer_count:
-        raise FailedPreconditionError(
-            f"the node emulates {emulation.model.name} of {emulation.model.layer_count} layers, the model has "
-            f"{stand_in.layer_count}: name the lab's own stand-in",
-            field="model",
-            reason="NOT_THE_STAND_IN",
-        )
-    grid = _GRID.within(stand_in.shape.max_context)
-    device, times = emulation.device, emulation.times
-    embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], grid, stand_in)
-    head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], grid, stand_in)
-    per_step, per_mib = times.step_s(0.0), times.step_s(2.0**20)
-    details = {"emulates": device.kind, "model": emulation.model.name, "dtype": emulation.dtype}
-    return ComputeProfile(
-        fingerprint=device_fingerprint(facts, 1, details),
-        model_hash=config_hash(config),
-        dtype=dtype,
-        device=facts.kind,
-        threads=1,
-        layers=(embedding, *_emulated_blocks(emulation, stand_in, grid), head),
-        overhead=StepOverhead(per_step, (per_mib - per_step) / 2**20),
-        memory=MemoryProfile(int(device.memory_bytes), emulation.memory_bytes, 0, device.unified),
-        quantisation=quantisation,
-    )
 
 
 def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, grid: Grid) -> Iterable[LayerProfile]:

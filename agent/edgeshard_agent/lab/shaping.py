@@ -1,15 +1,28 @@
-"""The lab's links in user space: bandwidth and delay of one direction, with frames in flight. Pure."""
+"""The lab's links in user space: bandwidth and delay of one direction, with frames in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.link import LinkPadding
 from edgeshard.domain.requests.step import ForwardStep, WireStep
+from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
+from edgeshard_agent.net.link_sender import OpenStream
+
+TIMER_S = 0.001
+"""The most that timers of the event loop come late. The lab's links take milliseconds, so the rest is slept in the
+loop: nothing that it keeps waiting is due sooner."""
 
 
 class LinkShape:
-    """When bytes put on the link now are all at the other end.
+    """The bandwidth and delay of a link: when bytes put on it now are all at the other end.
 
     The bytes occupy the link one frame after the other, at `bandwidth_bps` bits per second, and then travel for
     `latency_s` seconds without keeping the next frame waiting.
@@ -30,8 +43,24 @@ class LinkShape:
         return self._free_at + self.latency_s
 
 
+@asynccontextmanager
+async def shaped_way(there: LinkShape, back_latency_s: float, size_bytes: int) -> AsyncIterator[None]:
+    """The way of a probe's payload over a shaped link, and of its acknowledgement back."""
+    now = time.perf_counter()
+    await asyncio.sleep(there.arrival(now, size_bytes) - now)
+    yield
+    await asyncio.sleep(back_latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    step: int
+    due: float
+    frames: list[Frame]
+
+
 class EmulatedLink(LinkShape):
-    """A shaped link that pads steps to the size of the emulated model's.
+    """A shaped link that pads steps to the size of the emulated model's, and holds each until it would have arrived.
 
     `activation_bytes` gives the bytes of the hidden states of so many tokens; a returned step has none.
     """
@@ -48,5 +77,26 @@ class EmulatedLink(LinkShape):
         self._tokens[step.number] = step.plan.token_count if isinstance(step, ForwardStep) else 0
         self._tokens.pop(step.number - 2 * self._window, None)
 
-    def padding_bytes(self, step: int, size_bytes: int) -> int:
-        return max(0, self._activation_bytes(self._tokens.get(step, 0)) - size_bytes)
+    async def carry(self, stream: OpenStream) -> None:
+        loop, flight = asyncio.get_running_loop(), deque[_InFlight]()
+        while not stream.ended():
+            stream.wake.clear()
+            while (taken := stream.outbox.take()) is not None:
+                await self._put(stream, flight, *taken)
+            while flight and flight[0].due <= loop.time() + TIMER_S:
+                arrived = flight.popleft()
+                time.sleep(max(0.0, arrived.due - loop.time()))  # noqa: ASYNC251 (see TIMER_S)
+                await stream.write_step(arrived.step, arrived.frames)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(flight[0].due - TIMER_S if flight else None):
+                    await stream.wake.wait()
+
+    async def _put(self, stream: OpenStream, flight: deque[_InFlight], step: int, frames: list[Frame]) -> None:
+        """A step's padding goes while the emulated link is busy with the step, so that none is left when it is due."""
+        size = sum(frame_bytes(frame) for frame in frames)
+        padding = max(0, self._activation_bytes(self._tokens.get(step, 0)) - size)
+        flight.append(_InFlight(step, self.arrival(asyncio.get_running_loop().time(), size + padding), frames))
+        while padding:
+            piece = min(padding, PART_BYTES)
+            await stream.write(LinkPadding(piece))
+            padding -= piece

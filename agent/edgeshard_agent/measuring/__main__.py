@@ -7,12 +7,16 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, extra_line
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
+from edgeshard_agent.measuring.worker import MeasuringJob, measured
+
+if TYPE_CHECKING:
+    from edgeshard.domain.nodes.profile import ComputeProfile
 
 _NEEDED = ("torch", "transformers", "psutil", "rich")
 
@@ -56,8 +60,6 @@ def _count(text: str) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    import torch
-
     from edgeshard.architectures import parse_config
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
@@ -66,24 +68,37 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard_agent.measuring.compute import fingerprint
     from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
     from edgeshard_agent.measuring.facts import read_facts
-    from edgeshard_agent.measuring.report import measured
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
     quantisation = parse_quantisation(options.quantise, options.head_quantisation)
     parse_config(config)
     facts = read_facts(options.device, None)
     threads = options.threads or facts.cores
-    torch.set_num_threads(threads)
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:
         profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.quick)
     if profile is None:
-        profile = measured(config, dtype, options.device, threads, options.quick, quantisation)
+        profile = _measured(MeasuringJob(config, dtype, options.device, threads, options.quick, None, quantisation))
         if store is not None:
             profile = replace(profile, disk=measure_disk(options.state_dir, QUICK if options.quick else FULL))
             store.keep(profile)
     sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
+
+
+def _measured(job: MeasuringJob) -> ComputeProfile:
+    """Measure, and show how far it is. Raises what `Profiler.run` raises."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        return measured(job, show)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

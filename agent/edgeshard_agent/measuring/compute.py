@@ -6,6 +6,7 @@ torch's number of threads is that of the caller.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,17 @@ from typing import Any
 import psutil
 import torch
 
-from edgeshard.architectures import ModelShape
+from edgeshard.architectures import (
+    Architecture,
+    ModelShape,
+    expected_tensors,
+    name_in_block,
+    parse_config,
+    read_config,
+)
 from edgeshard.domain.errors import ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.model import LayerRange, Part
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
@@ -30,18 +39,25 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.layers import BlockSort, block_sorts, outer_parameters
 from edgeshard_agent.measuring.machine import available_bytes
 from edgeshard_agent.measuring.others import others_share, read_cores
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
-from edgeshard_agent.measuring.rotation import BlockRotation, OuterRotation, cache_bytes, copies_needed, kv_bytes
+from edgeshard_agent.measuring.rotation import (
+    BlockRotation,
+    LayerForm,
+    OuterRotation,
+    cache_bytes,
+    copies_needed,
+    kv_bytes,
+)
 from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
-from edgeshard_agent.model.stage import check_weights
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights.weights import check_weights
 from edgeshard_agent.ops.native import kernel_names, native_available
 
+_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 _REST_S = 2.0
 """Long enough for a sensor to read the power at rest."""
 
@@ -56,6 +72,46 @@ def fingerprint(facts: DeviceFacts, threads: int) -> str:
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
     return device_fingerprint(facts, threads, details)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSort:
+    """Blocks that do the same work: `first` is one of them, `layers` how many there are, `parameters` of one."""
+
+    kind: LayerKind
+    first: int
+    layers: int
+    parameters: int
+    window: int
+
+
+def block_sorts(config: Mapping[str, Any]) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their window. Raises UnsupportedModelError."""
+    decoder = read_config(config)
+    shape, windows = decoder.shape, decoder.windows()
+    tensors: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(shape.layer_count)]
+    for tensor in expected_tensors(config).values():
+        if not isinstance(tensor.unit, Part):
+            tensors[tensor.unit].append((name_in_block(tensor.name), tensor.shape))
+    members: dict[tuple[int, _Tensors], list[int]] = {}
+    for index in range(shape.layer_count):
+        members.setdefault((windows[index], tuple(tensors[index])), []).append(index)
+    return tuple(_sort(decoder.architecture, window, parts, indices) for (window, parts), indices in members.items())
+
+
+def _sort(architecture: Architecture, window: int, tensors: _Tensors, indices: list[int]) -> BlockSort:
+    sparse = any(architecture.is_expert(name) for name, _ in tensors)
+    kind = LayerKind.MOE_BLOCK if sparse else LayerKind.BLOCK
+    return BlockSort(kind, indices[0], len(indices), sum(math.prod(size) for _, size in tensors), window)
+
+
+def outer_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Parameters of the embedding and of norm + head; a tied one is in both."""
+    sizes = dict.fromkeys(Part, 0)
+    for tensor in expected_tensors(config, LayerRange(0, parse_config(config).layer_count)).values():
+        if isinstance(tensor.unit, Part):
+            sizes[tensor.unit] += math.prod(tensor.shape)
+    return sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
 
 
 @dataclass(slots=True)
@@ -88,12 +144,9 @@ class Profiler:
         memory_limit_bytes: int | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
-        self._config = config
+        self._form = LayerForm(config, dtype, device, quantisation)
         self._model = model_from_config("the model", config)
         self._shape: ModelShape = self._model.shape
-        self._dtype = dtype
-        self._quantisation = quantisation
-        self._device = device
         self._threads = threads
         self._quick = grid.effort != FULL_GRID.effort
         self._grid = grid.within(self._shape.max_context)
@@ -109,18 +162,18 @@ class Profiler:
     def run(self) -> ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
-        check_weights(self._shape, self._device, self._quantisation)
-        facts = read_facts(self._device, self._memory_limit_bytes)
+        check_weights(self._shape, self._form.device, self._form.quantisation)
+        facts = read_facts(self._form.device, self._memory_limit_bytes)
         memory = MemoryProfile(
             facts.memory_total_bytes,
-            _free_bytes(self._device),
+            _free_bytes(self._form.device),
             psutil.Process().memory_info().rss,
             facts.unified_memory,
         )
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
-        cache = self._cache if self._cache is not None else cache_bytes(self._device)
-        meter = PowerMeter(find_sensor(self._device))
-        sorts = block_sorts(self._config)
+        cache = self._cache if self._cache is not None else cache_bytes(self._form.device)
+        meter = PowerMeter(find_sensor(self._form.device))
+        sorts = block_sorts(self._form.config)
         points = len(self._grid.prefill_points(self._shape.max_context)) + len(
             self._grid.decode_points(self._shape.max_context)
         )
@@ -135,16 +188,14 @@ class Profiler:
                 layers += [self._block(sort, cache) for sort in sorts]
             layers.append(self._outer(LayerKind.HEAD, cache))
             self._tell("step overhead")
-            overhead = measure_overhead(
-                self._config, self._dtype, self._device, sorts[0].first, self._threads, self._quantisation
-            )
+            overhead = measure_overhead(self._form, sorts[0].first, self._threads)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return ComputeProfile(
             fingerprint=fingerprint(facts, self._threads),
-            model_hash=config_hash(self._config),
-            dtype=self._dtype,
-            device=self._device,
+            model_hash=config_hash(self._form.config),
+            dtype=self._form.dtype,
+            device=self._form.device,
             threads=self._threads,
             layers=tuple(layers),
             overhead=overhead,
@@ -152,24 +203,19 @@ class Profiler:
             quick=self._quick,
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
-            quantisation=self._quantisation,
+            quantisation=self._form.quantisation,
             others_share=others_share(cores, read_cores(), self._threads) if facts.kind == "cpu" else 0.0,
         )
 
     def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
-        size = self._model.blocks[sort.first].weight_bytes(self._dtype, self._quantisation)
+        size = self._model.blocks[sort.first].weight_bytes(self._form.dtype, self._form.quantisation)
         grid, limit = self._grid, self._shape.max_context
         prefill, decode = grid.prefill_points(limit), grid.decode_points(limit)
         # Whole KV blocks for each sequence, hence the roundings.
-        room = max(
-            max(n + c + 16 for n, c in prefill),
-            max(n * (c + 17) for n, c in decode),
-        )
-        kv = kv_bytes(self._shape, self._dtype, room)
+        room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
+        kv = kv_bytes(self._shape, self._form.dtype, room)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
-        rotation = BlockRotation(
-            self._config, self._shape, sort.first, self._dtype, self._device, copies, room, self._quantisation
-        )
+        rotation = BlockRotation(self._form, sort.first, copies, room)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(grid.effort.passes):
             for point in points:
@@ -190,7 +236,7 @@ class Profiler:
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies larger together than the caches, or as many as there is room for."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
-        whole_bytes = parameters * self._dtype.itemsize + kv_bytes
+        whole_bytes = parameters * self._form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:
             raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
         return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
@@ -214,12 +260,12 @@ class Profiler:
 
     def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
         head = kind is LayerKind.HEAD
-        parameters = outer_parameters(self._config)[head]
-        size = parameters * self._dtype.itemsize
+        parameters = outer_parameters(self._form.config)[head]
+        size = parameters * self._form.dtype.itemsize
         if head:
-            size = self._model.head_bytes(self._dtype, self._quantisation)
+            size = self._model.head_bytes(self._form.dtype, self._form.quantisation)
         copies = self._copies(kind, copies_needed(size, cache), parameters, size)
-        rotation = OuterRotation(self._config, self._shape, head, self._dtype, self._device, copies, self._quantisation)
+        rotation = OuterRotation(self._form, head, copies)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
         # The embedding computes a row for each token; the head one row for each sequence.
@@ -245,7 +291,7 @@ class Profiler:
         self._tell(f"head: {rows} sequences")
         generator = torch.Generator().manual_seed(5)
         hidden = torch.randn(rows, self._shape.frame_width, generator=generator)
-        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._dtype])
+        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._form.dtype])
         sampler = Sampler(self._shape.vocab_size)
         for request in range(rows):
             sampler.open(request, Sampling(), ())

@@ -1,4 +1,4 @@
-"""How fast a directory's disk is read, as weights are that stream from it, and written, flushed.
+"""The rates at which weights stream from a directory's disk, and at which it is written and flushed.
 
 Weights are read past the page cache, two units at once in chunks by several threads, and their checksums are taken: a
 rate of one read after the other was a third of what stages then had, and made streaming look three times as slow as it

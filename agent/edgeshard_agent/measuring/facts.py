@@ -1,4 +1,4 @@
-"""What this node is, its accelerator included."""
+"""The facts of this node, its accelerator included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, machine_facts, no_device
-from edgeshard_agent.ops import bits_fingerprint
+from edgeshard_agent.ops.fingerprint import bits_fingerprint
 
 
 def read_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:

@@ -1,4 +1,4 @@
-"""How much of this process's memory the kernel has put in huge pages."""
+"""The part of this process's memory that the kernel has put in huge pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAPS = Path("/proc/self/smaps")
 
 
 def read_huge_pages(maps: Path = _MAPS) -> HugePages | None:
-    """Of the mappings that ask for them; None where the system does not tell. `maps` is for tests."""
+    """Read the mappings that ask for huge pages; None where the system does not tell. `maps` is for tests."""
     try:
         text = maps.read_bytes()
     except OSError:
@@ -36,7 +36,7 @@ def _kilobytes(entry: bytes, key: bytes) -> int:
 
 
 class HugePageWatch:
-    """What `read_huge_pages` says, read again when a stage has come or gone, and every `AGAIN_S` seconds."""
+    """The result of `read_huge_pages`, read again when a stage has come or gone, and every `AGAIN_S` seconds."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class HugePageWatch:
         self._known: HugePages | None = None
 
     async def read(self, stages: Iterable[StageStatus]) -> HugePages | None:
-        """In a thread: the kernel walks through all of the process's memory."""
+        """Read in a thread: the kernel walks through all of the process's memory."""
         now = self._clock.now()
         seen = frozenset((stage.deployment, stage.epoch, stage.phase) for stage in stages)
         if seen != self._seen or now >= self._due:

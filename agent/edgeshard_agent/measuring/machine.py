@@ -1,4 +1,4 @@
-"""What the operating system says of this node: processor, memory, quota. Without torch, so that a node joins
+"""The operating system's facts of this node: processor, memory, quota. Without torch, so that a node joins
 quickly."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def no_device(device: str) -> InvalidArgumentError:
 
 
 def budget_bytes(total: int, available: int, limit: int | None) -> int:
-    """What stages may use: the operator's limit, or the available memory less the reserve."""
+    """Bytes that stages may use: the operator's limit, or the available memory less the reserve."""
     return max(0, available - RESERVE_BYTES) if limit is None else min(limit, total)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -14,56 +14,50 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
-from edgeshard_agent.lab.shaping import LinkShape
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.node import MeasuredNode
-from edgeshard_agent.measuring.probing import ShapedWay, probe_link
+from edgeshard_agent.measuring.probing import at_once, probe_link
 from edgeshard_agent.measuring.process import Tell, measure_apart
 from edgeshard_agent.measuring.worker import MeasuringJob
 
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Measurer:
-    """Measures and reports before it returns. `on_probed` is told of links once they are reported."""
+    """Measures and reports before it returns."""
 
-    def __init__(
-        self,
-        node: MeasuredNode,
-        report: Callable[[ProfileReport], Awaitable[None]],
-        send_progress: Callable[[CommandProgress], None],
-        on_probed: Callable[[tuple[MeasuredLink, ...]], None] = lambda links: None,
-    ) -> None:
-        self._node = node
-        self._report = report
-        self._send_progress = send_progress
-        self._on_probed = on_probed
-        self._store = ProfileStore(node.state_dir)
+    node: MeasuredNode
+    report: Callable[[ProfileReport], Awaitable[None]]
+    send_progress: Callable[[CommandProgress], None]
+    on_probed: Callable[[tuple[MeasuredLink, ...]], None] = lambda links: None
+    """Told of links once they are reported."""
+
+    def __post_init__(self) -> None:
+        self._store = ProfileStore(self.node.state_dir)
 
     async def run(self, task: MeasuringTask) -> None:
         """Raises the profiler's typed errors, and the coordinator's answer to the report."""
 
         def tell(done: int, total: int, what: str) -> None:
-            self._send_progress(CommandProgress(task.operation_id, done, total, what))
+            self.send_progress(CommandProgress(task.operation_id, done, total, what))
 
         match task.command:
             case MeasureCompute():
-                await self._report(await self._compute(task.command, tell))
+                await self.report(await self._compute(task.command, tell))
             case ProbeLinks():
                 report = await self._links(task.command.peers, tell)
-                await self._report(report)
-                self._on_probed(report.links)
+                await self.report(report)
+                self.on_probed(report.links)
 
     async def _compute(self, command: MeasureCompute, tell: Tell) -> ProfileReport:
         parse_config(command.config)
-        node = self._node
+        node = self.node
         if node.emulation is not None:
-            from edgeshard_agent.lab.emulation import emulated_profile  # brings all of the planner
-
-            profile = emulated_profile(node.emulation, node.facts, command.config, command.dtype, command.quantisation)
+            profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)
         # The node holds no stage now, so the free memory is what stages may have.
@@ -73,12 +67,12 @@ class Measurer:
     async def _kept(self, command: MeasureCompute) -> ComputeProfile | None:
         if command.again:
             return None
-        node = self._node
+        node = self.node
         marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
         return await asyncio.to_thread(self._store.find, *marks, command.quick)
 
     async def _measured(self, command: MeasureCompute, tell: Tell) -> ComputeProfile:
-        node = self._node
+        node = self.node
         job = MeasuringJob(
             command.config, command.dtype, node.device, node.threads, command.quick, node.memory, command.quantisation
         )
@@ -98,20 +92,14 @@ class Measurer:
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
         """The links to the nodes that answer."""
-        links = []
+        links, emulation = [], self.node.emulation
         for number, peer in enumerate(peers):
             tell(number, len(peers), f"link to {peer.name}")
             try:
-                profile = await probe_link(peer, self._node.tls, way=self._way(peer))
+                way = at_once if emulation is None else emulation.way(peer.name)
+                profile = await probe_link(peer, self.node.tls, way=way)
             except EdgeShardError as error:
                 log.warning("link_not_measured", to=peer.name, reason=error.reason, why=error.message)
             else:
-                links.append(MeasuredLink(self._node.node_id, peer.node_id, profile))
-        return ProfileReport(self._node.node_id, links=tuple(links))
-
-    def _way(self, peer: Peer) -> ShapedWay | None:
-        emulation = self._node.emulation
-        if emulation is None:
-            return None
-        there, back = emulation.link(peer.name), emulation.link_from(peer.name)
-        return ShapedWay(*(LinkShape(link.bandwidth_bps, link.latency_s) for link in (there, back)))
+                links.append(MeasuredLink(self.node.node_id, peer.node_id, profile))
+        return ProfileReport(self.node.node_id, links=tuple(links))

@@ -1,4 +1,4 @@
-"""What other processes, and a hypervisor, take of the cores that this one computes on."""
+"""The share that other processes, and a hypervisor, take of the cores that this one computes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reading:
 
 
 def read_cores() -> Reading:
-    """Of the cores this process may run on. What a hypervisor stole of them counts as busy."""
+    """Read the cores this process may run on. Time that a hypervisor stole of them counts as busy."""
     every = psutil.cpu_times(percpu=True)
     cores = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every)))
     times = [every[core] for core in cores if core < len(every)]
@@ -34,7 +34,7 @@ def read_cores() -> Reading:
 
 
 def others_share(before: Reading, after: Reading, threads: int) -> float:
-    """What others took beyond the cores that `threads` threads leave free, as a part of the threads' cores."""
+    """The time that others took beyond the cores that `threads` threads leave free, as a part of the threads' cores."""
     elapsed = after.total_s - before.total_s
     if before.cores != after.cores or elapsed <= 0:
         return 0.0

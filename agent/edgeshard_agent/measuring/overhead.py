@@ -1,4 +1,4 @@
-"""What the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
+"""The time that the engine adds to a step: reading frames, checking, handing to the compute thread, making frames.
 
 A real `StageRunner` runs steps through a stage of one random block and says when the result is ready to be sent; the
 block's own time is taken off in the very same step, so that a noisy machine disturbs both alike.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from edgeshard.architectures import parse_config
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.profile import StepOverhead
 from edgeshard.domain.requests.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
@@ -25,7 +23,7 @@ from edgeshard.process.clock import SystemClock
 from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation
+from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
 from edgeshard_agent.measuring.stopwatch import Measurement, summarise
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -71,30 +69,16 @@ class _Ring:
         self.result.set_exception(error)
 
 
-def measure_overhead(
-    config: Mapping[str, Any],
-    dtype: DType,
-    device: str,
-    layer: int,
-    threads: int,
-    quantisation: Quantisation | None = None,
-) -> StepOverhead:
+def measure_overhead(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     """The overhead of decode steps, and its growth with the bytes of hidden states. Not for a running event loop."""
-    return asyncio.run(_measure(config, dtype, device, layer, threads, quantisation))
+    return asyncio.run(_measure(form, layer, threads))
 
 
-async def _measure(
-    config: Mapping[str, Any],
-    dtype: DType,
-    device: str,
-    layer: int,
-    threads: int,
-    quantisation: Quantisation | None,
-) -> StepOverhead:
-    shape = parse_config(config)
+async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
+    shape, dtype = form.shape, form.dtype
     prompt = min(PROMPT_TOKENS, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
-    rotation = BlockRotation(config, shape, layer, dtype, device, 1, room, quantisation)
+    rotation = BlockRotation(form, layer, 1, room)
     timed = _Timed(rotation)
     modules: Any = rotation.modules
     modules.run = timed

@@ -32,7 +32,6 @@ class PowerSensor(Protocol):
 
     def watts(self) -> float:
         """Watts now, or the mean since the last reading. Raises OSError when the device gives none any more."""
-        ...
 
 
 class Nvml:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 import grpc
 
@@ -18,7 +19,6 @@ from edgeshard.rpc.channel import half_close, open_channel
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard.wire.frames import PART_BYTES
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.lab.shaping import LinkShape
 
 PROBE_TIMEOUT_S = 60.0
 _WARM_UPS = 3
@@ -26,18 +26,19 @@ _WARM_UPS = 3
 Call = grpc.aio.StreamStreamCall[pb.ProbeRequest, pb.ProbeResponse]
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedWay:
-    """The lab's link to the probed node, and the one its acknowledgements come back over."""
+Way = Callable[[int], AbstractAsyncContextManager[None]]
+"""Surrounds the sending of so many bytes until their acknowledgement; the lab's takes as long as its links."""
 
-    there: LinkShape
-    back: LinkShape
+
+def at_once(size_bytes: int) -> AbstractAsyncContextManager[None]:
+    """The way of a real link, which takes its time by itself."""
+    return nullcontext()
 
 
 async def probe_link(
-    peer: Peer, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: ShapedWay | None = None
+    peer: Peer, tls: TlsFiles | None, schedule: ProbeSchedule | None = None, way: Way = at_once
 ) -> LinkProfile:
-    """Latency and bandwidth from here to the agent of a node; in the lab by way of a shaped link.
+    """Latency and bandwidth from here to the agent of a node.
 
     Raises UnavailableError when it cannot be reached or takes longer than PROBE_TIMEOUT_S, DeniedError for plaintext
     beyond loopback.
@@ -66,14 +67,11 @@ async def probe_link(
     return link_profile(schedule.answers)
 
 
-async def _timed(call: Call, size: int, target: str, way: ShapedWay | None) -> float:
+async def _timed(call: Call, size: int, target: str, way: Way) -> float:
     """Seconds from the first byte's sending to the acknowledgement."""
     began = time.perf_counter()
-    if way is not None:
-        await asyncio.sleep(way.there.arrival(began, size) - time.perf_counter())
-    await _send(call, size, target)
-    if way is not None:
-        await asyncio.sleep(way.back.latency_s)
+    async with way(size):
+        await _send(call, size, target)
     return time.perf_counter() - began
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeshard.architectures import ModelShape
+from edgeshard.architectures import ModelShape, parse_config
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
@@ -54,7 +55,7 @@ def copies_needed(layer_bytes: int, cache: int) -> int:
 
 
 def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
-    """Of the KV memory that each copy of a block has."""
+    """Bytes of the KV memory that each copy of a block has."""
     blocks = -(-tokens // BLOCK_TOKENS)
     return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
 
@@ -93,27 +94,34 @@ def _pattern(dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.randn(_PATTERN, generator=torch.Generator().manual_seed(7)).mul_(0.02).to(device, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class LayerForm:
+    """A model whose layers are made, by its config.json, and how its numbers are kept on a device."""
+
+    config: Mapping[str, Any]
+    dtype: DType
+    device: str
+    quantisation: Quantisation | None = None
+
+    @property
+    def shape(self) -> ModelShape:
+        return parse_config(self.config)
+
+    def modules(self, layer: int) -> StageModules:
+        """The modules of a stage of this one layer, without memory."""
+        return build_modules(self.config, LayerRange(layer, layer + 1), self.dtype, self.device, self.quantisation)
+
+
 class BlockRotation:
     """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        shape: ModelShape,
-        layer: int,
-        dtype: DType,
-        device: str,
-        copies: int,
-        kv_tokens: int,
-        quantisation: Quantisation | None = None,
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
+    def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int) -> None:
+        self.shape = shape = form.shape
+        self.dtype = dtype = form.dtype
+        device = form.device
         self.device = torch.device(device)
         # Each is filled by itself: a packed weight cannot be copied.
-        built: list[Any] = [
-            build_modules(config, LayerRange(layer, layer + 1), dtype, device, quantisation) for _ in range(copies)
-        ]
+        built: list[Any] = [form.modules(layer) for _ in range(copies)]
         self._blocks = [each._ordered[0] for each in built]
         self.rotated_bytes = sum(fill(block, dtype, device) for block in self._blocks)
         for index, each in enumerate(self._blocks):
@@ -121,15 +129,8 @@ class BlockRotation:
                 if hasattr(part, "layer_idx"):
                     part.layer_idx = index
         self.modules: StageModules = built[0]
-        self.pool = KvPool(
-            LayerRange(0, copies),
-            -(-kv_tokens // BLOCK_TOKENS),
-            BLOCK_TOKENS,
-            shape.kv_heads,
-            shape.head_dim,
-            dtype,
-            device,
-        )
+        blocks, layers = -(-kv_tokens // BLOCK_TOKENS), LayerRange(0, copies)
+        self.pool = KvPool(layers, blocks, BLOCK_TOKENS, shape.kv_heads, shape.head_dim, dtype, device)
         self._next = 0
 
     @property
@@ -171,24 +172,14 @@ class BlockRotation:
 class OuterRotation:
     """Copies of a model's embedding, or of its final norm and head, used in turn."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        shape: ModelShape,
-        head: bool,
-        dtype: DType,
-        device: str,
-        copies: int,
-        quantisation: Quantisation | None = None,
-    ) -> None:
-        layer = shape.layer_count - 1 if head else 0
-        layers = LayerRange(layer, layer + 1)
+    def __init__(self, form: LayerForm, head: bool, copies: int) -> None:
+        layer = form.shape.layer_count - 1 if head else 0
         self._copies: list[StageModules] = []
         self._next = 0
         self.rotated_bytes = 0
         for _ in range(copies):
-            modules = build_modules(config, layers, dtype, device, quantisation)
-            self.rotated_bytes += fill(modules, dtype, device, skip=modules.context.architecture.block_list)
+            modules = form.modules(layer)
+            self.rotated_bytes += fill(modules, form.dtype, form.device, skip=modules.context.architecture.block_list)
             self._copies.append(modules)
 
     def __len__(self) -> int:

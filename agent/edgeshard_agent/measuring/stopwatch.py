@@ -52,7 +52,7 @@ class Stopwatch:
 
     @property
     def processor_share(self) -> float:
-        """Of the time of all calls so far, the part in which the caller really had a core; 1 on an accelerator."""
+        """The part of all calls' time so far in which the caller really had a core; 1 on an accelerator."""
         return min(1.0, self._processor_s / self._wall_s) if self._wall_s > 0 else 1.0
 
     def once(self, work: Callable[[], object]) -> float:

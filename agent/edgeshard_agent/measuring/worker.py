@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType, Quantisation
+
+if TYPE_CHECKING:
+    from edgeshard.domain.nodes.profile import ComputeProfile
 
 PROGRESS_INTERVAL_S = 0.25
 """Progress is told this often at most: a figure may take a millisecond."""
@@ -55,12 +58,13 @@ def main() -> None:
     threading.Thread(target=_end_with_input, daemon=True).start()
     _give_way()
     try:
-        _say(out, profile=json.loads(_measure(job, _throttled(out))))
+        _say(out, profile=json.loads(measured(job, _throttled(out)).to_json()))
     except EdgeShardError as error:
         _say(out, error={"code": error.code, "message": error.message, "field": error.field, "reason": error.reason})
 
 
-def _measure(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> str:
+def measured(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> ComputeProfile:
+    """The profile of a model, measured by this thread. Raises what `Profiler.run` raises."""
     # After the job is read: importing torch takes seconds, and the agent may change its mind meanwhile.
     import torch
 
@@ -68,18 +72,8 @@ def _measure(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> st
     from edgeshard_agent.measuring.compute import Profiler
 
     torch.set_num_threads(job.threads)
-    grid = QUICK_GRID if job.quick else FULL_GRID
-    profiler = Profiler(
-        job.config,
-        job.dtype,
-        job.device,
-        job.threads,
-        grid,
-        quantisation=job.quantisation,
-        memory_limit_bytes=job.memory,
-        progress=progress,
-    )
-    return profiler.run().to_json()
+    grid, model = QUICK_GRID if job.quick else FULL_GRID, (job.config, job.dtype, job.device)
+    return Profiler(*model, job.threads, grid, job.quantisation, None, job.memory, progress).run()
 
 
 def _throttled(out: TextIO) -> Callable[[str, int, int], None]:
@@ -105,7 +99,7 @@ def _end_with_input() -> None:
 
 
 def _give_way() -> None:
-    """When memory runs out, the kernel should end this process and not the agent."""
+    """Have the kernel end this process and not the agent when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

@@ -21,11 +21,7 @@ from edgeshard_agent.model.plugged import PluggedModules
 
 
 def build_modules(
-    config: Mapping[str, Any],
-    layers: LayerRange,
-    dtype: DType,
-    device: str,
-    quantisation: Quantisation | None = None,
+    config: Mapping[str, Any], layers: LayerRange, dtype: DType, device: str, quantisation: Quantisation | None = None
 ) -> StageModules:
     """This stage's modules in evaluation mode, parameters still on the meta device.
 

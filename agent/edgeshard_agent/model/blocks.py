@@ -17,7 +17,9 @@ from torch.nn import functional
 from edgeshard.architectures.record import BlockStyle
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
-from edgeshard_agent.ops import BlockParts, NativeBlock, rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.attention import Scoring
+from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -43,7 +45,8 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block's tensors do not tell: the family's style, and the sizes. `window` is None for full attention.
+    """Options that a block's tensors do not tell: the family's style, and the sizes. `window` is None for full
+    attention.
 
     `integers` are for all matrices but those of experts that have a width of their own, in `expert_integers`.
     """
@@ -116,7 +119,7 @@ class GatedMlp(nn.Module):
 
 
 class ExpertSource(Protocol):
-    """Where one layer's experts come from, if they are not all in memory."""
+    """The source of one layer's experts, if they are not all in memory."""
 
     def use(self, chosen: torch.Tensor) -> Iterator[int]:
         """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
@@ -185,6 +188,7 @@ class Block(nn.Module):
         if "pre_feedforward_layernorm.weight" in shapes:
             self.pre_feedforward_layernorm = _norm(hidden, options)
             self.post_feedforward_layernorm = _norm(hidden, options)
+        self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
         self._query_rows = slice(0, heads)
         self._key_rows = slice(heads, heads + options.kv_heads)
         self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
@@ -211,28 +215,20 @@ class Block(nn.Module):
         qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
             return None
+        norms = (self.input_layernorm, self.post_attention_layernorm, self.q_norm, self.k_norm)
         return NativeBlock.compile(
-            BlockParts(
-                qkv=qkv,
-                output=output,
-                gate_up=gate_up,
-                down=down,
-                input_norm=self.input_layernorm.weight,
-                post_norm=self.post_attention_layernorm.weight,
-                q_norm=None if self.q_norm is None else self.q_norm.weight,
-                k_norm=None if self.k_norm is None else self.k_norm.weight,
-                heads=options.heads,
-                kv_heads=options.kv_heads,
-                head_dim=options.head_dim,
-                eps=options.style.eps,
-                scale=options.style.scaling,
-                window=options.window or 0,
-            )
+            (qkv, output, gate_up, down),
+            [None if norm is None else norm.weight for norm in norms],
+            heads=options.heads,
+            kv_heads=options.kv_heads,
+            head_dim=options.head_dim,
+            window=options.window or 0,
+            eps=style.eps,
+            scale=style.scaling,
         )
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
-        options, style = self.options, self.options.style
-        qkv = self.qkv(normed).view(len(normed), -1, options.head_dim)
+        qkv = self.qkv(normed).view(len(normed), -1, self.options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
@@ -240,7 +236,7 @@ class Block(nn.Module):
             key.copy_(_by_head(self.k_norm, key))
         if rotary is not None:
             rotary_(query, key, *rotary)
-        attended = step.attend(self.layer_idx, query, key, value, style.scaling, options.window, style.softcap)
+        attended = step.attend(self.layer_idx, query, key, value, self._scoring)
         result: torch.Tensor = self.output(attended.view(len(normed), -1))
         return result
 

@@ -1,4 +1,5 @@
-"""What generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record says."""
+"""The parts that generic stages have in common: token embedding, rotary embedding, final norm and LM head, as a record
+says."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class LayerStore(Protocol):
@@ -55,7 +56,7 @@ class DecoderModules(StageModules):
             self.lm_head = Projection((shape.vocab_size,), shape.hidden_size, integers=context.head_integers)
         self._ordered: list[Any] = list(self.layers.values())
         self.ends_there: set[str] = set()
-        """Of embedding and head, those that have their weights, shared or from packed files: they accept none."""
+        """The ends, embedding and head, that have their weights, shared or from packed files: they accept none."""
         self.store: LayerStore | None = None
         """Through which some of the layers pass; None where all of them stay in memory."""
         self.has_all = True

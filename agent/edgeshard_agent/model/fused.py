@@ -14,7 +14,9 @@ from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.rotary import RotaryFrequencies
-from edgeshard_agent.ops import NativeArena, NativeBlock, NativePass, QuantizedWeight, run_blocks
+from edgeshard_agent.ops.fused_blocks import NativeBlock, NativePass, run_blocks
+from edgeshard_agent.ops.kv_arena import NativeArena
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class _Passing:
@@ -35,14 +37,14 @@ class _Passing:
         return self._addend if self._residual is None else self._addend + self._residual
 
     def native(self, arena: NativeArena) -> NativePass | None:
-        """It as the native call takes it, None where its step goes block by block."""
+        """The micro-batch as the native call takes it, None where its step goes block by block."""
         shared = self._rotary.get("")
         if self._native is None and shared is not None and self.step.is_native:
             self._native = self.step.native_pass(self.result, shared, arena)
         return self._native
 
     def run(self, blocks: Sequence[Block]) -> None:
-        """Through consecutive blocks, one operator after the other."""
+        """Run through consecutive blocks, one operator after the other."""
         if self._native is not None:
             self._addend, self._residual, self._native = self._native.result, None, None
         for block in blocks:
@@ -70,7 +72,7 @@ class FusedModules(DecoderModules):
         return [batch.result.unsqueeze(0) for batch in passing]
 
     def _run(self, blocks: Sequence[Block], passing: Sequence[_Passing]) -> None:
-        """All micro-batches through consecutive blocks, in order; those that can be go in one native call."""
+        """All micro-batches through consecutive blocks, in order; they go in one native call where they can."""
         native = self._native_blocks(blocks)
         arenas = passing[0].step.native_arenas([block.layer_idx for block in blocks]) if native else []
         found = [(batch, batch.native(arenas[0]) if arenas else None) for batch in passing]
@@ -94,7 +96,7 @@ class FusedModules(DecoderModules):
         return make_norm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
 
     def _shapes(self, layer: int) -> Shapes:
-        """Of a block's tensors, by their names in blocks of the Llama kind."""
+        """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
         record = self.context.architecture
         shapes = record.block(self.context.decoder.fields, self.context.shape, layer)
         return {record.place(name).parameter: size for name, size in shapes.items()}

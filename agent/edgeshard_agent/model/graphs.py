@@ -25,7 +25,6 @@ class Recorder(Protocol):
 
         The work may be run meanwhile, more than once. Raises RuntimeError where it cannot be recorded.
         """
-        ...
 
 
 class Rerun:
@@ -69,7 +68,7 @@ class CudaGraphs:
 
 
 def recorder_for(device: str) -> Recorder | None:
-    """What records decode steps on this device; None where they are better run as they come."""
+    """The recorder of decode steps on this device; None where they are better run as they come."""
     chosen = torch.device(device)
     if chosen.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None

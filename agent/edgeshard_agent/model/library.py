@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from edgeshard.architectures import Decoder
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.ops.attention import Scoring
 
 _IMPLEMENTATION = "edgeshard"
 
@@ -74,8 +75,7 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
     Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
     """
     packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    more = {} if s_aux is None else {"sinks": s_aux}
-    attended = step.attend(
-        module.layer_idx, packed_query, packed_key, packed_value, scaling, layer_window, softcap, **more
-    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scoring = Scoring(scale, layer_window or 0, softcap or 0.0, s_aux)
+    attended = step.attend(module.layer_idx, packed_query, packed_key, packed_value, scoring)
     return attended.unsqueeze(0), None

@@ -1,4 +1,4 @@
-"""What the modules of a stage have in common: where they stand in the model, what they are called with, how they fill.
+"""The base of a stage's modules: their place in the model, their arguments, and how they fill.
 
 Parameters are made on the meta device and take memory when their tensor arrives. What is computed instead of stored
 (rotary frequencies) is made on the real device, in float32.
@@ -20,13 +20,13 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.projection import Integers, Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import QuantizedWeight
 from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What every family's modules are built from.
+    """The parts that every family's modules are built from.
 
     Families that run in transformers' layers have its module with their classes, `library`, and a transformers config
     of the stage's own, `config`.
@@ -58,11 +58,12 @@ class StageContext:
 
     @property
     def block_integers(self) -> Integers | None:
-        """How matrices of blocks are packed; None for the dtype."""
+        """The form in which matrices of blocks are packed; None for the dtype."""
         return self._integers(None if self.quantisation is None else self.quantisation.blocks)
 
     def expert_integers(self, layer: int) -> tuple[Integers, ...]:
-        """How each expert's matrices are packed where experts have widths of their own; empty where they have none."""
+        """The form in which each expert's matrices are packed where experts have widths of their own; empty where they
+        have none."""
         widths = self.shape.expert_widths
         if self.quantisation is None or widths is None:
             return ()
@@ -71,7 +72,7 @@ class StageContext:
 
     @property
     def head_integers(self) -> Integers | None:
-        """How the LM head is packed; None for the dtype."""
+        """The form in which the LM head is packed; None for the dtype."""
         return self._integers(None if self.quantisation is None else self.quantisation.head)
 
     def _integers(self, chosen: IntegerFormat | None) -> Integers | None:
@@ -102,7 +103,8 @@ class StageModules(nn.Module):
         raise NotImplementedError
 
     def run_sweep(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
-        """What `run` makes of each of several micro-batches. A streamed layer is read once for all of them."""
+        """Hidden states that `run` makes of each of several micro-batches. A streamed layer is read once for all of
+        them."""
         return [self.run(*batch) for batch in batches]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -182,7 +184,7 @@ class StageModules(nn.Module):
             return nn.Linear(columns, rows, bias=False)
 
     def _embedding_places(self, name: str) -> tuple[str, ...]:
-        """Where the token embedding goes: its own place, and the LM head's where the two are tied."""
+        """The places of the token embedding: its own, and the LM head's where the two are tied."""
         places = (name,) if self.context.is_first else ()
         return (*places, "lm_head.weight") if self.context.shape.tied and self.context.is_last else places
 
@@ -190,7 +192,7 @@ class StageModules(nn.Module):
 def weight_bytes(module: nn.Module) -> int:
     """Bytes of a module's weights in memory, packed or not; one that is in two places counts once.
 
-    Buffers that a checkpoint stores count, those that are computed do not.
+    Buffers that a checkpoint stores count, computed ones do not.
     """
     plain = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_meta)
     for part in module.modules():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 @dataclass(slots=True)
@@ -42,9 +42,22 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
 class LayerModules(StageModules):
     """Base of module classes for one family, with blocks of transformers and all else its own."""
 
+    token_embedding: ClassVar[str]
+    """The canonical name of its tensor."""
+    _ordered: list[nn.Module]
+    """The blocks in the order they run."""
+
     def _blocks(self) -> nn.ModuleDict:
         layers = range(self.context.layers.first, self.context.layers.end)
         return nn.ModuleDict({str(index): make_layer(self.context, index) for index in layers})
+
+    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
+        for block in self._ordered:
+            hidden = block(hidden, step=step)
+        return hidden
+
+    def accept(self, name: str, value: torch.Tensor) -> None:
+        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), value)
 
 
 class LayerProjection(Projection):

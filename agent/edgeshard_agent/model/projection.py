@@ -13,14 +13,16 @@ from torch import nn
 from torch.nn.functional import embedding, linear
 
 from edgeshard.domain.models.dtypes import IntegerFormat
-from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, huge_pages
+from edgeshard_agent.ops import huge_pages
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 
 _CPU_SCHEMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """How a matrix is packed: small integers, and how many consecutive inputs of a row share a scale."""
+    """The form of a packed matrix: small integers, and how many consecutive inputs of a row share a scale."""
 
     format: IntegerFormat
     group: int
@@ -84,7 +86,7 @@ class Projection(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters that were packed."""
+        """The dtype of the parameters that were packed."""
         return self._dtype
 
     def adopt(self, packed: PackedLinear, dtype: torch.dtype) -> None:

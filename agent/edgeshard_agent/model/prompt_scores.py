@@ -8,7 +8,7 @@ import torch
 
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_POSITIONS, PromptLogprobs, TokenLogprob
 from edgeshard.domain.requests.step import Targets
-from edgeshard_agent.ops import require_finite
+from edgeshard_agent.ops.sampling import require_finite
 
 SLICE_BYTES = 32 << 20
 """Of a slice's logits in fp32, which no plan counts: a vocabulary of 150,000 tokens has slices of 55 positions."""
@@ -19,7 +19,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 def slice_positions(vocab_size: int) -> int:
-    """How many positions are scored at a time."""
+    """The number of positions that are scored at a time."""
     return min(PROMPT_LOGPROBS_POSITIONS, max(LEAST_POSITIONS, SLICE_BYTES // (4 * vocab_size)))
 
 

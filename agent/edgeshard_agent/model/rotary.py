@@ -16,7 +16,7 @@ from edgeshard.architectures.rope import Rotation
 
 
 class RotaryFrequencies(nn.Module):
-    """Of each layer type: the frequencies [dims / 2] in float32, and what cosines and sines are multiplied by."""
+    """The frequencies [dims / 2] of each layer type in float32, and the factor of its cosines and sines."""
 
     def __init__(self, rotations: Mapping[str, Rotation]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class RotaryFrequencies(nn.Module):
             self.register_buffer(_buffer(kind), frequencies, persistent=False)
 
     def of(self, kind: str) -> tuple[torch.Tensor, float]:
-        """Of layers of this type; "" where all layers have the same."""
+        """The frequencies and the factor of layers of this type; "" where all layers have the same."""
         return self.get_buffer(_buffer(kind)), self._scaling[kind]
 
 
@@ -60,12 +60,13 @@ def _llama3(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, fl
 
 
 def _yarn(rotation: Rotation, periods: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """As `_llama3`, with a ramp over the dimensions instead of the rounds, and a factor that sharpens the scores."""
+    """Frequencies as of `_llama3`, with a ramp over the dimensions instead of the rounds, and a factor that sharpens
+    the scores."""
     options, dims = rotation.options, rotation.dims
     factor, trained = options["factor"], options["original_max_position_embeddings"]
 
     def dimension(rounds: float) -> float:
-        """Where a wave goes round so often within the first context."""
+        """The dimension where a wave goes round so often within the first context."""
         return dims * math.log(trained / (rounds * 2 * math.pi)) / (2 * math.log(rotation.theta))
 
     first, last = dimension(options.get("beta_fast") or 32), dimension(options.get("beta_slow") or 1)

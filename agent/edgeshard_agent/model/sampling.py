@@ -1,4 +1,4 @@
-"""Which request samples how, and the tokens of a step. How a token is chosen is in `edgeshard_agent.ops`."""
+"""The samplers of a stage's requests, and the tokens of a step. A token's choice itself is in `edgeshard_agent.ops`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide, Sampling, TokenLogprob
 from edgeshard.domain.requests.step import GuideFailure, SampledToken
 from edgeshard_agent.guides.guides import Guided, GuideError, Guides
-from edgeshard_agent.ops import LikelyTokens, RequestSampler, require_finite, sample_rows
+from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
+from edgeshard_agent.ops.sampling_reference import LikelyTokens
 
 Wanted = tuple[int, int]
 """A request and the position that a token is for."""
@@ -57,8 +58,8 @@ class Sampler:
                 )
 
     def open(self, request: int, sampling: Sampling, seen_tokens: Sequence[int], answer: Sequence[int] = ()) -> None:
-        """`seen_tokens` are those that a repetition penalty counts; `answer` is the request's answer so far, as far as
-        other penalties or a guide go by it."""
+        """`seen_tokens` are the tokens that a repetition penalty counts; `answer` is the request's answer so far, as
+        far as other penalties or a guide go by it."""
         self._requests[request] = RequestSampler(sampling, seen_tokens, self._vocab_size, answer)
 
     def open_guide(self, request: int, guide: Guide, answer: Sequence[int], party: int = 0) -> None:
@@ -86,7 +87,7 @@ class Sampler:
             self._guides.close()
 
     def top_logprobs(self, request: int) -> int:
-        """How many of the likeliest tokens a request asked for."""
+        """The number of likeliest tokens that a request asked for."""
         return self._requests[request].sampling.top_logprobs
 
     @property
@@ -95,7 +96,7 @@ class Sampler:
         return bool(self._late)
 
     def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> Drawn:
-        """A token for each (request, position), from its row of `logits` [R, vocab], and for those that were late.
+        """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
 
         Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
@@ -121,7 +122,8 @@ class Sampler:
         return Drawn(tokens, failures, pending)
 
     def _wait_for_guides(self, rows: list[torch.Tensor], places: list[Wanted]) -> tuple[int, ...]:
-        """Put rows aside whose guides do not know yet, and add those that were and do; the requests put aside."""
+        """Put rows aside whose guides do not know yet, and add rows put aside whose guides do; the requests put
+        aside."""
         until_s, pending = time.monotonic() + PATIENCE_S, []
         for index in reversed(range(len(rows))):
             guided = self._guided.get(places[index][0])
@@ -176,5 +178,5 @@ class Sampler:
 
 
 def _allowed(top: LikelyTokens) -> tuple[TokenLogprob, ...]:
-    """Without those that a guide bans."""
+    """The tokens that a guide does not ban."""
     return tuple(TokenLogprob(token, logprob) for token, logprob in top if logprob > -math.inf)

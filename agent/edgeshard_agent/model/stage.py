@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeshard.architectures import ModelShape, check_quantisation, parse_config
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
-from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.nodes.device import StageExperts, StageFilling, StageStreaming
+from edgeshard.domain.nodes.device import StageExperts, StageStreaming
 from edgeshard.domain.requests.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.causal import prepare_causal
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.gathered import prepare_causal
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.modules import Batch
@@ -28,31 +23,16 @@ from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.model.weights.loader import TensorSource
-from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
-from edgeshard_agent.ops import idle_spin
+from edgeshard_agent.ops.native import idle_spin
 
 StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 
-def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | None) -> None:
-    """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run small integers."""
-    if quantisation is None:
-        return
-    check_quantisation(shape.architecture)
-    if torch.device(device).type != "cpu":
-        raise InvalidArgumentError(
-            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this node from it",
-            field="quantisation",
-            reason="UNSUPPORTED_QUANTISATION",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """What a stage makes of a step: `hidden` [T, width] for the next stage, or what the last stage's result has.
+    """The output of a step: `hidden` [T, width] for the next stage, or the parts of the last stage's result.
 
     `hidden` is None on the last stage and for a step without spans.
     """
@@ -77,7 +57,7 @@ class _Begun:
 class StageModel:
     """Blocks [layers.first, layers.end) with their KV pool; not safe for use by two threads at once.
 
-    Made by `load`. The pool's `bytes_in_use` and `bytes_capacity` are there for status reports.
+    Made by `with_kv`. The pool's `bytes_in_use` and `bytes_capacity` are there for status reports.
     """
 
     def __init__(
@@ -101,56 +81,25 @@ class StageModel:
         self._dtype = TORCH_DTYPES[self.dtype]
 
     @classmethod
-    def load(  # noqa: PLR0913 (one place where a deployment's facts meet)
+    def with_kv(
         cls,
-        source: TensorSource,
-        config: Mapping[str, Any],
-        layers: LayerRange,
-        *,
-        dtype: DType,
-        kv_dtype: KvFormat | DType,
-        kv_blocks: int,
-        block_tokens: int,
-        device: str,
-        quantisation: Quantisation | None = None,
-        progress: Callable[[StageFilling], None] = lambda filling: None,
+        weights: StageWeights,
+        kv: KvMemory,
         recorder: Recorder | None = None,
         idle_spin_s: float = 0.0,
-        reuse: Sequence[StageWeights] = (),
         guides: Guides | None = None,
-        packing: Packing | None = None,
-        swap_bytes: int = 0,
-        swap_directory: Path | None = None,
     ) -> StageModel:
-        """Build and fill the modules of `layers`, and take the KV pool's memory. What `reuse` has is not read again.
+        """Take the memory for keys and values beside the weights. Raises ResourceExhaustedError when memory is short.
 
-        `packing` says where units come from and how much of the weights may stay in memory. `config` is the decoded
-        config.json. `progress` is told how far the weights are. `recorder`
-        has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For `idle_spin_s` after
-        a step the processor's cores do not halt. `guides` are those of the last stage's requests. KV of
-        requests that were swapped out may take `swap_bytes`, of memory or of files in `swap_directory`. Raises
-        UnsupportedModelError, DataLossError for a missing tensor, InvalidArgumentError for one of the wrong shape or
-        for layers the model does not have, ResourceExhaustedError when memory is short.
+        `recorder` has steps of decodes run as `StaticDecode` does; CUDA has one unless another is given. For
+        `idle_spin_s` after a step the processor's cores do not halt. `guides` are those of the last stage's requests.
         """
-        shape = parse_config(config)
-        check_weights(shape, device, quantisation)
+        device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        weights = StageWeights.load(
-            source,
-            config,
-            layers,
-            dtype=dtype,
-            device=device,
-            quantisation=quantisation,
-            progress=progress,
-            reuse=reuse,
-            packing=packing,
-        )
-        pool = KvPool(
-            layers, kv_blocks, block_tokens, shape.kv_heads, shape.head_dim, kv_dtype, device, recorder is not None
-        )
-        pool.swap = SwapSpace(swap_bytes // pool.block_bytes, swap_directory)
+        heads, gathers = (shape.kv_heads, shape.head_dim), recorder is not None
+        pool = KvPool(weights.layers, kv.blocks, kv.block_tokens, *heads, kv.kept, device, gathers)
+        pool.swap = SwapSpace(kv.swap_bytes // pool.block_bytes, kv.swap_directory)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
@@ -168,7 +117,7 @@ class StageModel:
 
     @property
     def streaming(self) -> StageStreaming | None:
-        """What a stage that streams layers keeps and reads; None where none pass through its memory."""
+        """The state of streamed layers; None where none pass through its memory."""
         store, residency = self._store, self._residency
         if store is None or residency is None:
             return None
@@ -177,7 +126,7 @@ class StageModel:
 
     @property
     def experts(self) -> StageExperts | None:
-        """What a stage with its experts on the disk caches and reads of them; None for any other."""
+        """The state of experts on the disk; None where there are none."""
         return None if self._experts is None else self._experts.status
 
     def observe_reads(self, observer: ReadObserver | None) -> None:
@@ -294,7 +243,7 @@ class StageModel:
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor:
-        """On the last stage, run a step and return the logits [T, vocab] of every position instead of sampling."""
+        """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
         if not self.is_last:
             raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
         hidden = self._advance(plan, inputs)
@@ -335,7 +284,7 @@ class StageModel:
         return _Begun(plan, inputs, (hidden, positions, step))
 
     def _wait(self) -> None:
-        """Until the device has finished: a step that gives nothing to read would seem to take no time."""
+        """Wait until the device has finished: a step that gives nothing to read would seem to take no time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

@@ -32,7 +32,7 @@ FEWEST_BLOCKS = 8
 
 
 class StaticShape(NamedTuple):
-    """What a recording is for: a number of rows, and of blocks in each one's table."""
+    """The shape of a recording: a number of rows, and of blocks in each one's table."""
 
     rows: int
     blocks: int

@@ -1,4 +1,4 @@
-"""Between torch tensors and raw little-endian bytes."""
+"""Conversion between torch tensors and raw little-endian bytes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ def hidden_to_bytes(hidden: torch.Tensor) -> bytes:
     return ctypes.string_at(hidden.data_ptr(), hidden.nbytes)
 
 
-def bytes_to_hidden(
-    buffer: bytes | bytearray | memoryview, dtype: DType, shape: Sequence[int], device: str = "cpu"
-) -> torch.Tensor:
-    """A tensor with its own memory on `device`, of `shape`, from raw little-endian bytes.
+def bytes_to_hidden(buffer: bytes | bytearray | memoryview, dtype: DType, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor on the CPU with its own memory, of `shape`, from raw little-endian bytes.
 
     Raises InvalidArgumentError when the number of bytes does not fit the shape.
     """
@@ -41,7 +39,6 @@ def bytes_to_hidden(
             f"a {dtype} tensor of shape {list(shape)} takes {expected} bytes, not {size}", field="tensor"
         )
     if size == 0:
-        return torch.empty(tuple(shape), dtype=TORCH_DTYPES[dtype], device=device)
+        return torch.empty(tuple(shape), dtype=TORCH_DTYPES[dtype])
     # A bytearray is writable, which torch wants; the copy also frees the frame's buffer for its next use.
-    flat = torch.frombuffer(bytearray(buffer), dtype=TORCH_DTYPES[dtype])
-    return flat.view(tuple(shape)).to(device)
+    return torch.frombuffer(bytearray(buffer), dtype=TORCH_DTYPES[dtype]).view(tuple(shape))

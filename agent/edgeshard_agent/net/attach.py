@@ -39,7 +39,7 @@ from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, re
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
-from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.net.streams import status_of, until_one_ends
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
@@ -111,8 +111,7 @@ class HeadStream:
             case PromptScored():
                 return HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
             case RequestAccepted():
-                prompt = tuple(output.prompt_tokens)
-                return HeadAccepted(output.request_id, self._epoch, prompt)
+                return HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
             case RequestAdmitted():
                 return HeadAdmitted(output.request_id, self._epoch)
             case RequestRefused():
@@ -153,7 +152,7 @@ class HeadStream:
             await asyncio.sleep(pause_s)
 
     async def _until_given_up(self) -> None:
-        """Until the coordinator has owed beacons for so long that it is to be dialled anew."""
+        """Wait until the coordinator has owed beacons for so long that it is to be dialled anew."""
         loop = asyncio.get_running_loop()
         while True:
             await self._owed.wait()
@@ -260,6 +259,4 @@ class HeadStream:
                     head.cancel(request_id)
                 case ForgetRequest(request_id):
                     head.forget(request_id)
-        code = await call.code()
-        details = await call.details()
-        raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
+        raise await status_of(call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import grpc
 import structlog
@@ -47,7 +47,7 @@ from edgeshard.wire.control import (
 )
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
-from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.net.streams import status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -60,13 +60,7 @@ CONDITION_INTERVAL_S = 30.0
 """Between what a node says of its machine. Nobody waits for it."""
 # The coordinator understood and refused: trying again would get the same answer.
 _FATAL = frozenset(
-    {
-        Code.INVALID_ARGUMENT,
-        Code.ALREADY_EXISTS,
-        Code.PERMISSION_DENIED,
-        Code.UNAUTHENTICATED,
-        Code.FAILED_PRECONDITION,
-    }
+    {Code.INVALID_ARGUMENT, Code.ALREADY_EXISTS, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED, Code.FAILED_PRECONDITION}
 )
 
 _EXPELLED = frozenset({"REMOVED", "REVOKED"})
@@ -76,44 +70,36 @@ Control = grpc.aio.StreamStreamCall[pb.ControlRequest, pb.ControlResponse]
 
 
 def drawn(delay_s: float) -> float:
-    """From half of it up: the nodes of a coordinator that restarted must not come all at once."""
+    """A random wait from half of it up: the nodes of a coordinator that restarted must not come all at once."""
     return delay_s * random.uniform(0.5, 1.0)
 
 
+@dataclass(eq=False)
 class ControlClient:
     """Keeps this node known to the coordinator.
 
     `run` ends only by a typed error that a retry would not change (another wire version, a refused certificate, a node
-    that was taken out of the site).
-    `on_lost` is called whenever a control stream ends. `joined` is set once the coordinator counts the node among the
-    connected ones, `placeable` once it may place layers on it as well: after `started`.
+    that was taken out of the site). `joined` is set once the coordinator counts the node among the connected ones,
+    `placeable` once it may place layers on it as well: after `started`.
     """
 
-    def __init__(  # noqa: PLR0913 - one for each thing that a heartbeat tells
-        self,
-        channel: grpc.aio.Channel,
-        target: str,
-        registration: Registration,
-        on_command: Callable[[OperationId, ControlMessage], None],
-        statuses: Callable[[], tuple[StageStatus, ...]],
-        available_bytes: Callable[[], int],
-        huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]],
-        on_lost: Callable[[], None] = lambda: None,
-        others_share: Callable[[], float] = lambda: 0.0,
-        condition: Callable[[], Condition] | None = None,
-        packed: Callable[[], tuple[int, ...]] = tuple,
-    ) -> None:
-        self._stub = CoordinatorServiceStub(channel)
-        self._target = target
-        self._registration = registration
-        self._on_command = on_command
-        self._statuses = statuses
-        self._available_bytes = available_bytes
-        self._huge_pages = huge_pages
-        self._on_lost = on_lost
-        self._others_share = others_share
-        self._condition = condition
-        self._packed = packed
+    channel: grpc.aio.Channel
+    target: str
+    """The coordinator's address, for messages."""
+    registration: Registration
+    on_command: Callable[[OperationId, ControlMessage], None]
+    statuses: Callable[[], tuple[StageStatus, ...]]
+    available_bytes: Callable[[], int]
+    huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]]
+    on_lost: Callable[[], None] = lambda: None
+    """Called whenever a control stream ends."""
+    others_share: Callable[[], float] = lambda: 0.0
+    condition: Callable[[], Condition] | None = None
+    packed: Callable[[], tuple[int, ...]] = tuple
+    """Ids of the node's packed files."""
+
+    def __post_init__(self) -> None:
+        self._stub = CoordinatorServiceStub(self.channel)
         self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -125,7 +111,7 @@ class ControlClient:
 
     def started(self, facts: DeviceFacts) -> None:
         """The node can compute now, and these are its facts; the coordinator is told at once, and whenever it asks."""
-        self._registration = replace(self._registration, facts=facts, starting=False)
+        self.registration = replace(self.registration, facts=facts, starting=False)
         self._changed.set()
 
     def send_results(self, results: tuple[CommandResult, ...]) -> None:
@@ -145,11 +131,11 @@ class ControlClient:
     async def report(self, report: ProfileReport) -> None:
         """Report measurements; later registrations carry the new facts too. Raises the coordinator's refusal."""
         if report.facts is not None:
-            self._registration = replace(self._registration, facts=report.facts)
+            self.registration = replace(self.registration, facts=report.facts)
         try:
             await self._stub.ReportProfile(report_to_wire(report), timeout=REPORT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, f"the coordinator at {self._target}") from None
+            raise from_rpc_error(error, f"the coordinator at {self.target}") from None
 
     def changed(self) -> None:
         """Ask for an early heartbeat."""
@@ -163,7 +149,7 @@ class ControlClient:
                 delay = RETRY_S
                 await self._serve()
             except grpc.aio.AioRpcError as error:
-                typed = from_rpc_error(error, f"the coordinator at {self._target}")
+                typed = from_rpc_error(error, f"the coordinator at {self.target}")
                 if typed.reason in _EXPELLED or (not self.joined.is_set() and typed.code in _FATAL):
                     raise typed from None
                 log.info("coordinator_lost", reason=typed.reason, why=typed.message)
@@ -175,11 +161,11 @@ class ControlClient:
             delay = min(2 * delay, MAX_RETRY_S)
 
     async def _register(self) -> None:
-        registration = self._registration
+        registration = self.registration
         answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
         self._follow(term_from_wire(answer))
         self._told_started = not registration.starting
-        log.info("registered", coordinator=self._target, starting=registration.starting)
+        log.info("registered", coordinator=self.target, starting=registration.starting)
         self._check_placeable()
 
     def _follow(self, term: Term) -> None:
@@ -187,7 +173,7 @@ class ControlClient:
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
             raise UnavailableError(
-                f"the coordinator at {self._target} is of term {term.number}, and this node has followed term {newest} "
+                f"the coordinator at {self.target} is of term {term.number}, and this node has followed term {newest} "
                 "of the same site: another coordinator took over, or an old copy of its state was put back; stop the "
                 "wrong one, or restart this agent to follow the old state",
                 field="coordinator",
@@ -203,7 +189,7 @@ class ControlClient:
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
-        hello = ControlHello(self._registration.node_id, self._registration.incarnation)
+        hello = ControlHello(self.registration.node_id, self.registration.incarnation)
         await call.write(agent_message_to_wire(hello))
         try:
             await until_one_ends(
@@ -212,7 +198,7 @@ class ControlClient:
         finally:
             call.cancel()
             self._drop_dumps()
-            self._on_lost()
+            self.on_lost()
 
     async def _read(self, call: Control) -> None:
         # Sent once the coordinator counts this node among the connected ones: before that a deployment would be
@@ -229,11 +215,9 @@ class ControlClient:
             except EdgeShardError as error:
                 self.send_results((CommandResult(OperationId(message.operation_id), error),))
             else:
-                self._on_command(operation_id, command)
-        code = await call.code()
-        details = await call.details()
-        if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details)
+                self.on_command(operation_id, command)
+        if await call.code() is not grpc.StatusCode.OK:
+            raise await status_of(call)
         raise UnavailableError("the coordinator closed the control stream")
 
     async def _write(self, call: Control) -> None:
@@ -256,9 +240,9 @@ class ControlClient:
         a stage whose release was answered is in none that follows."""
         told: Heartbeat | None = None
         while True:
-            if not (self._told_started or self._registration.starting):
+            if not (self._told_started or self.registration.starting):
                 await self._register()
-            huge_pages = await self._huge_pages(self._statuses())
+            huge_pages = await self.huge_pages(self.statuses())
             async with self._writing:
                 now = self._heartbeat(huge_pages)
                 said: Heartbeat | HeartbeatChange = now
@@ -278,21 +262,21 @@ class ControlClient:
 
     async def _send_conditions(self, call: Control) -> None:
         while True:
-            if self._condition is not None:
+            if self.condition is not None:
                 async with self._writing:  # read now, so that its time is that of the message
-                    await call.write(agent_message_to_wire(self._condition()))
+                    await call.write(agent_message_to_wire(self.condition()))
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
-        node_id, incarnation = self._registration.node_id, self._registration.incarnation
+        node_id, incarnation = self.registration.node_id, self.registration.incarnation
         return Heartbeat(
             node_id,
             incarnation,
-            self._statuses(),
-            self._available_bytes(),
+            self.statuses(),
+            self.available_bytes(),
             huge_pages,
-            self._others_share(),
-            self._packed()[:MOST_PACKED],
+            self.others_share(),
+            self.packed()[:MOST_PACKED],
         )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -32,9 +33,8 @@ from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.link_watch import BEACON_S
 from edgeshard.wire.frames import Accepted, Frame, FrameContract, FrameReader
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
-from edgeshard_agent.net.first_request import first_request
 from edgeshard_agent.net.probes import Probes
-from edgeshard_agent.net.task_group import heed
+from edgeshard_agent.net.streams import first_request, heed
 
 log = structlog.get_logger()
 
@@ -46,30 +46,24 @@ Context = grpc.aio.ServicerContext[pb.ExchangeRequest, pb.ExchangeResponse]
 ProbeContext = grpc.aio.ServicerContext[pb.ProbeRequest, pb.ProbeResponse]
 
 
+@dataclass(eq=False)
 class LinkReceiver:
-    """One incoming hop of one epoch. It outlives its streams: a step that was received is not asked for again.
+    """One incoming hop of one epoch. It outlives its streams: a step that was received is not asked for again."""
 
-    `deliver` gets every step once and in order; `repeat` gets the number of a delivered step that came again.
-    """
+    from_stage: int
+    from_node: NodeName
+    contract: FrameContract
+    deliver: Callable[[WireStep], None]
+    """Gets every step once and in order."""
+    repeat: Callable[[int], None]
+    """Gets the number of a delivered step that came again."""
+    received_bytes: int = field(default=0, init=False)
+    """Payload of all its streams."""
 
-    def __init__(
-        self,
-        from_stage: int,
-        from_node: NodeName,
-        contract: FrameContract,
-        deliver: Callable[[WireStep], None],
-        repeat: Callable[[int], None],
-    ) -> None:
-        self.from_stage = from_stage
-        self.from_node = from_node
-        self.contract = contract
-        self._reader = FrameReader(contract)
-        self._deliver = deliver
-        self._repeat = repeat
+    def __post_init__(self) -> None:
+        self._reader = FrameReader(self.contract)
         self._stream: _Stream | None = None
         self._closed = False
-        self.received_bytes = 0
-        """Payload of all its streams."""
 
     async def serve(self, context: Context) -> None:
         """Take one stream to its end. A newer stream of the same hop replaces it, with UnavailableError.
@@ -96,9 +90,9 @@ class LinkReceiver:
         accepted = self._reader.accept(frame)
         self.received_bytes += accepted.payload_bytes
         for step in accepted.steps:
-            self._deliver(step)
+            self.deliver(step)
         if accepted.repeated is not None:
-            self._repeat(accepted.repeated)
+            self.repeat(accepted.repeated)
         return accepted
 
     def _ended(self, why: str) -> UnavailableError:

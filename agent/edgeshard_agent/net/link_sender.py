@@ -6,11 +6,9 @@ It also notices a link that carries nothing although its connection stands, and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -20,28 +18,25 @@ from edgeshard import WIRE_VERSION
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeName
 from edgeshard.domain.nodes.profile import LinkSample
-from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkSuspected, LinkWelcome
+from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkSuspected, LinkWelcome
 from edgeshard.domain.requests.step import ForwardStep, WireStep
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.proto.v1.stage_pb2_grpc import StageServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.link_watch import TICK_S, LinkWatch
 from edgeshard.rpc.tls import TlsFiles
-from edgeshard.wire.frames import PART_BYTES, Frame, frame_bytes
+from edgeshard.wire.frames import Frame
 from edgeshard.wire.link import LinkMessage, link_message_from_wire, link_message_to_wire
 from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.part_size import PartSize
-from edgeshard_agent.net.task_group import until_one_ends
+from edgeshard_agent.net.streams import status_of, until_one_ends
 
 log = structlog.get_logger()
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 0.5
-TIMER_S = 0.001
-"""Timers of the event loop come up to so much late. In the lab, whose links take milliseconds, the rest is slept in the
-loop: nothing that it keeps waiting is due sooner."""
 # A neighbour with one of these answers understood us and will never take our steps. Other errors may pass; INTERNAL
 # too, which gRPC itself reports for a stream that goes down while it is written.
 _FATAL = frozenset({Code.INVALID_ARGUMENT, Code.PERMISSION_DENIED, Code.UNAUTHENTICATED})
@@ -62,73 +57,67 @@ class Hop:
     node: NodeName
 
 
-class SlowLink(Protocol):
-    """A link that is not the machine's own: the lab's."""
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream to the next stage and the steps that are to go over it, as a carrier sees them."""
+
+    outbox: Outbox
+    wake: asyncio.Event
+    """Set when the outbox may hold another step, and when the stream has ended."""
+    ended: Callable[[], bool]
+    write_step: Callable[[int, list[Frame]], Awaitable[None]]
+    write: Callable[[LinkMessage], Awaitable[None]]
+
+
+class Carrier(Protocol):
+    """Carries steps over a link that is not the machine's own. The lab has one (`edgeshard_agent.lab.shaping`)."""
 
     def note(self, step: WireStep) -> None:
         """A step that will be sent."""
-        ...
 
-    def padding_bytes(self, step: int, size_bytes: int) -> int:
-        """Padding for a step with `size_bytes` of frames."""
-        ...
-
-    def arrival(self, now: float, size_bytes: int) -> float:
-        """When bytes sent now are all at the other end."""
-        ...
+    async def carry(self, stream: OpenStream) -> None:
+        """Write the steps of the outbox until the stream has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    step: int
-    due: float
-    frames: list[Frame]
-
-
+@dataclass(eq=False)
 class LinkSender:
     """Keeps one stream to the next stage open for as long as the epoch lasts.
 
     `send` puts a step into the outbox and returns at once; a task writes. When the stream breaks it is dialled again,
-    the receiver names the step it wants next, and sending goes on from there. `on_fatal` is called once with a refusal
-    that a retry cannot change, `on_timing` with the receiver's timing of a large step. `recorder`, while there
-    is one, is told when a step's last frame is handed to gRPC (in the lab: when it is all at the other end).
-
-    `on_suspect` hears when the link carries nothing any more, and when it does again. Meanwhile the receiver is dialled
-    over new connections: a dead one may be all that is wrong.
+    the receiver names the step it wants next, and sending goes on from there. While the link carries nothing, the
+    receiver is dialled over new connections: a dead one may be all that is wrong.
     """
 
-    def __init__(
-        self,
-        hop: Hop,
-        window: int,
-        tls: TlsFiles | None,
-        on_fatal: Callable[[EdgeShardError], None],
-        slow: SlowLink | None = None,
-        on_timing: Callable[[LinkSample], None] = lambda sample: None,
-        on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None,
-    ) -> None:
-        self.hop = hop
-        self._outbox = Outbox(window)
-        self._slow = slow
-        self._flight: deque[_InFlight] = deque()
-        self._tls = tls
-        self._on_fatal = on_fatal
-        self._on_timing = on_timing
-        self._on_suspect = on_suspect
-        self._parts = PartSize(window)
+    hop: Hop
+    window: int
+    """Steps that are kept for a receiver which lost its stream."""
+    tls: TlsFiles | None
+    on_fatal: Callable[[EdgeShardError], None]
+    """Called once with a refusal that a retry cannot change."""
+    carrier: Carrier | None = None
+    """Carries the steps in the lab; without one they are written at once."""
+    on_timing: Callable[[LinkSample], None] = lambda sample: None
+    """Called with the receiver's timing of a large step."""
+    on_suspect: Callable[[LinkSuspected], None] = lambda suspected: None
+    """Told when the link carries nothing any more, and when it does again."""
+    recorder: StepRecorder | None = field(default=None, init=False)
+    """Told when a step's last frame is handed to gRPC; in the lab, when the whole step is at the other end."""
+    sent_bytes: int = field(default=0, init=False)
+    """Payload that was handed to gRPC, what was sent again included."""
+    suspicions: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._outbox = Outbox(self.window)
+        self._parts = PartSize(self.window)
         self._watch = LinkWatch(0.0)
-        self.recorder: StepRecorder | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
         self.connected = asyncio.Event()
-        self.sent_bytes = 0
-        """Payload that was handed to gRPC, what was sent again included."""
-        self.suspicions = 0
 
     @property
     def part_bytes(self) -> int:
-        """How large the parts of the next step should be; for any thread."""
+        """Bytes that parts of the next step should have; for any thread."""
         return self._parts.bytes
 
     def start(self) -> None:
@@ -147,8 +136,8 @@ class LinkSender:
         self._outbox.put(step.number, frames)
         hidden = step.hidden if isinstance(step, ForwardStep) else None
         self._parts.note(step.number, 0 if hidden is None else len(hidden.data))
-        if self._slow is not None:
-            self._slow.note(step)
+        if self.carrier is not None:
+            self.carrier.note(step)
         self._wake.set()
 
     def repeat(self, step: int) -> None:
@@ -157,7 +146,7 @@ class LinkSender:
             self._wake.set()
 
     async def _run(self) -> None:
-        """Until the receiver refuses for good; over another connection whenever the link is suspect."""
+        """Send until the receiver refuses for good; over another connection whenever the link is suspect."""
         assert self._channel is not None
         try:
             while True:
@@ -165,14 +154,14 @@ class LinkSender:
                 await self._channel.close()
                 self._channel = self._connection()
         except EdgeShardError as error:
-            self._on_fatal(error)
+            self.on_fatal(error)
         except Exception as error:
             # No one awaits this task: if it died, the pipeline would wait for ever.
             log.exception("link_crashed", deployment=self.hop.deployment, hop=self._hop_name)
-            self._on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
+            self.on_fatal(InternalError(f"the link to {self.hop.target} crashed: {type(error).__name__}"))
 
     def _connection(self) -> grpc.aio.Channel:
-        return open_channel(self.hop.target, self._tls, "address", node=self.hop.node)
+        return open_channel(self.hop.target, self.tls, "address", node=self.hop.node)
 
     async def _until_suspect(self) -> None:
         fault = None
@@ -188,7 +177,7 @@ class LinkSender:
 
     def _say(self, *, recovered: bool, why: str) -> None:
         hop = self.hop
-        self._on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
+        self.on_suspect(LinkSuspected(hop.deployment, hop.epoch, hop.from_stage, hop.to_stage, recovered, why))
 
     @property
     def _hop_name(self) -> str:
@@ -236,7 +225,6 @@ class LinkSender:
         welcome = link_message_from_wire(answer.message)
         if not isinstance(welcome, LinkWelcome):
             raise InternalError(f"{self.hop.target} answered a hello with something else than a welcome")
-        self._flight.clear()
         self._outbox.rewind(welcome.next_step)
         self._parts.restarted()
         self._watch.welcomed(welcome.next_step, asyncio.get_running_loop().time())
@@ -244,30 +232,18 @@ class LinkSender:
 
     async def _stream(self, call: Exchange) -> None:
         """Write until the stream ends. Apart from this the receiver's beacons and timings are read."""
-        loop = asyncio.get_running_loop()
         ended = asyncio.create_task(_raise_end(call, self._heard))
         ended.add_done_callback(lambda _: self._wake.set())
         try:
-            while True:
+            if self.carrier is not None:
+                write_step, write = partial(self._write_step, call), partial(_write, call)
+                await self.carrier.carry(OpenStream(self._outbox, self._wake, ended.done, write_step, write))
+            while not ended.done():
                 self._wake.clear()
                 while (taken := self._outbox.take()) is not None:
-                    if self._slow is None:
-                        await self._write_step(call, *taken)
-                    else:
-                        await self._put_on_link(self._slow, call, *taken)
-                while self._flight and self._flight[0].due <= loop.time() + TIMER_S:
-                    arrived = self._flight.popleft()
-                    _sleep(arrived.due - loop.time())
-                    await self._write_step(call, arrived.step, arrived.frames)
-                if ended.done():
-                    ended.result()
-                    return
-                if not self._flight:
-                    await self._wake.wait()
-                    continue
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._flight[0].due - TIMER_S):
-                        await self._wake.wait()
+                    await self._write_step(call, *taken)
+                await self._wake.wait()
+            ended.result()
         finally:
             ended.cancel()
             await asyncio.gather(ended, return_exceptions=True)
@@ -280,16 +256,7 @@ class LinkSender:
                 log.info("link_recovered", deployment=self.hop.deployment, hop=self._hop_name)
                 self._say(recovered=True, why="")
         elif isinstance(message, LinkSample) and 0 < message.seconds < float("inf") and message.size_bytes:
-            self._on_timing(message)
-
-    async def _put_on_link(self, slow: SlowLink, call: Exchange, step: int, frames: list[Frame]) -> None:
-        """Its padding goes while the emulated link is busy with it, so that none is left when it is due."""
-        size = sum(frame_bytes(frame) for frame in frames)
-        padding = slow.padding_bytes(step, size)
-        due = slow.arrival(asyncio.get_running_loop().time(), size + padding)
-        self._flight.append(_InFlight(step, due, frames))
-        for piece in _pieces(padding):
-            await _write(call, LinkPadding(piece))
+            self.on_timing(message)
 
     async def _write_step(self, call: Exchange, step: int, frames: list[Frame]) -> None:
         now = asyncio.get_running_loop().time()
@@ -303,18 +270,6 @@ class LinkSender:
             await _write(call, frame)
 
 
-def _sleep(seconds: float) -> None:
-    """Until a time that has come but for `TIMER_S`."""
-    if seconds > 0:
-        time.sleep(seconds)
-
-
-def _pieces(size: int) -> list[int]:
-    """`size` cut into parts of at most 1 MiB."""
-    whole, rest = divmod(size, PART_BYTES)
-    return [PART_BYTES] * whole + ([rest] if rest else [])
-
-
 async def _write(call: Exchange, message: LinkMessage) -> None:
     try:
         await call.write(pb.ExchangeRequest(message=link_message_to_wire(message)))
@@ -326,8 +281,5 @@ async def _raise_end(call: Exchange, heard: Callable[[LinkMessage | None], None]
     """Wait for the end of a call and raise its status; an orderly end counts as a lost stream."""
     while isinstance(answer := await call.read(), pb.ExchangeResponse):
         heard(link_message_from_wire(answer.message))
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise grpc.aio.AioRpcError(
-            code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
-        )
+    if await call.code() is not grpc.StatusCode.OK:
+        raise await status_of(call)

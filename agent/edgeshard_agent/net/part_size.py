@@ -1,4 +1,4 @@
-"""How large the parts of a step may be: what the link carries in a quarter of a second. Pure; times come in as values.
+"""The size of a step's parts: as much as the link carries in a quarter of a second. Pure; times come in as values.
 
 A part counts as received when all of it is, so on a slow link large parts would look like no progress at all.
 """

@@ -11,7 +11,7 @@ from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.identity import Principal
 from edgeshard.proto.v1 import stage_pb2 as pb
 from edgeshard.rpc.access import caller
-from edgeshard_agent.net.first_request import first_request
+from edgeshard_agent.net.streams import first_request
 
 MOST_PAYLOAD_BYTES = 64 << 20
 """Of one stream, all its payloads together; a node sends 40 MiB at most."""

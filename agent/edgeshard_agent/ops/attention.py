@@ -17,7 +17,7 @@ _QUERIES_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class SpanTables:
-    """Where S spans and their requests' keys and values are; int32 on the CPU, each contiguous.
+    """The places of S spans and of their requests' keys and values; int32 on the CPU, each contiguous.
 
     Rows first_rows[s] to first_rows[s + 1] - 1 of a step are span s, the last of the lengths[s] tokens of a request,
     whose position p is in block blocks[s, p // block_tokens].
@@ -49,7 +49,7 @@ class SpanTables:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How queries and keys become weights.
+    """The way from queries and keys to weights.
 
     Products are multiplied by `scale`; a `softcap` above 0 caps them by tanh; with a `window` above 0 a query sees the
     last `window` positions up to its own. `sinks` [heads] are scores of a further position whose value is 0.
@@ -197,7 +197,7 @@ def _reference(
 
 
 def _slots(table: torch.Tensor, length: int, block_tokens: int, arena: int) -> torch.Tensor | None:
-    """Of every position up to `length`; None where that, or a block, lies outside the table or the arena."""
+    """Slots of every position up to `length`; None where that, or a block, lies outside the table or the arena."""
     if not 1 <= length <= len(table) * block_tokens:
         return None
     used = table[: -(-length // block_tokens)].long()

@@ -1,4 +1,4 @@
-"""What stands between the linear layers: RMS norm, rotary embedding and the gated activation.
+"""Operators between the linear layers: RMS norm, rotary embedding and the gated activation.
 
 Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the same with either.
 """

@@ -17,17 +17,10 @@ from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
-from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_ROW_DTYPES = {
-    Scheme.FLOAT32: (torch.float32,),
-    Scheme.BFLOAT16: (torch.bfloat16,),
-    Scheme.INT8: _DTYPES,
-    Scheme.INT4: _DTYPES,
-    Scheme.INT2: _DTYPES,
-}
 _ROWS = 13
 """One more than the kernels compute together."""
 _HEAD_DIM = 80
@@ -48,12 +41,10 @@ def bits_fingerprint() -> str:
 
 
 def _outputs() -> Iterator[torch.Tensor]:
-    """Of every operator on fixed inputs."""
+    """Outputs of every operator on fixed inputs."""
     for scheme in Scheme:
         layer = PackedLinear.pack(_made(97, 192), scheme)
-        for dtype in (
-            _DTYPES if scheme.is_quantized else (torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16,)
-        ):
+        for dtype in ROW_DTYPES[scheme]:
             yield layer(_made(_ROWS, 192).to(dtype))
     yield from _angles()
     for dtype in _DTYPES:
@@ -79,7 +70,7 @@ def _angles() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
-    """Of some tokens behind a long past, and of one token alone."""
+    """Attention of some tokens behind a long past, and of one token alone."""
     past = torch.arange(_PAST)
     arena.write(past, _made(_PAST, 1, _HEAD_DIM), _made(_PAST, 1, _HEAD_DIM).flip(0))
     table = torch.arange(_SLOTS // PAGE, dtype=torch.int32).unsqueeze(0)

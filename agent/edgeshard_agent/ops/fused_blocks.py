@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_float, c_int32, c_int64, c_uint8, c_void_p
-from dataclasses import dataclass
 
 import torch
 
@@ -14,29 +13,6 @@ from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import SpanTables
 from edgeshard_agent.ops.kv_arena import NativeArena
 from edgeshard_agent.ops.linear import PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class BlockParts:
-    """A block: norm, q|k|v, (norms of queries and keys,) rotation, attention, output, norm, gate|up, silu, down.
-
-    `window` 0 is full attention.
-    """
-
-    qkv: PackedLinear
-    output: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
-    input_norm: torch.Tensor
-    post_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    scale: float
-    window: int
 
 
 class _BlockStruct(ctypes.Structure):
@@ -64,42 +40,32 @@ class _StepStruct(ctypes.Structure):
 class NativeBlock:
     """A block as the native call takes it; made by `compile`. Keeps what the struct points to."""
 
-    __slots__ = ("_parts", "_struct", "address")
+    __slots__ = ("_kept", "_struct", "address")
 
-    def __init__(self, parts: BlockParts, struct: _BlockStruct) -> None:
-        self._parts = parts
-        self._struct = struct
+    def __init__(self, struct: _BlockStruct, *kept: object) -> None:
+        self._struct, self._kept = struct, kept
         self.address = ctypes.addressof(struct)
 
     @classmethod
-    def compile(cls, parts: BlockParts) -> NativeBlock | None:
-        """None where there is no native library, or it lacks what this block needs."""
-        norms = [norm for norm in (parts.input_norm, parts.post_norm, parts.q_norm, parts.k_norm) if norm is not None]
-        linears = [parts.qkv, parts.output, parts.gate_up, parts.down]
-        dtype = parts.input_norm.dtype
-        addresses = [linear.native_address for linear in linears]
+    def compile(
+        cls, linears: Sequence[PackedLinear], norms: Sequence[torch.Tensor | None], **options: float
+    ) -> NativeBlock | None:
+        """A block: norm, q|k|v, (norms of queries and keys,) rotation, attention, output, norm, gate|up, silu, down.
+
+        `linears`, `norms` and `options` are as `Block` of blocks.cpp names them, in its order; a `window` of 0 is full
+        attention. None where there is no native library, or it lacks what this block needs.
+        """
+        there = [norm for norm in norms if norm is not None]
+        addresses, dtype = [linear.native_address for linear in linears], there[0].dtype
         if native.active() is None or None in addresses or dtype not in native.ELEMENTS:
             return None
-        if any(norm.dtype is not dtype or not norm.is_cpu for norm in norms):
+        if any(norm.dtype is not dtype or not norm.is_cpu for norm in there):
             return None
-        pointers = [
-            None if norm is None else norm.data_ptr()
-            for norm in (parts.input_norm, parts.post_norm, parts.q_norm, parts.k_norm)
-        ]
-        struct = _BlockStruct(
-            *addresses,
-            *pointers,
-            parts.qkv.in_features,
-            parts.heads,
-            parts.kv_heads,
-            parts.head_dim,
-            parts.down.in_features,
-            parts.window,
-            native.ELEMENTS[dtype],
-            parts.eps,
-            parts.scale,
-        )
-        return cls(parts, struct)
+        pointers = [None if norm is None else norm.data_ptr() for norm in norms]
+        hidden, inner = linears[0].in_features, linears[-1].in_features
+        element = native.ELEMENTS[dtype]
+        struct = _BlockStruct(*addresses, *pointers, hidden=hidden, inner=inner, element=element, **options)
+        return cls(struct, linears, norms)
 
 
 class NativePass:

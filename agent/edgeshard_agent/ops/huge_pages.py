@@ -62,7 +62,7 @@ class Arena:
 WEIGHTS = Arena()
 """For the weights of every stage in this process."""
 SMALL_WEIGHTS = Arena()
-"""For those that stay when the large ones beside them leave memory, and would hold whole chunks back."""
+"""For small weights that stay when the large ones beside them leave memory, and would hold whole chunks back."""
 
 
 def mapped(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
@@ -13,27 +13,6 @@ from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 
 _VECTOR = 16
-
-
-class KvArena(Protocol):
-    """Keys and values of one layer, whatever their order in memory."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what `read` gives."""
-
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def width(self) -> tuple[int, int]:
-        """(KV heads, head dim)."""
-
-    def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [n, kv_heads, head_dim] of int64 slots [n]."""
-
-    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put keys and values [n, kv_heads, head_dim], rounded to the arena's dtype, into int64 slots [n]."""
 
 
 class RowArena:
@@ -57,6 +36,7 @@ class RowArena:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of keys and values that `read` gives."""
         return self.keys.dtype
 
     @property
@@ -65,12 +45,15 @@ class RowArena:
 
     @property
     def width(self) -> tuple[int, int]:
+        """(KV heads, head dim)."""
         return self.keys.shape[1], self.keys.shape[2]
 
     def read(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [n, kv_heads, head_dim] of int64 slots [n]."""
         return self.keys[slots], self.values[slots]
 
     def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put keys and values [n, kv_heads, head_dim], rounded to the arena's dtype, into int64 slots [n]."""
         self.keys[slots], self.values[slots] = keys.to(self.dtype), values.to(self.dtype)
 
 
@@ -133,6 +116,8 @@ class PanelArena:
 
 NativeArena = PanelArena | Int4Arena
 """What the native kernel reads."""
+KvArena = RowArena | NativeArena
+"""Keys and values of one layer, whatever their order in memory."""
 
 
 def check_int4(head_dim: int, block_tokens: int, device: str) -> None:

@@ -66,7 +66,7 @@ class Int4Arena:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is read."""
+        """The dtype of keys and values that are read."""
         return torch.float32
 
     @property

@@ -23,18 +23,18 @@ from edgeshard_agent.ops.quantize import (
 
 # The numbers of `Scheme` in kernels.h.
 _SCHEMES = {Scheme.FLOAT32: 0, Scheme.BFLOAT16: 1, Scheme.INT8: 2, Scheme.INT4: 3, Scheme.INT2: 4}
-_DTYPES = {
+ROW_DTYPES = {
     Scheme.FLOAT32: (torch.float32,),
     Scheme.BFLOAT16: (torch.bfloat16,),
-    Scheme.INT8: (torch.float32, torch.bfloat16),
-    Scheme.INT4: (torch.float32, torch.bfloat16),
-    Scheme.INT2: (torch.float32, torch.bfloat16),
+    **dict.fromkeys((Scheme.INT8, Scheme.INT4, Scheme.INT2), (torch.float32, torch.bfloat16)),
 }
+"""Of the rows that each scheme's layers take."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """What packed bytes are: their scheme, how many inputs share a scale (0 for floats), and the matrix [out, in]."""
+    """The form of packed bytes: their scheme, how many inputs share a scale (0 for floats), and the matrix [out,
+    in]."""
 
     scheme: str
     group: int
@@ -67,7 +67,7 @@ class PackedLinear:
     computed together. The integer schemes round x too, to 8 bits with a scale for each row and group.
     """
 
-    __slots__ = ("_native", "_reference", "group", "in_features", "out_features", "scheme")
+    __slots__ = ("_held", "group", "in_features", "out_features", "scheme")
 
     def __init__(
         self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
@@ -75,15 +75,13 @@ class PackedLinear:
         self.scheme = scheme
         self.group = group
         self.out_features, self.in_features = _matrix(weight).shape
-        self._native: _NativeWeight | None = None
-        self._reference: _ReferenceWeight | None = None
+        self._held: _NativeWeight | _ReferenceWeight
         if native.native_available():
-            self._native = _NativeWeight(weight, scheme, bias, group)
+            self._held = _NativeWeight(weight, scheme, bias, group)
         else:
-            stored = weight
             if scheme.is_quantized and isinstance(weight, torch.Tensor):
-                stored = quantize_weight(weight, scheme, group)
-            self._reference = _ReferenceWeight(stored, scheme, bias)
+                weight = quantize_weight(weight, scheme, group)
+            self._held = _ReferenceWeight(weight, scheme, bias, group)
 
     @classmethod
     def pack(
@@ -124,8 +122,8 @@ class PackedLinear:
     def adopt(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> PackedLinear:
         """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
 
-        Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is as
-        `packed_bias` gives it. Raises InvalidArgumentError where memory or bias do not fit the form, and
+        Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is
+        in float32, padded to whole panels. Raises InvalidArgumentError where memory or bias do not fit the form, and
         FailedPreconditionError without native kernels.
         """
         if not native.native_available():
@@ -133,27 +131,26 @@ class PackedLinear:
         made = cls.__new__(cls)
         made.scheme, made.group = Scheme.parse(form.scheme), form.group
         made.out_features, made.in_features = form.out_features, form.in_features
-        made._reference = None
-        made._native = _NativeWeight.of(form, memory, bias)
+        made._held = _NativeWeight.of(form, memory, bias)
         return made
 
     @property
+    def _native(self) -> _NativeWeight | None:
+        return self._held if isinstance(self._held, _NativeWeight) else None
+
+    @property
     def form(self) -> PackedForm | None:
-        """What `adopt` must be told of this layer; None where it is not packed for native kernels."""
-        if self._native is None:
+        """The form that `adopt` takes for this layer; None where it is not packed for native kernels."""
+        native_weight = self._native
+        if native_weight is None:
             return None
-        half = bool(self._native.half_scales)
+        half = native_weight.half_scales
         return PackedForm(self.scheme.value, self.group, self.out_features, self.in_features, half)
 
     @property
     def packed_memory(self) -> torch.Tensor | None:
         """The packed bytes, uint8; None where the layer has none now."""
         return None if self._native is None else self._native.packed
-
-    @property
-    def packed_bias(self) -> torch.Tensor | None:
-        """The bias in float32, padded to whole panels."""
-        return None if self._native is None else self._native.bias
 
     def place(self, memory: torch.Tensor | None) -> None:
         """Read the packed bytes from `memory` from now on; None takes them away, and the layer cannot be called."""
@@ -163,20 +160,18 @@ class PackedLinear:
     @property
     def nbytes(self) -> int:
         """Bytes held: weights, scales and bias, and what pads them. Native kernels read all of them in every call."""
-        held = self._native or self._reference
-        assert held is not None
-        return held.nbytes
+        return self._held.nbytes
 
     @property
     def native_address(self) -> int | None:
-        """Of the kernels' description of this layer; None where it has none, or where rows must be padded for it."""
-        return None if self._native is None or self._native.needs_padding else self._native.address
+        """The address of the kernels' description of this layer; None where it has none, or where rows must be
+        padded."""
+        return None if self._native is None or self._native.padding else self._native.address
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows [n, in] of a weight that is not quantised, by their indices [n]: a tied embedding is looked up so."""
-        held = self._native or self._reference
-        assert held is not None and not self.scheme.is_quantized
-        return held.rows(indices, self.scheme)[:, : self.in_features]
+        assert not self.scheme.is_quantized
+        return self._held.rows(indices, self.scheme)[:, : self.in_features]
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """[rows, out] in x's dtype from x [rows, in]; into `out` where given.
@@ -184,10 +179,10 @@ class PackedLinear:
         Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
         float32 ones, and the integer schemes both.
         """
-        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _DTYPES[self.scheme] or not x.is_cpu:
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in ROW_DTYPES[self.scheme] or not x.is_cpu:
             raise InvalidArgumentError(
                 f"x is {x.dtype} {tuple(x.shape)} on {x.device}; this {self.scheme} layer takes "
-                f"[rows, {self.in_features}] of {' or '.join(map(str, _DTYPES[self.scheme]))} on the CPU",
+                f"[rows, {self.in_features}] of {' or '.join(map(str, ROW_DTYPES[self.scheme]))} on the CPU",
                 field="x",
             )
         rows = x.shape[0]
@@ -199,11 +194,7 @@ class PackedLinear:
                 "contiguous",
                 field="out",
             )
-        if self._native is not None:
-            self._native.apply(x, out)
-        else:
-            assert self._reference is not None
-            self._reference.apply(x, out, self.group)
+        self._held.apply(x, out)
         return out
 
 
@@ -226,7 +217,7 @@ def _one_thread() -> Iterator[None]:
 class _NativeWeight:
     """A weight in the layout of the native kernels, and the struct that describes it to them."""
 
-    __slots__ = ("_address", "_function", "_padding", "_struct", "bias", "packed")
+    __slots__ = ("_function", "_struct", "address", "bias", "packed", "padding")
 
     def __init__(
         self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
@@ -264,8 +255,8 @@ class _NativeWeight:
         self._function = library.edgeshard_linear
         self.packed, self.bias = packed, bias
         scheme = Scheme.parse(form.scheme)
-        # Rows are padded where they are rounded to integers; for floats whoever calls must do it.
-        self._padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
+        # Rows are padded where they are rounded to integers; for floats the caller pads them.
+        self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
         self._struct = native.LinearStruct(
             None if packed is None else packed.data_ptr(),
             None if bias is None else bias.data_ptr(),
@@ -277,7 +268,7 @@ class _NativeWeight:
             form.panels,
             form.half_scales,
         )
-        self._address = ctypes.addressof(self._struct)
+        self.address = ctypes.addressof(self._struct)
 
     def place(self, memory: torch.Tensor | None) -> None:
         self.packed = memory
@@ -295,23 +286,15 @@ class _NativeWeight:
         assert self.packed is not None
         return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
 
-    @property
-    def needs_padding(self) -> bool:
-        return self._padding > 0
-
-    @property
-    def address(self) -> int:
-        return self._address
-
     def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         if self.packed is None:
             raise InternalError("a layer was called whose weights are not in memory")
-        if self._padding:
-            x = pad(x, (0, self._padding))
+        if self.padding:
+            x = pad(x, (0, self.padding))
         elif x.stride(1) != 1:
             x = x.contiguous()
         self._function(
-            self._address,
+            self.address,
             x.data_ptr(),
             x.stride(0),
             x.shape[0],
@@ -325,9 +308,12 @@ class _NativeWeight:
 class _ReferenceWeight:
     """The same in plain torch; integers are made floats at every call, which is slow and says what is meant."""
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("_bias", "_group", "_weight")
 
-    def __init__(self, stored: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self, stored: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
+    ) -> None:
+        self._group = group
         if isinstance(stored, torch.Tensor):
             dtype = torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16
             self._weight: torch.Tensor | QuantizedWeight = stored.to(dtype, copy=True)
@@ -344,9 +330,9 @@ class _ReferenceWeight:
         assert isinstance(self._weight, torch.Tensor)
         return self._weight[indices]
 
-    def apply(self, x: torch.Tensor, out: torch.Tensor, group: int) -> None:
+    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
         if isinstance(self._weight, QuantizedWeight):
-            rounded = quantize_activation(pad(x, (0, -x.shape[1] % group)), group)
+            rounded = quantize_activation(pad(x, (0, -x.shape[1] % self._group)), self._group)
             result = linear(rounded, self._weight.dequantize(), self._bias)
         else:
             result = linear(x, self._weight, None if self._bias is None else self._bias.to(x.dtype))
@@ -361,8 +347,7 @@ def _check_weights(weights: Sequence[torch.Tensor]) -> None:
     shapes = [tuple(weight.shape) for weight in weights]
     if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
         raise InvalidArgumentError(
-            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`",
-            field="weight",
+            f"weights of shapes {shapes} cannot be packed together: each must be [out, in], of one `in`", field="weight"
         )
 
 

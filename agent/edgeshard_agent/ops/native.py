@@ -14,6 +14,7 @@ from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_ui
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edgeshard_agent.ops import sources
@@ -24,6 +25,8 @@ SWITCH = "EDGESHARD_NATIVE_OPS"
 ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 INT4 = 2
 
+_NANOSECONDS = 1_000_000_000
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,14 +34,8 @@ class LinearStruct(ctypes.Structure):
     """`Linear` of kernels.h."""
 
     _fields_ = (
-        ("weights", c_void_p),
-        ("bias", c_void_p),
-        ("scheme", c_int32),
-        ("group", c_int32),
-        ("in_features", c_int32),
-        ("in_padded", c_int32),
-        ("out_features", c_int32),
-        ("panels", c_int32),
+        *((name, c_void_p) for name in ("weights", "bias")),
+        *((name, c_int32) for name in ("scheme", "group", "in_features", "in_padded", "out_features", "panels")),
         ("half_scales", c_int32),
     )
 
@@ -52,16 +49,12 @@ class AttentionStruct(ctypes.Structure):
         *((name, c_int64) for name in ("query_stride", "out_stride", "new_stride", "table_stride")),
         *((name, c_int32) for name in ("spans", "heads", "kv_heads", "head_dim", "block_tokens", "table_blocks")),
         *((name, c_int32) for name in ("arena_blocks", "window", "element", "kv_element")),
-        ("scale", c_float),
-        ("softcap", c_float),
+        *((name, c_float) for name in ("scale", "softcap")),
         # What the library fills in for its threads.
         ("units", c_void_p),
-        ("unit_count", c_int32),
-        ("head_run", c_int32),
-        ("parts", c_int32),
+        *((name, c_int32) for name in ("unit_count", "head_run", "parts")),
         ("partials", c_void_p),
-        ("partial_tiles", c_int32),
-        ("partial_stride", c_int32),
+        *((name, c_int32) for name in ("partial_tiles", "partial_stride")),
     )
 
 
@@ -69,30 +62,17 @@ class ChoiceStruct(ctypes.Structure):
     """`Choice` of kernels.h."""
 
     _fields_ = (
-        ("temperature", c_double),
-        ("top_p", c_double),
-        ("penalty", c_double),
-        ("reach", c_double),
+        *((name, c_double) for name in ("temperature", "top_p", "penalty", "reach")),
         ("seed", c_uint64),
-        ("seen", c_void_p),
-        ("moved", c_void_p),
-        ("offsets", c_void_p),
-        ("top_k", c_int32),
-        ("logprobs", c_int32),
-        ("top_logprobs", c_int32),
-        ("moved_count", c_int32),
+        *((name, c_void_p) for name in ("seen", "moved", "offsets")),
+        *((name, c_int32) for name in ("top_k", "logprobs", "top_logprobs", "moved_count")),
     )
 
 
 class SampledStruct(ctypes.Structure):
     """`Sampled` of kernels.h."""
 
-    _fields_ = (
-        ("logprob", c_double),
-        ("top_logprobs", c_void_p),
-        ("top_tokens", c_void_p),
-        ("token", c_int32),
-    )
+    _fields_ = (("logprob", c_double), ("top_logprobs", c_void_p), ("top_tokens", c_void_p), ("token", c_int32))
 
 
 class SampledRowsStruct(ctypes.Structure):
@@ -101,11 +81,8 @@ class SampledRowsStruct(ctypes.Structure):
     _fields_ = (
         ("logits", c_void_p),
         ("stride", c_int64),
-        ("choices", c_void_p),
-        ("positions", c_void_p),
-        ("out", c_void_p),
-        ("vocab", c_int32),
-        ("element", c_int32),
+        *((name, c_void_p) for name in ("choices", "positions", "out")),
+        *((name, c_int32) for name in ("vocab", "element")),
     )
 
 
@@ -122,10 +99,7 @@ _SIGNATURES = {
     "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT)),
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
-    "edgeshard_blocks": (
-        c_int64,
-        (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT),
-    ),
+    "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
@@ -178,3 +152,25 @@ def use_kernels(name: str) -> None:
     loaded = library()
     assert loaded is not None
     loaded.edgeshard_use_kernels(kernel_names().index(name))
+
+
+def crc32c(data: memoryview) -> int | None:
+    """CRC32C of contiguous bytes, not copied; None without the native library. Other threads run meanwhile."""
+    loaded = active()
+    if loaded is None:
+        return None
+    found: int = loaded.edgeshard_crc32c(np.frombuffer(data, np.uint8).ctypes.data, len(data))
+    return found
+
+
+def idle_spin(seconds: float, cores: int) -> None:
+    """Keep so many cores from halting for so long from now on: between the steps of a generation.
+
+    A node waits for the others for most of a token, too short to sleep: a core that halts meanwhile comes back with its
+    clock down and its caches gone, and on a virtual machine it was given to somebody else. Threads of the system's idle
+    priority spin there, and give way to everything else at once. Without the native library, or on a system that is
+    not Linux, nothing happens.
+    """
+    loaded = active()
+    if loaded is not None:
+        loaded.edgeshard_idle_spin(cores, int(seconds * _NANOSECONDS))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import torch
 
@@ -11,7 +13,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 
 
 class Scheme(StrEnum):
-    """How a packed weight is stored."""
+    """The number format of a packed weight."""
 
     FLOAT32 = "fp32"
     BFLOAT16 = "bf16"
@@ -33,7 +35,7 @@ class Scheme(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of one weight, without its scale."""
+        """Bits of one weight, without its scale."""
         return {Scheme.FLOAT32: 32, Scheme.BFLOAT16: 16, Scheme.INT8: 8, Scheme.INT4: 4, Scheme.INT2: 2}[self]
 
 
@@ -98,28 +100,28 @@ def _int8_scales(grouped: torch.Tensor) -> torch.Tensor:
 
 def _int4_scales(grouped: torch.Tensor) -> torch.Tensor:
     extreme = grouped.gather(-1, grouped.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    best = (extreme / -8).bfloat16()
-    best_error = _squared_error(grouped, best, Scheme.INT4)
-    for divisor in (-9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0):
-        scales = (extreme / divisor).bfloat16()
-        error = _squared_error(grouped, scales, Scheme.INT4)
-        better = error < best_error
-        best = torch.where(better, scales, best)
-        best_error = torch.where(better, error, best_error)
-    return best
+    divisors = (-8.0, -9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0)
+    return _closest(grouped, ((extreme / divisor).bfloat16() for divisor in divisors), Scheme.INT4)
 
 
 def _int2_scales(grouped: torch.Tensor) -> torch.Tensor:
     largest = grouped.abs().amax(-1)
-    best = torch.zeros_like(largest).bfloat16()
-    best_error = grouped.square().sum(-1)
-    for divisor in (3.0, 3.4, 3.8, 4.2, 4.7, 5.3, 6.0):
-        scales = _fitted((largest / divisor).bfloat16(), grouped)
-        error = _squared_error(grouped, scales, Scheme.INT2)
+    divisors = (3.0, 3.4, 3.8, 4.2, 4.7, 5.3, 6.0)
+    fitted = (_fitted((largest / divisor).bfloat16(), grouped) for divisor in divisors)
+    best = _closest(grouped, chain((torch.zeros_like(largest).bfloat16(),), fitted), Scheme.INT2)
+    return torch.where(largest < _NEGLIGIBLE, 0.0, best.float()).bfloat16()
+
+
+def _closest(grouped: torch.Tensor, candidates: Iterator[torch.Tensor], scheme: Scheme) -> torch.Tensor:
+    """The scale with the least squared error for each group, of equal ones the first."""
+    best = next(candidates)
+    best_error = _squared_error(grouped, best, scheme)
+    for scales in candidates:
+        error = _squared_error(grouped, scales, scheme)
         better = error < best_error
         best = torch.where(better, scales, best)
         best_error = torch.where(better, error, best_error)
-    return torch.where(largest < _NEGLIGIBLE, 0.0, best.float()).bfloat16()
+    return best
 
 
 def _fitted(scales: torch.Tensor, grouped: torch.Tensor) -> torch.Tensor:

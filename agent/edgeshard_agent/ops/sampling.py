@@ -82,7 +82,7 @@ class RequestSampler:
             self._show_offsets()
 
     def _show_offsets(self) -> None:
-        """To the kernel: they may have moved."""
+        """Show the offsets to the kernel: they may have moved."""
         if self.offsets is not None:
             tokens, values = self.offsets.tokens, self.offsets.values
             self._struct.moved, self._struct.offsets = tokens.ctypes.data, values.ctypes.data

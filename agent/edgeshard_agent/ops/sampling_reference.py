@@ -1,4 +1,4 @@
-"""What choosing a token from logits means, in numpy: the reference of the native kernel, and what runs without it.
+"""The choice of a token from logits, in numpy: the reference of the native kernel, which also runs in its place.
 
 A draw is a race: each token arrives after a time exponentially distributed with its probability as rate, and the first
 one wins. A token's time depends on no other token's probability, so that a difference in the last bits of the logits,
@@ -64,7 +64,7 @@ class Sampling(Protocol):
 
 
 class Offsets:
-    """What is added to the logits of some tokens: their biases, less what tokens cost that the answer has.
+    """Numbers that are added to the logits of some tokens: their biases, less what tokens cost that the answer has.
 
     A token's offset is a function of how often the answer has it, whatever became of the request meanwhile.
     """
@@ -86,7 +86,7 @@ class Offsets:
 
     @property
     def values(self) -> Floats:
-        """Of `tokens`."""
+        """The offsets of `tokens`."""
         return self._values[: len(self._places)]
 
     def note(self, token: int) -> None:
@@ -126,8 +126,8 @@ def arrivals(uniform: Floats) -> Floats:
 
 
 def drawn(logits: Floats, sampling: Sampling, seen: Flags | None, position: int, offsets: Offsets | None = None) -> int:
-    """The token for `position` from its logits [vocab]; `seen` [vocab] are those that the repetition penalty counts.
-    `offsets` are added behind it."""
+    """The token for `position` from its logits [vocab]; `seen` [vocab] are the tokens that the repetition penalty
+    counts. `offsets` are added behind it."""
     if seen is not None:
         logits = penalised(logits, seen, sampling.repetition_penalty)
     if offsets is not None:
@@ -145,7 +145,7 @@ def penalised(logits: Floats, seen: Flags, penalty: float) -> Floats:
 
 
 def reach(sampling: Sampling) -> float:
-    """What is added to the largest logit for the least that `min_p` keeps."""
+    """The number added to the largest logit for the least logit that `min_p` keeps."""
     return sampling.temperature * math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
 
 

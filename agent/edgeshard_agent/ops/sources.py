@@ -1,4 +1,4 @@
-"""What the native library is made of: one made of anything else is not called. `hatch_build.py` runs this file too."""
+"""The sources of the native library: a library of other sources is not called. `hatch_build.py` runs this file too."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who is computed when: steps, KV blocks, chunks and fair shares. Pure."""
+"""The order in which requests are computed: steps, KV blocks, chunks and fair shares. Pure."""

@@ -1,4 +1,4 @@
-"""How many steps are in flight and when the next may begin. Pure; `spread` says how decodes share micro-batches.
+"""The steps in flight, and when the next may begin. Pure; `spread` says how decodes share micro-batches.
 
 A micro-batch has no list of members: it is whatever one step carries. Requests whose tokens came back together go on
 together; a step takes at most an equal share of all decoding requests, so a micro-batch that grew too large leaves some
@@ -27,7 +27,7 @@ this one. It rises with either."""
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """What the placement allows: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
+    """The limits of the placement: `micro_batch` requests (b) in each of `micro_batches` decode steps (m) in flight.
 
     `window` is the most steps in flight, prompts' steps included. `fixed` m are used even where others would be
     quicker. Otherwise m is chosen at run time: at most as placed, or, where it is `open`, at most the window, with as
@@ -59,13 +59,14 @@ class Batching:
 
     @property
     def most_decodes(self) -> int:
-        """Of one step."""
+        """The most decodes of one step."""
         return min(MAX_MICRO_BATCH, self.places) if self.open else self.micro_batch
 
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What a step's result must bring: the position of each request's token, and the prompts' tokens to score.
+    """The parts that a step's result must bring: the position of each request's token, and the prompts' tokens to
+    score.
 
     After it the last stage has forgotten the requests of `frees`.
     """

@@ -1,4 +1,5 @@
-"""How much of a prompt goes into a step: within the token budget, the link's bytes and the latency promised. Pure.
+"""The chunk of a prompt that goes into a step: within the token budget, the link's bytes and the latency promised.
+Pure.
 
 Sarathi: a step takes its decodes first and fills up with a chunk of a prompt. FastGen: short prompts are composed until
 the budget is full. HPipe: a prompt that nobody waits behind goes in the slices its planner chose.
@@ -29,7 +30,7 @@ FORGOTTEN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """What bounds a step.
+    """The bounds of a step.
 
     step_tokens       tokens of a step, decodes included; a chunk of a prompt gets what the decodes leave
     slices            for prompts that nobody waits behind; a slice may go beyond `step_tokens`, to `max_step_tokens`,

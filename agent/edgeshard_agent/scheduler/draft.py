@@ -74,7 +74,7 @@ class Draft:
 
 
 def _most_told(sequence: Sequence) -> int:
-    """How many tokens the stages will be told of at most. They are told once."""
+    """The most tokens that the stages will be told of. They are told once."""
     if sequence.introduced:
         return 0
     penalised = sequence.generation.sampling.repetition_penalty != 1.0
@@ -82,7 +82,7 @@ def _most_told(sequence: Sequence) -> int:
 
 
 def _told(sequence: Sequence) -> int:
-    """Of what the stages will be told beside seen tokens, in tokens."""
+    """The size of what the stages will be told beside seen tokens, in tokens."""
     if sequence.introduced:
         return 0
     generation = sequence.generation

@@ -1,4 +1,4 @@
-"""Who is next: by priority, then the client that was served least, then who came first. Pure.
+"""The order of requests: by priority, then the client that was served least, then the request that came first. Pure.
 
 Clients of one priority get equal shares of the tokens run: each has a counter of tokens it was served, and the lowest
 goes first. (docs/papers.md#fair-shares)
@@ -15,14 +15,13 @@ from edgeshard_agent.scheduler.sequence import Sequence
 
 
 class Waiting(Protocol):
-    """What waits for its turn: of whom, how urgent, and the number of its coming."""
+    """A thing that waits for its turn: its client, its priority, and the number of its arrival."""
+
+    client: str
+    arrival: int
 
     @property
-    def client(self) -> str: ...
-    @property
     def priority(self) -> int: ...
-    @property
-    def arrival(self) -> int: ...
 
 
 WaitingT = TypeVar("WaitingT", bound=Waiting)
@@ -74,7 +73,7 @@ class FairQueue:
         insort(queue, sequence, key=lambda other: other.arrival)
 
     def first(self, behind: Container[str] = ()) -> Sequence | None:
-        """Whose turn it is; that of a client in `behind` only where no other one waits."""
+        """The request whose turn it is; one of a client in `behind` only where no other one waits."""
         firsts = [queue[0] for queue in self._queues.values()]
         return self._served_tokens.first([one for one in firsts if one.client not in behind] or firsts)
 

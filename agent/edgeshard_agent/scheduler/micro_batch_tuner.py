@@ -1,4 +1,4 @@
-"""Into how many micro-batches decoding requests go, chosen while they run. Pure: times come in as values.
+"""The number of micro-batches for decoding requests, chosen while they run. Pure: times come in as values.
 
 Two micro-batches keep two nodes at work, but each reads the weights; which number is best depends on how many requests
 there are and on what the nodes and links take. A profile says it beforehand, and is wrong where nodes disturb each
@@ -17,7 +17,6 @@ from statistics import median
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.requests.generation import StageTiming
 from edgeshard_agent.scheduler.batching import Batching, InterTokenSeconds
-from edgeshard_agent.scheduler.measured_steps import MeasuredSteps
 
 ROUNDS = 5
 """Rounds (a token for every request) whose median counts as measured; one before them is left out."""
@@ -31,6 +30,8 @@ HOPE_WITHOUT_PROFILE = 0.45
 """The same where a few steps alone say what to expect, and nothing how much nodes disturb each other."""
 MEASURED_FOR_S = 60.0
 """What was measured longer ago may be tried again."""
+_NEW = 0.2
+"""Weight of the newest step among those of as many requests."""
 ALIKE = 1.5
 """What was measured with so many times more or fewer requests need not be tried."""
 
@@ -53,6 +54,49 @@ class _Measured:
     seconds: float
     at_s: float
     times: int = 1
+
+
+class MeasuredSteps:
+    """Stage and hop times of a pipeline whose nodes nobody has profiled, from the steps that it runs."""
+
+    def __init__(self) -> None:
+        self._stages: dict[int, list[float]] = {}
+        self._hops_s: float | None = None
+
+    def saw(self, rows: int, timings: Sequence[StageTiming], round_s: float) -> None:
+        """A step of so many decodes is back, `round_s` after it was formed."""
+        if not timings:
+            return
+        computed = [timing.compute_s for timing in timings]
+        hops_s = max(0.0, round_s - sum(timing.wait_s + timing.compute_s for timing in timings))
+        known = self._stages.get(rows)
+        if known is None or len(known) != len(computed):
+            self._stages[rows] = computed
+        else:
+            self._stages[rows] = [old + _NEW * (new - old) for old, new in zip(known, computed, strict=True)]
+        self._hops_s = hops_s if self._hops_s is None else self._hops_s + _NEW * (hops_s - self._hops_s)
+
+    def inter_token_s(self, rows: int, in_flight: int) -> float | None:
+        """max(R, m B) for `in_flight` steps of so many decodes; None before any step was seen.
+
+        Between two numbers of decodes that were seen, times are on the line through them; beyond them they stay, since
+        a small step mostly reads weights.
+        """
+        if not self._stages or self._hops_s is None:
+            return None
+        stages = self._at(rows)
+        return max(sum(stages) + self._hops_s, in_flight * max(stages))
+
+    def _at(self, rows: int) -> list[float]:
+        below = max((seen for seen in self._stages if seen <= rows), default=None)
+        above = min((seen for seen in self._stages if seen >= rows), default=None)
+        if below is None or above is None or below == above:
+            nearest = above if below is None else below
+            assert nearest is not None
+            return self._stages[nearest]
+        share = (rows - below) / (above - below)
+        pairs = zip(self._stages[below], self._stages[above], strict=True)
+        return [low + share * (high - low) for low, high in pairs]
 
 
 class MicroBatchTuner:
@@ -79,7 +123,7 @@ class MicroBatchTuner:
         return self._parts
 
     def micro_batches(self, pieces: Sequence[Piece]) -> int:
-        """How many micro-batches for requests that decode `pieces` next.
+        """The number of micro-batches for requests that decode `pieces` next.
 
         The choice is looked at anew when the number of requests changes, and when a setting has been measured.
         """

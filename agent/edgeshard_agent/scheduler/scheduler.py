@@ -1,4 +1,4 @@
-"""Which step the head forms next. Pure: requests and results in, steps and events out; no clock, no I/O.
+"""The choice of the head's next step. Pure: requests and results in, steps and events out; no clock, no I/O.
 
 Batching is per iteration: requests join and leave between steps. A step is one micro-batch: the decodes of the requests
 whose tokens came back (`batching`), then chunks of prompts as far as the budget goes (`chunking`), in the order of
@@ -8,7 +8,7 @@ whose tokens came back (`batching`), then chunks of prompts as far as the budget
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from edgeshard.domain.errors import (
     AlreadyExistsError,
@@ -104,9 +104,24 @@ class Limits:
     prefix_cache: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """What the scheduler holds now, and what it has done since it began. Blocks used, cached and free make the pool."""
+@dataclass(slots=True)
+class Counts:
+    """Counts of a scheduler since it began."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Positions of prompts that were run, again after a preemption."""
+    prefix_hit_tokens: int = 0
+    """Positions of prompts that were found in the prefix cache instead."""
+    new_tokens: int = 0
+    preemptions: int = 0
+    swaps: int = 0
+    """Preemptions after which the stages kept the request's KV."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerStats(Counts):
+    """The same with what it holds now. Blocks used, cached and free make the pool."""
 
     running: int
     waiting: int
@@ -116,27 +131,8 @@ class SchedulerStats:
     kv_blocks_used: int
     kv_blocks_cached: int
     kv_blocks_free: int
-    steps: int
-    prompt_tokens: int
-    """Positions of prompts that were run, again after a preemption."""
-    prefix_hit_tokens: int
-    """Positions of prompts that were found in the prefix cache instead."""
-    new_tokens: int
-    preemptions: int
-    swaps: int
-    """Preemptions after which the stages kept the request's KV."""
     kv_blocks_swapped: int
     """Kept aside now, beside the pool."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    prompt_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    new_tokens: int = 0
-    preemptions: int = 0
-    swaps: int = 0
 
 
 @dataclass(slots=True)
@@ -172,7 +168,7 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self._prefilling: dict[int, Sequence] = {}
         self._known: dict[int, Sequence] = {}
-        """Those that run, or whose KV is kept aside, by the number that the stages know."""
+        """Requests that run, or whose KV is kept aside, by the number that the stages know."""
         self._ready: dict[int, Sequence] = {}
         """Decoding requests whose newest token is back, the longest ready first."""
         self._late: dict[int, _Late] = {}
@@ -188,7 +184,7 @@ class Scheduler:
         self._next_number = 0
         self._next_step = 0
         self._returned = 0
-        self._counts = _Counts()
+        self._counts = Counts()
         self._admitted: list[RequestId] = []
 
     @property
@@ -198,7 +194,7 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        allocator, counts = self._allocator, self._counts
+        allocator = self._allocator
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -207,13 +203,8 @@ class Scheduler:
             kv_blocks_used=allocator.used,
             kv_blocks_cached=allocator.cached,
             kv_blocks_free=allocator.count - allocator.used - allocator.cached,
-            steps=counts.steps,
-            prompt_tokens=counts.prompt_tokens,
-            prefix_hit_tokens=counts.prefix_hit_tokens,
-            new_tokens=counts.new_tokens,
-            preemptions=counts.preemptions,
-            swaps=counts.swaps,
             kv_blocks_swapped=self._swapped.used,
+            **asdict(self._counts),
         )
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -305,9 +296,6 @@ class Scheduler:
         self._end(sequence)
         return [RequestEnd(request_id, FinishReason.CANCELLED, "")]
 
-    def cancel_all(self) -> list[HeadEvent]:
-        return [event for request_id in list(self._requests) for event in self.cancel(request_id)]
-
     # -- steps out -----------------------------------------------------------------------------------------------
 
     def next_sweep(self) -> tuple[HeadStep, ...]:
@@ -353,7 +341,7 @@ class Scheduler:
         return HeadStep(number, draft.plan(frees, swap_outs, swap_ins), tuple(draft.tokens))
 
     def _add_decodes(self, draft: Draft) -> int:
-        """One micro-batch of those whose tokens are back, unless all micro-batches are in flight; how many."""
+        """Add one micro-batch of requests whose tokens are back, unless all micro-batches are in flight; how many."""
         if not self._ready:
             return 0
         decoding = [s for s in self._running.values() if s.decoding and s.number not in self._late]
@@ -627,7 +615,7 @@ class Scheduler:
             self._swapped.remove(sequence.number)
 
     def _stop(self, sequence: Sequence) -> None:
-        """It runs no more, and its blocks may be granted to others."""
+        """Take a request out of the running ones; its blocks may be granted to others."""
         number = sequence.number
         del self._running[number]
         self._prefilling.pop(number, None)

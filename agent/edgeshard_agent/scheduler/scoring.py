@@ -1,4 +1,4 @@
-"""Which log-probabilities of a prompt a step asks for, and whether a result brings them. Pure."""
+"""The log-probabilities of a prompt that a step asks for, and the check that its result brings them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_unscored(sequence: sequences.Sequence) -> bool:
 def targets_of(sequence: sequences.Sequence, first: int, end: int) -> Targets | None:
     """The tokens of the prompt that the positions [first, end) are to score: each scores the token behind it.
 
-    Those that came before a preemption, or from another head, are not asked for again.
+    Scores that came before a preemption, or from another head, are not asked for again.
     """
     if not is_unscored(sequence):
         return None
@@ -32,7 +32,7 @@ def targets_by_request(spans: Sequence[Span]) -> dict[int, Targets]:
 def check_scores(step: int, owed: Mapping[int, Targets], came: Sequence[SpanLogprobs], running: Container[int]) -> None:
     """Raise InternalError unless a result scores the targets of its step, each once and in order.
 
-    Those of a request that runs no more, or begins again, may be missing.
+    Scores of a request that runs no more, or begins again, may be missing.
     """
     ends = {request: targets.position for request, targets in owed.items()}
     for item in came:

@@ -1,4 +1,4 @@
-"""From a deployment's placement to the scheduler its head runs. Pure."""
+"""The scheduler that a head runs, made from its deployment's placement. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def make_scheduler(
 
 
 def swapping(prepare: PrepareStage) -> Swapping:
-    """As much as the stage with the largest blocks may keep; how long a block takes there and back, on the slowest."""
+    """The limits of keeping KV aside: as much as the stage with the largest blocks may keep; how long a block takes
+    there and back, on the slowest."""
     spec, placement = prepare.spec, prepare.placement
     block_bytes = max((stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0)
     if not (spec.kv_swap_bytes and block_bytes):

@@ -21,7 +21,7 @@ ComputeSeconds = Callable[[Sequence[Piece]], float]
 
 @dataclass(frozen=True, slots=True)
 class Swapping:
-    """What the stages can keep aside: `blocks` each; `block_s` seconds go into copying one, both ways together.
+    """The KV that the stages can keep aside: `blocks` each; `block_s` seconds go into copying one, both ways together.
 
     `compute_s` is what pieces of a step take on all stages; None where nobody knows, and then keeping is taken to be
     faster.
@@ -32,7 +32,7 @@ class Swapping:
     compute_s: ComputeSeconds | None = None
 
     def is_faster(self, blocks: int, positions: int, step_tokens: int) -> bool:
-        """Than running these positions once more, in steps of so many tokens."""
+        """Whether keeping blocks is faster than running these positions once more, in steps of so many tokens."""
         if self.compute_s is None:
             return True
         again_s = sum(

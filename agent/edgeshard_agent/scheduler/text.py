@@ -51,7 +51,7 @@ class TextStream:
         return rest
 
     def _fresh(self, text: str) -> str:
-        """What `text`, the decoded `_ids`, adds to what is known."""
+        """The text that `text`, the decoded `_ids`, adds to the known one."""
         if text.startswith(self._known):
             return text[len(self._known) :]
         # Bytes that make no character spoil the whole characters of bytes in front of them; those are out already.

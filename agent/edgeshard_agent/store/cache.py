@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from weakref import WeakValueDictionary
 
 import structlog
@@ -40,7 +39,7 @@ class Pin:
         self._held = True
 
     def location(self, digest: Digest) -> BlobLocation:
-        """Where a pinned blob lies. Raises NotFoundError when a shared store has lost it since."""
+        """The place of a pinned blob. Raises NotFoundError when a shared store has lost it since."""
         if digest not in self._digests:
             raise KeyError(digest)
         return self._cache.location(digest)
@@ -50,7 +49,7 @@ class Pin:
         self._sources = sources
 
     def let_go(self, digests: Iterable[Digest]) -> None:
-        """These blobs are not needed any more, such as those whose numbers are in packed files now."""
+        """Let go of blobs that are not needed any more, since packed files have their numbers now, for example."""
         assert self._held
         dropped = self._digests & frozenset(digests)
         self._digests -= dropped
@@ -66,9 +65,7 @@ class Pin:
     def __enter__(self) -> Pin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -84,7 +81,8 @@ class BlobCache:
         self.directory = directory
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._blobs = BlobDirectory(directory / "blobs")
+        self.blobs = BlobDirectory(directory / "blobs")
+        """Its own, partial downloads included."""
         self.packed = PackedUnits(directory / "packed", lambda: self.limit_bytes - self.used_bytes)
         self._shared = shared
         self._manifests = directory / "manifests"
@@ -103,8 +101,8 @@ class BlobCache:
             await self._evict_until(self.limit_bytes)
 
     def location(self, digest: Digest) -> BlobLocation:
-        """Where a blob that is here lies. Raises NotFoundError where there is none."""
-        found = self._blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
+        """The place of a blob that is here. Raises NotFoundError where there is none."""
+        found = self.blobs.locate(digest) or (self._shared.locate(digest) if self._shared is not None else None)
         if found is None:
             raise missing_blob(digest)
         return found
@@ -138,7 +136,7 @@ class BlobCache:
             self._account(digest, size)
             self._touch(digest)
             return True
-        if await in_thread(self._blobs.size, digest) is not None:
+        if await in_thread(self.blobs.size, digest) is not None:
             log.warning("cached_blob_damaged", digest=digest)
             await self.discard(digest)
         found = None if self._shared is None else await in_thread(self._shared.locate, digest)
@@ -154,13 +152,13 @@ class BlobCache:
         Raises ResourceExhaustedError naming cache-limit when what is pinned leaves no room.
         """
         if size > self.limit_bytes:
-            raise self._too_small(f"one blob has {size} bytes")
+            raise self.too_small(f"one blob has {size} bytes")
         async with self._making_room:
             room = self.limit_bytes - (size - self._sizes.get(digest, 0))
             await self._evict_until(room)
             with self.packed.lock:  # a load may be writing packed files
                 if self._all_bytes > room:
-                    raise self._too_small(f"{size} bytes more are needed while loaded stages hold the rest")
+                    raise self.too_small(f"{size} bytes more are needed while loaded stages hold the rest")
                 self._account(digest, size)
             self._touch(digest)
 
@@ -173,32 +171,18 @@ class BlobCache:
     def _all_bytes(self) -> int:
         return self.used_bytes + self.packed.used_bytes
 
-    async def received(self, digest: Digest) -> int:
-        """Bytes of a partial download."""
-        return await in_thread(self._blobs.received, digest)
-
-    async def truncate(self, digest: Digest, size: int) -> None:
-        await in_thread(self._blobs.truncate, digest, size)
-
-    async def write(self, digest: Digest, offset: int, data: bytes) -> None:
-        await in_thread(self._blobs.write, digest, offset, data)
-
-    async def commit(self, digest: Digest, size: int) -> None:
-        """Verify a finished download and give it its name. Raises DataLossError, and drops it, when it is wrong."""
-        await in_thread(self._blobs.commit, digest, size)
-
     async def discard(self, digest: Digest) -> None:
         try:
-            await in_thread(self._blobs.remove, digest)
+            await in_thread(self.blobs.remove, digest)
         finally:  # whoever waits may be cancelled: it is gone all the same
             self._account(digest, 0)
 
     async def settle(self, digest: Digest) -> None:
-        """After a fetch, failed or not: count the bytes that are really there, and leave no empty partial file."""
+        """Count the bytes that are really there after a fetch, failed or not, and leave no empty partial file."""
         found = list[int]()
 
         def look() -> None:
-            found.append((self._blobs.size(digest) or 0) + self._blobs.received(digest))
+            found.append((self.blobs.size(digest) or 0) + self.blobs.received(digest))
 
         try:
             await in_thread(look)
@@ -224,20 +208,20 @@ class BlobCache:
         return self._manifests / f"{check_digest(digest)}.json"
 
     def _scan(self) -> OrderedDict[Digest, int]:
-        self._blobs.create()
+        self.blobs.create()
         for stray in self._manifests.glob("*.tmp"):
             stray.unlink()
         sizes: OrderedDict[Digest, int] = OrderedDict()
-        for file in sorted(self._blobs.files(), key=lambda file: file.used_ns):
+        for file in sorted(self.blobs.files(), key=lambda file: file.used_ns):
             sizes[file.digest] = sizes.get(file.digest, 0) + file.size
             sizes.move_to_end(file.digest)
         return sizes
 
     def _verify_and_touch(self, digest: Digest, size: int) -> bool:
-        if not self._blobs.is_intact(digest, size):
+        if not self.blobs.is_intact(digest, size):
             return False
         # The order of last use lives in modification times, so that it survives a restart.
-        self._blobs.touch(digest)
+        self.blobs.touch(digest)
         return True
 
     async def _evict_until(self, limit_bytes: int) -> None:
@@ -264,7 +248,8 @@ class BlobCache:
         else:
             self._sizes.pop(digest, None)
 
-    def _too_small(self, why: str) -> ResourceExhaustedError:
+    def too_small(self, why: str) -> ResourceExhaustedError:
+        """The refusal of what does not fit."""
         return ResourceExhaustedError(
             f"cache-limit {self.limit_bytes} bytes is too small: {why}; give more with --cache-limit",
             field="cache-limit",

@@ -69,10 +69,7 @@ class ChunkReader:
     """
 
     def __init__(
-        self,
-        checksum: Callable[[memoryview], int],
-        threads: int = THREADS,
-        pace: Callable[[int], None] | None = None,
+        self, checksum: Callable[[memoryview], int], threads: int = THREADS, pace: Callable[[int], None] | None = None
     ) -> None:
         """`checksum` is the CRC32C of what was read, for whoever checks it."""
         self.checksum = checksum
@@ -130,7 +127,7 @@ class ChunkReader:
                 raise errors[0]
 
     def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Callable[[], bool] | None) -> None:
-        """In one read, or where somebody may not want it any more in pieces, and none after that."""
+        """Read a chunk at once; with `wanted` in pieces, and no more once it is not wanted."""
         most = _PIECE_BYTES if wanted is not None else max(1, len(chunk))
         for at in range(0, len(chunk), most):
             if wanted is not None and not wanted():

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from edgeshard.domain.control.site import BlobRange
-from edgeshard.domain.errors import DataLossError, EdgeShardError, ResourceExhaustedError, UnavailableError
+from edgeshard.domain.errors import DataLossError, EdgeShardError, UnavailableError
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
 from edgeshard.proto.v1 import store_pb2 as pb
@@ -18,7 +18,7 @@ from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.wire.status import from_rpc_error
 from edgeshard.wire.store import blob_range_to_wire, manifest_from_wire
-from edgeshard_agent.store.cache import CACHE_LIMIT, BlobCache, Pin
+from edgeshard_agent.store.cache import BlobCache, Pin
 
 log = structlog.get_logger()
 
@@ -138,11 +138,7 @@ class Fetcher:
             return
         largest = max(sizes, key=lambda digest: sizes[digest])
         what = f"{names[largest]} has {sizes[largest]} bytes" if sizes[largest] > limit else f"the stage has {total}"
-        raise ResourceExhaustedError(
-            f"cache-limit {limit} bytes is too small: {what}; give more with --cache-limit",
-            field="cache-limit",
-            reason=CACHE_LIMIT,
-        )
+        raise self._cache.too_small(what)
 
     async def _ensure(self, digest: Digest, size: int, name: str, tally: _Tally, *, is_weights: bool) -> None:
         async with self._cache.lock(digest):
@@ -157,26 +153,26 @@ class Fetcher:
     async def _download(self, digest: Digest, size: int, name: str, tally: _Tally) -> None:
         failures = damaged = 0
         while True:
-            start = await self._cache.received(digest)
+            start = await in_thread(self._cache.blobs.received, digest)
             # More than the blob can have is not a beginning of it.
             start = start if start <= size else 0
-            await self._cache.truncate(digest, start)
+            await in_thread(self._cache.blobs.truncate, digest, start)
             tally.set(digest, start)
             try:
                 if start < size:
                     await self._receive(digest, start, size, tally)
-                await self._cache.commit(digest, size)
+                await in_thread(self._cache.blobs.commit, digest, size)
                 return
             except DataLossError as error:
                 damaged += 1
                 log.warning("download_damaged", digest=digest, tensor=name, attempt=damaged)
-                await self._cache.truncate(digest, 0)
+                await in_thread(self._cache.blobs.truncate, digest, 0)
                 if damaged >= _DAMAGED_DOWNLOADS or error.reason == "STORED_BLOB_DAMAGED":
                     raise DataLossError(
                         f"{name} arrived damaged: {error.message}", field=name, reason="CORRUPT_TENSOR"
                     ) from None
             except UnavailableError as error:
-                failures = 1 if await self._cache.received(digest) > start else failures + 1
+                failures = 1 if await in_thread(self._cache.blobs.received, digest) > start else failures + 1
                 await self._wait(error, failures)
 
     async def _receive(self, digest: Digest, start: int, size: int, tally: _Tally) -> None:
@@ -191,7 +187,7 @@ class Fetcher:
                     break
                 if offset + len(message.data) > size:
                     raise DataLossError(f"the coordinator sent more than the {size} bytes of blob {digest}")
-                await self._cache.write(digest, offset, message.data)
+                await in_thread(self._cache.blobs.write, digest, offset, message.data)
                 offset += len(message.data)
                 tally.set(digest, offset)
             status = await call.code()

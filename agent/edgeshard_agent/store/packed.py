@@ -54,8 +54,19 @@ class PackedEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitBytes:
+    """A unit as it is written: small tensors first, then large ones, each at its entry's offset."""
+
+    entries: tuple[PackedEntry, ...]
+    small: bytes
+    large: Iterable[memoryview]
+    large_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class PackedHeader:
-    """What a packed file holds. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole blocks."""
+    """The header of a packed file. `small_bytes` of the data are small tensors; `data_bytes` are all, in whole
+    blocks."""
 
     key: str
     entries: tuple[PackedEntry, ...]
@@ -86,21 +97,19 @@ def packed_damage(path: Path, why: str) -> DataLossError:
     )
 
 
-def packed_bytes(key: str, entries: Iterable[PackedEntry], small: bytes, large_bytes: int) -> int:
-    """The size of the file that `write_packed` makes of these."""
-    header, _, room = _laid_out_header(key, entries, small, large_bytes)
+def packed_bytes(key: str, unit: UnitBytes) -> int:
+    """The size of the file that `write_packed` makes of a unit."""
+    header, _, room = _laid_out_header(key, unit)
     return room + header.data_bytes
 
 
-def write_packed(
-    path: Path, key: str, entries: Iterable[PackedEntry], small: bytes, large: Iterable[memoryview], large_bytes: int
-) -> PackedHeader:
-    """Write a packed file of small tensors and of large ones, which are of `large_bytes` together.
+def write_packed(path: Path, key: str, unit: UnitBytes) -> PackedHeader:
+    """Write the packed file of a unit.
 
     Either part is padded to whole blocks. A crash leaves all of the file or none. Raises ResourceExhaustedError for a
     full disk.
     """
-    header, small, room = _laid_out_header(key, entries, small, large_bytes)
+    header, small, room = _laid_out_header(key, unit)
     # Two loads may write the same unit at once.
     temporary = path.with_name(f"{path.name}.{threading.get_ident()}{TEMPORARY}")
     with naming_full_disk(path):
@@ -109,7 +118,7 @@ def write_packed(
             with temporary.open("wb") as file:
                 file.seek(room)
                 whole, checksums = hashlib.sha256(), []
-                for chunk in (small, *_chunks(large, header.large_bytes)):
+                for chunk in (small, *_chunks(unit.large, header.large_bytes)):
                     whole.update(chunk)
                     checksums.append(google_crc32c.value(chunk))
                     file.write(chunk)
@@ -129,14 +138,12 @@ def write_packed(
     return header
 
 
-def _laid_out_header(
-    key: str, entries: Iterable[PackedEntry], small: bytes, large_bytes: int
-) -> tuple[PackedHeader, bytes, int]:
+def _laid_out_header(key: str, unit: UnitBytes) -> tuple[PackedHeader, bytes, int]:
     """The header without its checksums, the padded small tensors, and the bytes that the header takes in the file."""
-    small += bytes(-len(small) % ALIGNMENT)
-    large_bytes = in_disk_blocks(large_bytes)
+    small = unit.small + bytes(-len(unit.small) % ALIGNMENT)
+    large_bytes = in_disk_blocks(unit.large_bytes)
     count = 1 + -(-large_bytes // CHUNK_BYTES)
-    header = PackedHeader(key, tuple(entries), len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
+    header = PackedHeader(key, unit.entries, len(small), len(small) + large_bytes, "0" * 64, (0,) * count)
     return header, small, in_disk_blocks(_HEAD.size + len(_to_json(header)))  # checksums have ten digits each
 
 
@@ -241,9 +248,9 @@ def _read_header(path: Path, key: str) -> tuple[int, PackedHeader]:
     return first, header
 
 
-def laid_out(sizes: Sequence[int], alignment: int, first: int = 0) -> tuple[list[int], int]:
-    """Offsets of tensors of these sizes one behind the other from `first` on, and where the last one ends."""
-    offsets, end = [], first
+def laid_out(sizes: Sequence[int], alignment: int) -> tuple[list[int], int]:
+    """Offsets of tensors of these sizes one behind the other, and where the last one ends."""
+    offsets, end = [], 0
     for size in sizes:
         end = -(-end // alignment) * alignment
         offsets.append(end)

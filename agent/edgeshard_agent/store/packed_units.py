@@ -17,7 +17,7 @@ import structlog
 from edgeshard.domain.errors import DataLossError, NotFoundError, ResourceExhaustedError
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.storage.files import TEMPORARY
-from edgeshard_agent.store.packed import SUFFIX, PackedEntry, PackedFile, packed_bytes, write_packed
+from edgeshard_agent.store.packed import SUFFIX, PackedFile, UnitBytes, packed_bytes, write_packed
 
 log = structlog.get_logger()
 
@@ -36,7 +36,7 @@ class PackedInfo:
 
 
 def _in_order(unit: str) -> list[tuple[int, str]]:
-    """So that layer 2 comes before layer 10."""
+    """A sort key that puts layer 2 before layer 10."""
     return [(int(part) if part.isdecimal() else -1, part) for part in unit.split("-")]
 
 
@@ -60,13 +60,14 @@ class PackedUnits:
 
     @property
     def used_bytes(self) -> int:
-        """Of all packed files; looked at once (`files`), and counted from then on. One that is written counts whole."""
+        """Bytes of all packed files; looked at once (`files`), and counted from then on. One that is written counts
+        whole."""
         with self.lock:
             return sum(self._known().values()) + self._writing
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
+        """Ids of all packed files that are named as they should be, in order: `UnitForm.id` as numbers."""
         known = self._known()
         with self.lock:
             if self._ids is None:
@@ -113,9 +114,9 @@ class PackedUnits:
         return tuple(unit for _, unit in self._named())
 
     def drop_units(self, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these, or without any all that are not in use. Those in use stay, and are said to be so.
+        """Remove these, or without any all that are not in use. Files in use stay, and are said to be so.
 
-        Raises NotFoundError naming those that are not there; then none is removed.
+        Raises NotFoundError naming the missing ones; then none is removed.
         """
         found = self._named()
         if unknown := sorted(set(ids) - {unit.id for _, unit in found}):
@@ -177,25 +178,16 @@ class PackedUnits:
             self._pins[name] += 1
         return size
 
-    def write(
-        self,
-        name: str,
-        key: str,
-        entries: Iterable[PackedEntry],
-        small: bytes,
-        large: Iterable[memoryview],
-        large_bytes: int,
-    ) -> PackedFile | None:
+    def write(self, name: str, key: str, unit: UnitBytes) -> PackedFile | None:
         """Write a packed file; None where there is no room for it, on the disk or within the limit."""
-        entries = tuple(entries)
-        size = packed_bytes(key, entries, small, large_bytes)
+        size = packed_bytes(key, unit)
         with self.lock:
             if self.used_bytes + size > self._limit():
                 return None
             self._writing += size
         written = False
         try:
-            write_packed(self._path(name), key, entries, small, large, large_bytes)
+            write_packed(self._path(name), key, unit)
             written = True
         except ResourceExhaustedError as error:
             log.warning("packed_file_not_written", file=name, why=error.message)
@@ -215,7 +207,7 @@ class PackedUnits:
     def unpin(self, names: Iterable[str]) -> None:
         with self.lock:
             self._pins.subtract(names)
-            self._pins += Counter()  # without those that nobody uses
+            self._pins += Counter()  # without unused ones
 
     def make_room(self, limit: int) -> None:
         """Drop files that are not in use, least recently used first, until all take at most `limit` bytes."""

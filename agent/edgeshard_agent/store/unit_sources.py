@@ -1,4 +1,4 @@
-"""Where the units of a load come from: chosen once, and pinned from then on."""
+"""The sources of a load's units: chosen once, and pinned from then on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from edgeshard.architectures.unit_forms import UnitForm
-from edgeshard_agent.store.packed import PackedEntry, PackedFile
+from edgeshard_agent.store.packed import PackedFile, UnitBytes
 from edgeshard_agent.store.packed_units import PackedUnits
 
 
@@ -15,7 +15,7 @@ class UnitSources:
     """Whether each unit of one load comes from its packed file or from the blobs of its tensors.
 
     `tensors` has the canonical names of the tensors in each unit that is to be loaded. Until `choose`, all of them come
-    from blobs. What is chosen decides what is fetched and what is read. Files that were chosen, and those that the load
+    from blobs. What is chosen decides what is fetched and what is read. Files that were chosen, and files that the load
     writes, are pinned until `release`. A thread may use it while another one releases it.
     """
 
@@ -63,9 +63,7 @@ class UnitSources:
             return None
         return self._units.find(self._form.name(unit), self._form.key(unit))
 
-    def write(
-        self, unit: str, entries: Iterable[PackedEntry], small: bytes, large: Iterable[memoryview], large_bytes: int
-    ) -> PackedFile | None:
+    def write(self, unit: str, data: UnitBytes) -> PackedFile | None:
         """Write a unit's packed file and pin it; None where there is no room for it, or nobody waits any more."""
         name = self._form.name(unit)
         with self._lock:
@@ -73,7 +71,7 @@ class UnitSources:
                 return None
             self._units.pin([name])
             self._pinned.add(unit)
-        written = self._units.write(name, self._form.key(unit), entries, small, large, large_bytes)
+        written = self._units.write(name, self._form.key(unit), data)
         if written is None:
             self._unpin({unit})
         return written

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.lab.pace import EmulatedPace
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.scheduler import HeadStep
 
@@ -195,7 +196,7 @@ class Clock:
 
 
 async def test_a_status_tells_how_long_the_step_that_computes_takes_and_what_of_it_it_computed(stage: Stage) -> None:
-    clock = stage.runner._clock = Clock()
+    clock = stage.runner.clock = Clock()
     assert stage.runner.running() is None
     stage.offer(0, 1)
     await stage.begun()
@@ -232,7 +233,7 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An emulated step of 40 s: the thread sleeps, and the step must not seem to hang."""
-    clock = stage.runner._clock = Clock()
+    clock = stage.runner.clock = Clock()
     asleep, wake = threading.Event(), threading.Event()
 
     def sleep(seconds: float) -> None:
@@ -240,8 +241,8 @@ async def test_waiting_in_place_of_an_emulated_device_is_progress(
         asleep.set()
         assert wake.wait(PATIENCE_S)
 
-    monkeypatch.setattr("edgeshard_agent.engine.stage_runner.time.sleep", sleep)
-    stage.runner._pace = lambda layers, plan: 40.0
+    monkeypatch.setattr("edgeshard_agent.lab.pace.time.sleep", sleep)
+    stage.runner.pace = EmulatedPace(lambda plan: 40.0, clock)
     stage.model.let.set()
     stage.offer(0)
     assert await asyncio.to_thread(asleep.wait, PATIENCE_S)

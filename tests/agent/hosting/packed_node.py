@@ -24,10 +24,12 @@ from edgeshard_agent.hosting.around import HostServices, LoadedModel, Tools
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.hosting.loading import StageLoader
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
@@ -135,10 +137,12 @@ def _units(name: str, layers: LayerRange, quantisation: Quantisation | None) -> 
 @cache
 def reference(form: Form) -> StageModel:
     made = model(form.model)
-    return StageModel.load(
-        made.source, made.config, form.layers, dtype=form.dtype, kv_dtype=form.kv or form.dtype, kv_blocks=4,
-        block_tokens=16, device="cpu", quantisation=form.quantisation,
-    )  # fmt: skip
+    return StageModel.with_kv(
+        StageWeights.load(
+            made.source, made.config, form.layers, dtype=form.dtype, device="cpu", quantisation=form.quantisation
+        ),
+        KvMemory(form.kv or form.dtype, 4, 16),
+    )
 
 
 @cache

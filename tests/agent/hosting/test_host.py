@@ -23,20 +23,21 @@ from edgeshard_agent.hosting.around import (
     HeldWeights,
     HostServices,
     LoadedModel,
+    LoadProgress,
     Tools,
     model_key,
     weights_key,
 )
-from edgeshard_agent.hosting.dumping import Dumps
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.hosted_stage import HostedStage
-from edgeshard_agent.hosting.progress import LoadProgress
+from edgeshard_agent.hosting.operator_requests import Dumps
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.control.commands import (
     Command,
     CommandResult,
@@ -119,10 +120,17 @@ class Node:
 
     def _weights(self, layers: LayerRange, held: Sequence[HeldWeights]) -> StageModel:
         self.shared.append({layer for item in held for layer in item.weights.shareable(layers)})
-        return StageModel.load(
-            SafetensorsDirectory(self._model), self._config, layers, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
-            kv_blocks=4, block_tokens=16, device="cpu", reuse=[item.weights for item in held],
-        )  # fmt: skip
+        return StageModel.with_kv(
+            StageWeights.load(
+                SafetensorsDirectory(self._model),
+                self._config,
+                layers,
+                dtype=DType.FLOAT32,
+                device="cpu",
+                reuse=[item.weights for item in held],
+            ),
+            KvMemory(DType.FLOAT32, 4, 16),
+        )
 
     async def load_standby(
         self, command: KeepStandby, layers: LayerRange, progress: LoadProgress, held: Sequence[HeldWeights]

@@ -13,9 +13,8 @@ import pytest
 from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
-from edgeshard_agent.hosting.around import LoadedModel
+from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
-from edgeshard_agent.hosting.progress import LoadProgress
 from edgeshard_agent.store.cache import BlobCache
 from edgeshard_coordinator.store import models
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from tests.agent.hosting.packed_sequences import run_sequences
 from tests.support.forms import in_form

@@ -13,7 +13,8 @@ from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting import loading
 from edgeshard_agent.model.weights import weight_loading
-from edgeshard_agent.ops import native, native_available
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed import PackedFile
 from edgeshard_agent.store.packed_units import PackedUnits
 

@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.measuring.compute import Profiler, fingerprint
+from edgeshard_agent.measuring.compute import Profiler, block_sorts, fingerprint, outer_parameters
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.layers import block_sorts, outer_parameters
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.rotation import (
     CACHE_FALLBACK_BYTES,
     CACHE_MULTIPLE,
     BlockRotation,
+    LayerForm,
     cache_bytes,
     copies_needed,
 )
 from edgeshard_agent.measuring.stopwatch import Stopwatch, is_steady, summarise
 from edgeshard_agent.model.library import library_config
 from edgeshard_agent.model.modules import weight_bytes
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
-from edgeshard.architectures import parse_config, read_config
+from edgeshard.architectures import read_config
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import attended_pairs
@@ -133,7 +133,7 @@ def test_copies_are_enough_and_not_one_more(size: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
 def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
-    rotation = BlockRotation(tiny_config, parse_config(tiny_config), 3, DType.FLOAT32, "cpu", 3, 64)
+    rotation = BlockRotation(LayerForm(tiny_config, DType.FLOAT32, "cpu"), 3, 3, 64)
     weights = [block.mlp.gate_up._packed for block in rotation._blocks]
     assert len({id(weight) for weight in weights}) == 3
     stored = sum(weight_bytes(block) for block in rotation._blocks)
@@ -150,7 +150,7 @@ def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config:
 
 def test_a_rotation_keeps_what_differs_by_layer_type(tiny_config: dict[str, Any]) -> None:
     config = tiny_config | GEMMA
-    rotation = BlockRotation(config, parse_config(config), 0, DType.FLOAT32, "cpu", 3, 64)
+    rotation = BlockRotation(LayerForm(config, DType.FLOAT32, "cpu"), 0, 3, 64)
     for count in (1, 3, 2):
         rotation.turn(count)
         assert torch.isfinite(rotation.run(rotation.step(2, 1, 20))).all()
@@ -295,9 +295,8 @@ def test_a_node_without_its_kernels_is_another_node(monkeypatch: pytest.MonkeyPa
 
 def test_the_overhead_of_a_step_is_small_and_leaves_the_layer_out(config: dict[str, Any]) -> None:
     big = config | {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
-    overhead = measure_overhead(big, DType.FLOAT32, "cpu", 0, 1)
-    shape = parse_config(big)
-    rotation = BlockRotation(big, shape, 0, DType.FLOAT32, "cpu", 1, 600)
+    form = LayerForm(big, DType.FLOAT32, "cpu")
+    overhead, rotation = measure_overhead(form, 0, 1), BlockRotation(form, 0, 1, 600)
     with torch.inference_mode():
         step = rotation.step(1, 512, 0)
         layer = min(Stopwatch("cpu").once(lambda: rotation.run(step)) for _ in range(2))

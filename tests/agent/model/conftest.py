@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from safetensors.torch import load_file, save_file
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import parse_config
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType, KvFormat
@@ -55,15 +57,9 @@ class Checkpoint:
     def load(
         self, layers: LayerRange, dtype: DType = DType.FLOAT32, kv_dtype: KvFormat | DType | None = None
     ) -> StageModel:
-        return StageModel.load(
-            SafetensorsDirectory(self.path),
-            self.config,
-            layers,
-            dtype=dtype,
-            kv_dtype=kv_dtype or dtype,
-            kv_blocks=KV_BLOCKS,
-            block_tokens=BLOCK_TOKENS,
-            device="cpu",
+        return StageModel.with_kv(
+            StageWeights.load(SafetensorsDirectory(self.path), self.config, layers, dtype=dtype, device="cpu"),
+            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS),
         )
 
 

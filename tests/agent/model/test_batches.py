@@ -10,11 +10,16 @@ from edgeshard_agent.model import fused as fused_module
 from edgeshard_agent.model.attention import attention as attention_module
 from edgeshard_agent.model.attention import gathered as gathered_module
 from edgeshard_agent.model.attention.gathered import Gather, gathered_attention
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
-from edgeshard_agent.ops import RowArena, Scoring, SpanTables, attend, native_available, run_blocks
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.fused_blocks import run_blocks
+from edgeshard_agent.ops.kv_arena import RowArena
+from edgeshard_agent.ops.native import native_available
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 
@@ -26,16 +31,16 @@ needs_native = pytest.mark.skipif(not native_available(), reason="the native ker
 
 
 def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None) -> StageModel:
-    return StageModel.load(
-        SafetensorsDirectory(checkpoint.path),
-        checkpoint.config,
-        WHOLE,
-        dtype=dtype,
-        kv_dtype=dtype,
-        kv_blocks=40,
-        block_tokens=16,
-        device="cpu",
-        quantisation=quantisation,
+    return StageModel.with_kv(
+        StageWeights.load(
+            SafetensorsDirectory(checkpoint.path),
+            checkpoint.config,
+            WHOLE,
+            dtype=dtype,
+            device="cpu",
+            quantisation=quantisation,
+        ),
+        KvMemory(dtype, 40, 16),
     )
 
 

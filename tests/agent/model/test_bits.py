@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.native import native_available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,16 +127,9 @@ def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS
     kept, scheme = scheme.endswith("KV int4"), scheme.partition(",")[0]
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
-    return StageModel.load(
-        weights(name),
-        CONFIGS[name],
-        layers,
-        dtype=dtype,
-        kv_dtype=KvFormat.INT4 if kept else dtype,
-        kv_blocks=kv_blocks,
-        block_tokens=BLOCK_TOKENS,
-        device="cpu",
-        quantisation=quantisation,
+    return StageModel.with_kv(
+        StageWeights.load(weights(name), CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation),
+        KvMemory(KvFormat.INT4 if kept else dtype, kv_blocks, BLOCK_TOKENS),
     )
 
 

@@ -18,7 +18,9 @@ from edgeshard_agent.model.attention.kv import KvPool
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.plugged import LayerModules, make_layer
-from edgeshard_agent.ops import KvArena, RowArena, Scoring, SpanTables, attend, native_available
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.kv_arena import KvArena, RowArena
+from edgeshard_agent.ops.native import native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -207,10 +209,8 @@ def test_full_attention_instead_of_a_window_is_caught(
 ) -> None:
     real = StepAttention.attend
 
-    def attend(
-        self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, *a: Any, **k: Any
-    ) -> Any:
-        return real(self, layer, query, key, value, scaling, None, *a, **k)
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scoring: Scoring) -> Any:
+        return real(self, layer, query, key, value, replace(scoring, window=0))
 
     monkeypatch.setattr(StepAttention, "attend", attend)
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
@@ -221,10 +221,9 @@ def test_full_attention_instead_of_a_window_is_caught(
 def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = StepAttention.attend
 
-    def attend(
-        self: Any, layer: int, query: Any, key: Any, value: Any, scaling: Any, window: Any, *a: Any, **k: Any
-    ) -> Any:
-        return real(self, layer, query, key, value, scaling, None if window is None else window + 1, *a, **k)
+    def attend(self: Any, layer: int, query: Any, key: Any, value: Any, scoring: Scoring) -> Any:
+        window = scoring.window + 1 if scoring.window else 0
+        return real(self, layer, query, key, value, replace(scoring, window=window))
 
     monkeypatch.setattr(StepAttention, "attend", attend)
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
@@ -237,9 +236,9 @@ def test_scores_without_their_cap_or_sinks_are_caught(
 ) -> None:
     real: Any = StepAttention.attend
 
-    def attend(*given: Any, sinks: Any = None) -> Any:
-        *same, _ = given
-        return real(*same, None)
+    def attend(*given: Any) -> Any:
+        *same, scoring = given
+        return real(*same, replace(scoring, softcap=0.0, sinks=None))
 
     monkeypatch.setattr(StepAttention, "attend", attend)
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
@@ -366,7 +365,7 @@ def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered:
     step = (
         StepAttention.gathered(pool, GatheredSpans(pool, spans, here)) if gathered else StepAttention(pool, spans, here)
     )
-    found = step.attend(3, query, key, value, 0.5, None, softcap, sinks=sinks)
+    found = step.attend(3, query, key, value, Scoring(0.5, 0, softcap or 0.0, sinks))
     keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
     scores = query.transpose(0, 1) @ keys.mT * 0.5
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -382,7 +381,7 @@ def test_softcap_follows_its_formula(count: int) -> None:
     pool.begin_span(1, 0, count, truncate_allowed=True)
     query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)
     step = StepAttention(pool, [Span(1, 0, count)], torch.device("cpu"))
-    found = step.attend(3, query, key, value, 0.5, None, 2.0)
+    found = step.attend(3, query, key, value, Scoring(0.5, 0, 2.0))
     keys, values = (part.repeat_interleave(2, 1).transpose(0, 1) for part in (key, value))
     scores = 2.0 * torch.tanh(query.transpose(0, 1) @ keys.mT * 0.5 / 2.0)
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import MixtureMlp
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.weight_loading import Packing
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from bench.training.expert_learning import learn
@@ -52,10 +54,19 @@ def load(
     if kept is not None:
         sources = chosen_sources(kept, MODEL, config, LayerRange(0, LAYERS), DType.BFLOAT16, quantisation)
         packing = Packing(sources, budget, expert_table=expert_table)
-    return StageModel.load(
-        RandomWeights(PLAIN), config, LayerRange(0, LAYERS), dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16,
-        kv_blocks=8, block_tokens=16, device="cpu", quantisation=quantisation, packing=packing, **options,
-    )  # fmt: skip
+    return StageModel.with_kv(
+        StageWeights.load(
+            RandomWeights(PLAIN),
+            config,
+            LayerRange(0, LAYERS),
+            dtype=DType.BFLOAT16,
+            device="cpu",
+            quantisation=quantisation,
+            packing=packing,
+            **options,
+        ),
+        KvMemory(DType.BFLOAT16, 8, 16),
+    )
 
 
 def units(path: Path) -> PackedUnits:

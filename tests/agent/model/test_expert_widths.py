@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import Block, GatedMlp, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -31,10 +32,12 @@ def config_of(widths: list[str] | None) -> dict[str, Any]:
 
 
 def logits(widths: list[str] | None, quantisation: Quantisation | None) -> torch.Tensor:
-    stage = StageModel.load(
-        RandomWeights(PLAIN), config_of(widths), ALL, dtype=DType.BFLOAT16, kv_dtype=DType.BFLOAT16, kv_blocks=8,
-        block_tokens=16, device="cpu", quantisation=quantisation,
-    )  # fmt: skip
+    stage = StageModel.with_kv(
+        StageWeights.load(
+            RandomWeights(PLAIN), config_of(widths), ALL, dtype=DType.BFLOAT16, device="cpu", quantisation=quantisation
+        ),
+        KvMemory(DType.BFLOAT16, 8, 16),
+    )
     plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),))
     return stage.logits(plan, TOKENS)
 

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.graphs import Rerun
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
-from edgeshard_agent.ops import PanelArena, RowArena, native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.kv_arena import PanelArena, RowArena
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, TokenOut
 from edgeshard_agent.scheduler.text import TextStream
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId
@@ -36,13 +38,15 @@ class Pipeline:
     """A head's scheduler over real stages; each request runs to its end."""
 
     def __init__(self, checkpoint: Any, kv_dtype: DType, recorder: Rerun | None, prefix_cache: bool) -> None:
+        directory = SafetensorsDirectory(checkpoint.path)
         self.stages = [
-            StageModel.load(
-                SafetensorsDirectory(checkpoint.path), checkpoint.config, layers, dtype=DType.FLOAT32,
-                kv_dtype=kv_dtype, kv_blocks=BLOCKS, block_tokens=SIZE, device="cpu", recorder=recorder,
+            StageModel.with_kv(
+                StageWeights.load(directory, checkpoint.config, layers, dtype=DType.FLOAT32, device="cpu"),
+                KvMemory(kv_dtype, BLOCKS, SIZE),
+                recorder,
             )
             for layers in HALVES
-        ]  # fmt: skip
+        ]
         self.scheduler = Scheduler(
             BlockAllocator(BLOCKS, SIZE),
             Limits(64, 8, prefix_cache=prefix_cache),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from edgeshard_agent.ops import native_available
+from edgeshard_agent.ops.native import native_available
 
 from bench.quantisation import VALIDATION
 from bench.training.expert_runs import Mixture, token_ids

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 
@@ -46,10 +47,12 @@ def load_weights(
 def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: str, *reuse: StageWeights) -> StageModel:
     quantisation = Quantisation(scheme) if scheme.startswith("int") else None
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
-    return StageModel.load(
-        source, CONFIGS[name], layers, dtype=dtype, kv_dtype=dtype, kv_blocks=8, block_tokens=16, device="cpu",
-        quantisation=quantisation, reuse=reuse,
-    )  # fmt: skip
+    return StageModel.with_kv(
+        StageWeights.load(
+            source, CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation, reuse=reuse
+        ),
+        KvMemory(dtype, 8, 16),
+    )
 
 
 def logits(stages: list[StageModel]) -> torch.Tensor:

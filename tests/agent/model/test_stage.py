@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.tensors import TORCH_DTYPES, bytes_to_hidden, hidden_to_bytes
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
-from edgeshard_agent.ops import PackedLinear, native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops.linear import PackedLinear
+from edgeshard_agent.ops.native import native_available
 from safetensors.torch import load_file, save_file
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import held_bytes, stage_tensors
 from edgeshard.domain.errors import (
     DataLossError,
@@ -57,14 +60,9 @@ class RecordingSource:
 
 
 def load(checkpoint: Any, source: Any, layers: LayerRange, **options: Any) -> StageModel:
-    defaults: dict[str, Any] = {
-        "dtype": DType.FLOAT32,
-        "kv_dtype": DType.FLOAT32,
-        "kv_blocks": 4,
-        "block_tokens": 4,
-        "device": "cpu",
-    }
-    return StageModel.load(source, checkpoint.config, layers, **(defaults | options))
+    kv = KvMemory(options.pop("kv_dtype", DType.FLOAT32), options.pop("kv_blocks", 4), 4)
+    weights = {"dtype": DType.FLOAT32, "device": "cpu"} | options
+    return StageModel.with_kv(StageWeights.load(source, checkpoint.config, layers, **weights), kv)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

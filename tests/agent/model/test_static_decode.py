@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.attention.gathered import GatheredSpans
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.graphs import SWITCH, CudaGraphs, Recorder, Rerun, Work, recorder_for
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.static_decode import LARGEST_BATCH, StaticShape
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops import native
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
@@ -140,15 +141,9 @@ def load(
     dtype: DType = DType.FLOAT32,
     kv_dtype: DType | None = None,
 ) -> StageModel:
-    return StageModel.load(
-        SafetensorsDirectory(checkpoint.path),
-        checkpoint.config,
-        layers,
-        dtype=dtype,
-        kv_dtype=kv_dtype or dtype,
-        kv_blocks=KV_BLOCKS,
-        block_tokens=BLOCK_TOKENS,
-        device=device,
+    return StageModel.with_kv(
+        StageWeights.load(SafetensorsDirectory(checkpoint.path), checkpoint.config, layers, dtype=dtype, device=device),
+        KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS),
         recorder=recorder,
     )
 

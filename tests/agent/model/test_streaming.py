@@ -15,14 +15,17 @@ import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.attention import attention as attention_module
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.stage import StageModel, StageOutput
 from edgeshard_agent.model.weights import packed_modules as units_module
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
 from edgeshard_agent.model.weights.weight_loading import Packing
-from edgeshard_agent.ops import huge_pages, native_available
+from edgeshard_agent.model.weights.weights import StageWeights
+from edgeshard_agent.ops import huge_pages
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.packed_units import PackedUnits
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard.architectures import expected_tensors
 from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.architectures.units import tensors_of_units
@@ -73,17 +76,17 @@ def load(
     if units is not None:
         sources = chosen_sources(units, MODEL, checkpoint.config, layers, dtype, options.get("quantisation"))
         packing = Packing(sources, budget, prefetched=prefetched)
-    return StageModel.load(
-        source or SafetensorsDirectory(checkpoint.path),
-        checkpoint.config,
-        layers,
-        dtype=dtype,
-        kv_dtype=dtype,
-        kv_blocks=40,
-        block_tokens=16,
-        device="cpu",
-        packing=packing,
-        **options,
+    return StageModel.with_kv(
+        StageWeights.load(
+            source or SafetensorsDirectory(checkpoint.path),
+            checkpoint.config,
+            layers,
+            dtype=dtype,
+            device="cpu",
+            packing=packing,
+            **options,
+        ),
+        KvMemory(dtype, 40, 16),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from edgeshard_agent.net import first_request, link_receiver
+from edgeshard_agent.net import link_receiver, streams
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
 
 from edgeshard import WIRE_VERSION
@@ -181,7 +181,7 @@ async def test_a_stage_that_closes_between_a_hello_and_its_welcome_ends_the_stre
 
 @pytest.mark.parametrize("kind", ["Exchange", "Probe"])
 async def test_a_stream_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(first_request, "FIRST_REQUEST_S", 0.2)
+    monkeypatch.setattr(streams, "FIRST_REQUEST_S", 0.2)
     async with listening() as neighbour:
         ended = await end_of(getattr(neighbour.stub, kind)())
         assert isinstance(ended, DeadlineError) and ended.reason == "NOTHING_SAID"

@@ -17,12 +17,14 @@ import torch
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.hosting.around import ForHead, HostServices, LoadedModel, model_key
 from edgeshard_agent.hosting.hosted_stage import HostedStage
+from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.loader import SafetensorsDirectory
+from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net import link_sender
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache, Pin
 
+from bench.safetensors_directory import SafetensorsDirectory
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
@@ -130,10 +132,10 @@ async def open_ring(
     stages = []
     for index, cut in enumerate(cuts):
         prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
-        weights = StageModel.load(
-            SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, kv_dtype=DType.FLOAT32,
-            kv_blocks=kv_blocks, block_tokens=16, device="cpu",
-        )  # fmt: skip
+        weights = StageModel.with_kv(
+            StageWeights.load(SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, device="cpu"),
+            KvMemory(DType.FLOAT32, kv_blocks, 16),
+        )
         pin = Pin(BlobCache(directory, 1 << 20), [])
         loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
         around = HostServices(NodeId(f"n{index}"), worker, servicers[index], dial, None, SystemClock(), lambda: None)

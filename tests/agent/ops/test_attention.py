@@ -8,8 +8,10 @@ from typing import Literal
 
 import pytest
 import torch
-from edgeshard_agent.ops import NativeArena, PanelArena, Scoring, SpanTables, attend, make_arena, native
 from edgeshard_agent.ops import attention as attention_module
+from edgeshard_agent.ops import native
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena, make_arena
 from edgeshard_agent.ops.kv_int4 import restored, rounded
 
 from edgeshard.domain.errors import InvalidArgumentError

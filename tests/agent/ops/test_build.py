@@ -96,7 +96,7 @@ def test_a_forked_process_computes() -> None:
     """Its threads stayed behind in the parent; whoever waited for them would wait for ever."""
     program = """
 import os, signal, torch
-from edgeshard_agent.ops import PackedLinear
+from edgeshard_agent.ops.linear import PackedLinear
 torch.set_num_threads(2)
 layer, x = PackedLinear.pack(torch.randn(256, 64), "fp32"), torch.randn(1, 64)
 expected = layer(x)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.ops import PackedLinear, huge_pages
+from edgeshard_agent.ops import huge_pages
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, Arena
+from edgeshard_agent.ops.linear import PackedLinear
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from edgeshard_agent.ops import idle_spin, native_available
+from edgeshard_agent.ops.native import idle_spin, native_available
 
 pytestmark = [
     pytest.mark.timing,
@@ -65,7 +65,7 @@ def test_a_process_that_is_forked_has_threads_of_its_own() -> None:
     code = (
         "import os, time\n"
         "from pathlib import Path\n"
-        "from edgeshard_agent.ops import idle_spin\n"
+        "from edgeshard_agent.ops.native import idle_spin\n"
         "idle_spin(0.01, 1)\n"
         "child = os.fork()\n"
         "if child == 0:\n"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from edgeshard_agent.ops import Int4Arena, Scoring, SpanTables, attend, check_int4, make_arena
-from edgeshard_agent.ops.kv_int4 import LEAST_STEP
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.kv_arena import check_int4, make_arena
+from edgeshard_agent.ops.kv_int4 import LEAST_STEP, Int4Arena
 from hypothesis import given
 from hypothesis import strategies as st
 

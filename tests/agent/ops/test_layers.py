@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgeshard_agent.ops import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
 from torch.nn.functional import silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 

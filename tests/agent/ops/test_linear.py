@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgeshard_agent.ops import PackedLinear, QuantizedWeight, Scheme, packing
+from edgeshard_agent.ops import packing
+from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.native import kernel_names
-from edgeshard_agent.ops.quantize import quantize_activation, quantize_weight
+from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme, quantize_activation, quantize_weight
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import InvalidArgumentError

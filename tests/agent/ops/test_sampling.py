@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.ops import RequestSampler, native, sample_rows, sampling_reference
-from edgeshard_agent.ops.sampling import Chosen
+from edgeshard_agent.ops import native, sampling_reference
+from edgeshard_agent.ops.sampling import Chosen, RequestSampler, sample_rows
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.requests.generation import Sampling

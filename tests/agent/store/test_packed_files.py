@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, ReadAbandonedError
-from edgeshard_agent.store.packed import PACKED_DAMAGED, PackedEntry, PackedFile, checksum, write_packed
+from edgeshard_agent.store.packed import PACKED_DAMAGED, PackedEntry, PackedFile, UnitBytes, checksum, write_packed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def written(path: Path, small: int, large: int) -> tuple[PackedFile, bytes, byte
     first, second = drawn.randbytes(small), drawn.randbytes(large)
     cut = large // 3  # large tensors come in pieces
     pieces = [memoryview(second[:cut]), memoryview(second[cut:])]
-    write_packed(path, KEY, [PackedEntry("w", 0, small, (small,), "uint8")], first, pieces, large)
+    write_packed(path, KEY, UnitBytes((PackedEntry("w", 0, small, (small,), "uint8"),), first, pieces, large))
     return PackedFile(path, KEY), first + bytes(-small % ALIGNMENT), second + bytes(-large % ALIGNMENT)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgeshard_agent.store.packed import PackedFile, write_packed
+from edgeshard_agent.store.packed import PackedFile, UnitBytes, write_packed
 from edgeshard_agent.store.packed_units import PackedUnits
 
 from edgeshard.domain.errors import DataLossError, NotFoundError
@@ -66,7 +66,7 @@ def test_what_is_there_is_counted_as_it_comes_and_goes_without_a_look_at_the_dis
     assert list(packed.ids) == [0, 1, 2, 3] and packed.used_bytes == 406, "a file without a name of a unit has no id"
     monkeypatch.setattr(Path, "glob", None)
     form = name("layer-3", 7)
-    written = packed.write(form, "key", [], bytes(10), [memoryview(bytes(4096))], 4096)
+    written = packed.write(form, "key", UnitBytes((), bytes(10), [memoryview(bytes(4096))], 4096))
     assert written is not None and list(packed.ids) == [0, 1, 2, 3, 7]
     assert packed.used_bytes == 406 + written.path.stat().st_size
     (tmp_path / f"{name('embedding', 2)}.packed").unlink()
@@ -94,7 +94,7 @@ def test_a_file_is_written_where_all_of_it_has_room_beside_what_is_being_written
     packed = PackedUnits(tmp_path / "packed", lambda: 3 * 12288)  # header, small tensors, large ones
 
     def write(number: int) -> PackedFile | None:
-        return packed.write(name("layer-1", number), "key", [], bytes(1), [memoryview(bytes(4096))], 4096)
+        return packed.write(name("layer-1", number), "key", UnitBytes((), bytes(1), [memoryview(bytes(4096))], 4096))
 
     real = write_packed
 
@@ -120,7 +120,7 @@ def test_two_may_write_the_same_unit_at_once(tmp_path: Path) -> None:
         both.wait(30)
 
     def write() -> PackedFile | None:
-        return packed.write(name("layer-1", 1), "key", [], bytes(1), pieces(7), 4096)
+        return packed.write(name("layer-1", 1), "key", UnitBytes((), bytes(1), pieces(7), 4096))
 
     with ThreadPoolExecutor(2) as threads:
         assert None not in [thread.result() for thread in [threads.submit(write), threads.submit(write)]]

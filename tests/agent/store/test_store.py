@@ -33,7 +33,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
-from edgeshard.storage.blobs import blob_sizes
+from edgeshard.storage.blobs import blob_sizes, in_thread
 from edgeshard.storage.linked import BlobLocation
 from tests.support.sizes import parameter_bytes
 
@@ -198,7 +198,7 @@ async def test_a_download_goes_on_after_the_agent_restarted(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    kept = await cache.received(tensor.sha256)
+    kept = await in_thread(cache.blobs.received, tensor.sha256)
     assert 2 << 20 <= kept < tensor.stored_bytes
     assert cache.used_bytes == kept
 
@@ -212,13 +212,13 @@ async def test_a_download_goes_on_after_the_agent_restarted(
 
 async def test_a_wrong_partial_file_is_noticed_and_fetched_from_the_beginning(stored: Stored, cache: BlobCache) -> None:
     server, fetcher, tensor = stored.server, stored.fetcher, stored.tensor
-    await cache.truncate(tensor.sha256, 0)
-    await cache.write(tensor.sha256, 0, b"wrong")
+    await in_thread(cache.blobs.truncate, tensor.sha256, 0)
+    await in_thread(cache.blobs.write, tensor.sha256, 0, b"wrong")
     with await fetcher.fetch([tensor]):
         assert server.servicer.reads == [(tensor.sha256, 5), (tensor.sha256, 0)]
     await cache.discard(tensor.sha256)
-    await cache.truncate(tensor.sha256, 0)
-    await cache.write(tensor.sha256, 0, bytes(tensor.stored_bytes + 1))
+    await in_thread(cache.blobs.truncate, tensor.sha256, 0)
+    await in_thread(cache.blobs.write, tensor.sha256, 0, bytes(tensor.stored_bytes + 1))
     with await fetcher.fetch([tensor]):
         assert await cache.is_intact(tensor.sha256, tensor.stored_bytes)
 
@@ -399,7 +399,7 @@ def located(path: Path) -> BlobLocation:
 
 
 def own_file(cache: BlobCache, digest: Digest) -> Path:
-    return cache._blobs.path(digest)
+    return cache.blobs.path(digest)
 
 
 def write_tensor(directory: Path, name: str, dtype: DType, shape: tuple[int, ...], data: bytes) -> TensorInfo:
@@ -448,8 +448,8 @@ async def test_what_is_removed_or_fetched_while_it_is_called_off_is_counted_as_i
     reached, go_on = threading.Event(), threading.Event()
     for digest in (gone, fetched):
         await cache.reserve(digest, 100)
-        await cache.truncate(digest, 0)
-        await cache.write(digest, 0, bytes(60))
+        await in_thread(cache.blobs.truncate, digest, 0)
+        await in_thread(cache.blobs.write, digest, 0, bytes(60))
 
     def slowly(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -459,8 +459,8 @@ async def test_what_is_removed_or_fetched_while_it_is_called_off_is_counted_as_i
 
         return call
 
-    monkeypatch.setattr(cache._blobs, "remove", slowly(cache._blobs.remove))
-    monkeypatch.setattr(cache._blobs, "size", slowly(cache._blobs.size))
+    monkeypatch.setattr(cache.blobs, "remove", slowly(cache.blobs.remove))
+    monkeypatch.setattr(cache.blobs, "size", slowly(cache.blobs.size))
     for work, left in ((cache.discard(gone), 100), (cache.settle(fetched), 60)):
         reached.clear()
         go_on.clear()

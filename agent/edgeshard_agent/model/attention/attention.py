@@ -15,7 +15,9 @@ import torch
 from edgeshard.domain.requests.step import Span
 from edgeshard_agent.model.attention.gathered import GatheredSpans
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.ops import NativeArena, NativePass, RowArena, Scoring, SpanTables, attend
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
+from edgeshard_agent.ops.fused_blocks import NativePass
+from edgeshard_agent.ops.kv_arena import NativeArena, RowArena
 
 MOST_NATIVE_ROWS = 64
 """Rows of a step up to which blocks run in one native call. Beyond them Python's share of a step is below a hundredth,
@@ -47,24 +49,13 @@ class StepAttention:
         return step
 
     def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None = None,
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
         """Write the step's keys and values, then attend.
 
-        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor. A
-        query at position p sees the positions in (p - window, p]. `sinks` [heads] are scores of a further position with
-        a value of 0, which every query sees. Returns [T, heads, head_dim], contiguous.
+        `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
+        Returns [T, heads, head_dim], contiguous.
         """
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        scoring = Scoring(scale, window or 0, softcap or 0.0, sinks)
         arena = self._arenas(layer)
         if self._tables is not None:
             return attend(query, key, value, arena, self._tables, scoring)

@@ -17,9 +17,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.requests.step import Span
-from edgeshard_agent.model.attention.causal import causal_lower_right
 from edgeshard_agent.model.attention.kv import KvPool
-from edgeshard_agent.ops import RowArena, Scoring
+from edgeshard_agent.ops.attention import Scoring
+from edgeshard_agent.ops.kv_arena import RowArena
 
 MOST_GATHERED_BYTES = 128 << 20
 """Of keys, and again of values, gathered at a time: one long request among many short ones would fill the memory."""
@@ -29,8 +29,23 @@ _BYTES_OF_A_SCORE = 10
 """As the model's dtype, with the mask added, and in float32 for the softmax."""
 
 
+def causal_lower_right(queries: int, keys: int) -> torch.Tensor:
+    """torch's bias for flash attention: of scores [queries, keys], the queries are the last of the positions."""
+    # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
+    from torch.nn.attention import bias
+
+    made: torch.Tensor = bias.causal_lower_right(queries, keys)
+    return made
+
+
+def prepare_causal(device: str) -> None:
+    """Have the import behind us before the first step, where chunks will need it."""
+    if torch.device(device).type != "cpu":
+        causal_lower_right(1, 1)
+
+
 class Gather(NamedTuple):
-    """Where the keys and values of B requests are, each with one new token; all layers of one window share it.
+    """The places of the keys and values of B requests, each with one new token; all layers of one window share it.
 
     `newest` [B] is the slot of each new token. `slots` [B, L] are those of all positions of the tables; one that is not
     seen is replaced by the newest, so that nothing but a request's own keys is ever read. `mask` [B, L] is 0 where a
@@ -45,7 +60,7 @@ class Gather(NamedTuple):
     def of(
         cls, tables: torch.Tensor, lengths: torch.Tensor, block_tokens: int, window: int, dtype: torch.dtype
     ) -> Gather:
-        """From block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
+        """A gather of block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
         positions = torch.arange(tables.shape[1] * block_tokens, device=tables.device)
         slots = (tables.long().unsqueeze(2) * block_tokens + positions[:block_tokens]).flatten(1)
         ends = lengths.long().unsqueeze(1)
@@ -79,16 +94,16 @@ def gathered_attention(
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, head_dim)
     row_bytes = gather.slots.shape[1] * kv_heads * head_dim * query.element_size()
     count = max(1, MOST_GATHERED_BYTES // row_bytes)
-    scale, softcap, sinks = scoring.scale, scoring.softcap, scoring.sinks
+    scale, sinks = scoring.scale, scoring.sinks
     pieces = []
     for first in range(0, batch, count):
         piece = slice(first, first + count)
         slots, mask = gather.slots[piece], gather.mask[piece, None, None]
         seen_keys = keys[slots].to(query.dtype).transpose(1, 2)
         seen_values = values[slots].to(query.dtype).transpose(1, 2)
-        if softcap or sinks is not None:
+        if scoring.softcap or sinks is not None:
             columns = None if sinks is None else sinks.view(kv_heads, -1, 1)
-            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scale, softcap or None, columns)
+            attended = explicit_attention(grouped[piece], seen_keys, seen_values, mask, scoring, columns)
         else:
             attended = scaled_dot_product_attention(grouped[piece], seen_keys, seen_values, attn_mask=mask, scale=scale)
         pieces.append(attended)
@@ -101,18 +116,17 @@ def explicit_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    scoring: Scoring,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attention with what `scaled_dot_product_attention` lacks.
 
-    Scores are capped by tanh before the mask is added; `sinks`, broadcast to [..., queries, 1], are scores of a further
-    position whose value is 0.
+    Scores are capped by tanh before the mask is added; `sinks`, those of `scoring` broadcast to [..., queries, 1], are
+    scores of a further position whose value is 0.
     """
-    scores = query @ keys.transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    scores = query @ keys.transpose(-1, -2) * scoring.scale
+    if scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores + mask
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
@@ -155,7 +169,7 @@ class _Decodes:
 class GatheredSpans:
     """The spans of a step on an accelerator.
 
-    Those of one token (decodes) are attended together, longer ones (chunks) one by one.
+    Spans of one token (decodes) are attended together, longer ones (chunks) one by one.
     """
 
     __slots__ = ("_block_tokens", "_chunks", "_decodes", "_gathers", "_masks")
@@ -188,7 +202,7 @@ class GatheredSpans:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arena: RowArena, scoring: Scoring
     ) -> torch.Tensor:
-        """As `ops.attend`."""
+        """Attend as `ops.attention.attend` does."""
         decodes = self._decodes
         if decodes is not None and not self._chunks:
             return self._decode(decodes, query, key, value, arena, scoring)
@@ -269,7 +283,8 @@ class GatheredSpans:
         values: torch.Tensor,
         given: Scoring,
     ) -> torch.Tensor:
-        """As `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head dim].
+        """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head
+        dim].
 
         A KV head and some queries at a time, so that their scores stay within MOST_SCORE_BYTES.
         """
@@ -281,15 +296,9 @@ class GatheredSpans:
             piece = slice(first, min(first + rows, count))
             mask = _mask(chunk, chunk.end - len(keys), window, query, piece)
             for head in range(kv_heads):
-                result[head, :, piece] = explicit_attention(
-                    query[head, :, piece],
-                    keys[:, head],
-                    values[:, head],
-                    mask,
-                    given.scale,
-                    given.softcap or None,
-                    None if sinks is None else sinks[head],
-                )
+                some, of_head = query[head, :, piece], None if sinks is None else sinks[head]
+                attended = explicit_attention(some, keys[:, head], values[:, head], mask, given, of_head)
+                result[head, :, piece] = attended
         return result
 
     def _lower_right(self, chunk: _Chunk) -> torch.Tensor:

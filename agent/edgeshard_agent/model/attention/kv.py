@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -26,7 +27,7 @@ from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import NativeArena, RowArena, check_int4, make_arena, zeroed
+from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make_arena, zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class KvTable:
 
 @dataclass(slots=True)
 class KvDraft:
-    """What a validated step will change: None for a freed table, and of each block touched its holders and state.
+    """Changes that a validated step will make: None for a freed table, and of each block touched its holders and state.
 
     `anew` are the blocks granted to be written.
     """
@@ -56,6 +57,20 @@ class KvDraft:
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
     """Positions kept aside of a request, 0 where it is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """The memory for keys and values that a stage is given."""
+
+    kept: KvFormat | DType
+    """How numbers are kept."""
+    blocks: int
+    block_tokens: int
+    swap_bytes: int = 0
+    """Most that requests which were swapped out may take."""
+    swap_directory: Path | None = None
+    """Where their files lie; in memory without one."""
 
 
 class KvPool:
@@ -130,7 +145,7 @@ class KvPool:
 
     @property
     def swapped(self) -> StageSwap | None:
-        """What is kept aside; None where nothing may be."""
+        """The KV that is kept aside; None where none may be."""
         swap, size = self.swap, self.block_bytes
         if not swap.blocks:
             return None
@@ -138,7 +153,7 @@ class KvPool:
 
     @property
     def requests(self) -> frozenset[int]:
-        """Those that have a table, or were swapped out."""
+        """Requests that have a table, or were swapped out."""
         return frozenset(self._tables) | self.swap.requests
 
     def table(self, request: int) -> KvTable:
@@ -211,7 +226,7 @@ class KvPool:
                 self._full.discard(block)
 
     def _clear(self, blocks: Sequence[int]) -> None:
-        """Zero blocks, those that lie one behind the other at once."""
+        """Zero blocks; neighbours at once."""
         for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
             run = [block for _, block in group]
             self._by_block[:, run[0] : run[-1] + 1].zero_()

@@ -1,4 +1,4 @@
-"""What a stage keeps of requests that were swapped out: copies of their KV blocks, in memory or in files."""
+"""The KV of requests that were swapped out: copies of their KV blocks, in memory or in files."""
 
 from __future__ import annotations
 

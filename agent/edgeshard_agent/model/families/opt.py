@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional
 
 from edgeshard.architectures.families.opt import POSITION_OFFSET
-from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import LayerModules
 
@@ -15,11 +14,14 @@ from edgeshard_agent.model.plugged import LayerModules
 class Modules(LayerModules):
     """Embeddings and norm as OPT has them."""
 
+    token_embedding = "embed_tokens.weight"
+
     def __init__(self, context: StageContext) -> None:
         super().__init__(context)
         shape, config = context.shape, context.config
         hidden, token_width = shape.hidden_size, config.word_embed_proj_dim
         self.layers = self._blocks()
+        self._ordered = list(self.layers.values())
         self.project_in: nn.Module | None = None
         self.project_out: nn.Module | None = None
         self.final_layer_norm: nn.Module | None = None
@@ -35,7 +37,6 @@ class Modules(LayerModules):
             if token_width != hidden:
                 self.project_out = self._weight(token_width, hidden)
             self.lm_head = self._weight(shape.vocab_size, token_width)
-        self._ordered = list(self.layers.values())
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         embedded = functional.embedding(tokens, self.embed_tokens.weight)
@@ -43,17 +44,9 @@ class Modules(LayerModules):
             embedded = self.project_in(embedded)
         return embedded + functional.embedding(positions + POSITION_OFFSET, self.embed_positions.weight)
 
-    def run(self, hidden: torch.Tensor, positions: torch.Tensor, step: StepAttention) -> torch.Tensor:
-        for block in self._ordered:
-            hidden = block(hidden, step=step)
-        return hidden
-
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         for module in (self.final_layer_norm, self.project_out):
             if module is not None:
                 hidden = module(hidden)
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
-
-    def accept(self, name: str, value: torch.Tensor) -> None:
-        self._assign(self._embedding_places(name) if name == "embed_tokens.weight" else (name,), value)

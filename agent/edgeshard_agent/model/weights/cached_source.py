@@ -17,7 +17,7 @@ from edgeshard.domain.models.dtypes import STORED_GROUP, IntegerFormat
 from edgeshard.domain.models.model import TensorInfo
 from edgeshard.storage.linked import BlobLocation
 from edgeshard_agent.model.tensors import TORCH_DTYPES
-from edgeshard_agent.ops import QuantizedWeight, Scheme
+from edgeshard_agent.ops.quantize import QuantizedWeight, Scheme
 
 _PIECE_BYTES = 1 << 20
 """So that it is still in the processor's cache when it is hashed."""

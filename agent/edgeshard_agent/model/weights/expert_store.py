@@ -1,6 +1,6 @@
 """Experts of a mixture on the disk, with a cache in memory: EdgeMoE's run time.
 
-A layer's router says which experts a step needs. What is missing is read while those that are there compute. Between
+A layer's router says which experts a step needs. Missing ones are read while present ones compute. Between
 two routers one thread reads ahead what the cache holds likely, until the router has spoken: a read that it does not
 confirm is abandoned.
 """
@@ -46,7 +46,7 @@ class ExpertStoreCounts:
 
 @dataclass(slots=True)
 class _State:
-    """What the computing thread and the reading one share."""
+    """The state that the computing thread and the reading one share."""
 
     resident: dict[Expert, torch.Tensor] = field(default_factory=dict)
     reads: deque[_Read] = field(default_factory=deque)
@@ -112,7 +112,7 @@ class ExpertStore:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory taken for experts now: those that are there, and one that is read ahead."""
+        """Bytes taken for experts now: for present ones, and for one that is read ahead."""
         with self._changed:
             state = self._state
             held = [*state.resident.values(), *state.ahead_done.values(), *(read.memory for read in state.reads)]
@@ -121,7 +121,7 @@ class ExpertStore:
 
     @property
     def status(self) -> StageExperts:
-        """What the cache holds, and what it did since the store began."""
+        """The contents of the cache, and its counts since the store began."""
         cache, counts = self.cache, self.counts
         with self._changed:
             cached = sum(memory.nbytes for memory in self._state.resident.values())
@@ -147,7 +147,7 @@ class ExpertStore:
         self._state = _State(closed=True)
 
     def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
-        """What the cache says, once what was read ahead is settled: kept where it is needed, abandoned where not."""
+        """The cache's uses, once reads ahead are settled: kept where they are needed, abandoned where not."""
         numbers = chosen.numpy()
         wanted = {(layer, expert) for expert in set(chosen.flatten().tolist())}
         state = self._state

@@ -3,91 +3,27 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Collection, Mapping
 from math import prod
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32
-from edgeshard.domain.errors import (
-    DataLossError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-)
+from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
-from edgeshard_agent.ops import QuantizedWeight
+from edgeshard_agent.ops.quantize import QuantizedWeight
 
 
 class TensorSource(Protocol):
-    """Where a checkpoint's tensors come from."""
+    """The source of a checkpoint's tensors."""
 
     def names(self) -> Collection[str]:
         """The checkpoint's own names of all its tensors."""
-        ...
 
     def read(self, name: str) -> torch.Tensor | QuantizedWeight:
         """One tensor on the CPU as it is stored, possibly mapped from a file. Raises DataLossError."""
-        ...
-
-
-class SafetensorsDirectory:
-    """A checkpoint folder: `model.safetensors`, or shards named by `model.safetensors.index.json`.
-
-    Nothing but safetensors is read; other formats can hold code.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._files = _files_by_tensor(path)
-
-    def names(self) -> Collection[str]:
-        return self._files.keys()
-
-    def read(self, name: str) -> torch.Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
-        try:
-            with safe_open(str(file), framework="pt", device="cpu") as shard:
-                tensor: torch.Tensor = shard.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise DataLossError(
-                f"tensor {name} cannot be read from {file.name}: {error}", field=name, reason="UNREADABLE_TENSOR"
-            ) from error
-        return tensor
-
-
-def _files_by_tensor(path: Path) -> dict[str, Path]:
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if single.is_file():
-        try:
-            with safe_open(str(single), framework="pt", device="cpu") as shard:
-                return dict.fromkeys(shard.keys(), single)
-        except (SafetensorError, OSError) as error:
-            raise DataLossError(f"{single.name} cannot be read: {error}", field=single.name) from error
-    if not index.is_file():
-        raise NotFoundError(
-            f"{path.name} holds neither model.safetensors nor {index.name}; convert the checkpoint to safetensors",
-            field="path",
-        )
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataLossError(f"{index.name} cannot be read: {error!r}", field=index.name) from error
-    for file in files.values():
-        if file != Path(file).name or not file.endswith(".safetensors"):
-            raise InvalidArgumentError(
-                f"{index.name} names {file!r}, which is not a safetensors file of its folder", field="weight_map"
-            )
-    return {name: path / file for name, file in files.items()}
 
 
 def check_filled(modules: StageModules) -> None:
@@ -110,7 +46,7 @@ class ParameterLoader:
         self._stored = {canonical_name(context.shape.architecture, name): name for name in source.names()}
 
     def total_bytes(self, expected: Mapping[str, ExpectedTensor]) -> int:
-        """Of these tensors, as `arrived` hears of them."""
+        """Bytes of these tensors, as `arrived` hears of them."""
         return sum(self._held_bytes(name, tensor) for name, tensor in expected.items())
 
     def load(self, expected: Mapping[str, ExpectedTensor]) -> None:

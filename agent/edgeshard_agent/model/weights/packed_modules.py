@@ -1,4 +1,4 @@
-"""Between a stage's modules and packed files: what a unit's bytes are, and modules that use bytes which are there."""
+"""The bytes of a stage's units for packed files, and modules that use bytes which are there."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 
 from edgeshard.domain.errors import DataLossError
 from edgeshard_agent.model.projection import Projection
-from edgeshard_agent.ops import PackedForm, PackedLinear
-from edgeshard_agent.ops.checksum import crc32c
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, SMALL_WEIGHTS, mapped
-from edgeshard_agent.store.packed import PackedEntry, PackedFile, checksum, laid_out
+from edgeshard_agent.ops.linear import PackedForm, PackedLinear
+from edgeshard_agent.ops.native import crc32c
+from edgeshard_agent.store.packed import PackedEntry, PackedFile, UnitBytes, checksum, laid_out
 
 SMALL_TENSOR_BYTES = 64 << 10
 """Plain tensors up to this stay in memory where a unit is streamed, as do biases."""
@@ -54,16 +54,6 @@ class ModelUnit:
 
 def _joined(*parts: str) -> str:
     return ".".join(part for part in parts if part)
-
-
-@dataclass(frozen=True, slots=True)
-class UnitBytes:
-    """A unit as it is written: small tensors first, then large ones, each at its entry's offset."""
-
-    entries: tuple[PackedEntry, ...]
-    small: bytes
-    large: tuple[memoryview, ...]
-    large_bytes: int
 
 
 def unit_bytes(unit: ModelUnit) -> UnitBytes | None:

@@ -39,8 +39,8 @@ from edgeshard_agent.model.weights.loader import ParameterLoader, TensorSource, 
 from edgeshard_agent.model.weights.packed_modules import AdoptedUnit, ModelUnit, unit_bytes, unit_checksum, unit_memory
 from edgeshard_agent.model.weights.weight_loading_meter import WeightLoadingMeter
 from edgeshard_agent.model.weights.weight_store import WeightStore
-from edgeshard_agent.ops import native_available
 from edgeshard_agent.ops.huge_pages import WEIGHTS
+from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.store.cache import CACHE_LIMIT
 from edgeshard_agent.store.direct import ChunkReader
 from edgeshard_agent.store.packed import PackedFile
@@ -49,7 +49,7 @@ from edgeshard_agent.store.unit_sources import UnitSources
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the units of a stage come from, and what it may keep in memory.
+    """The sources of a stage's units, and the memory that it may keep them in.
 
     `budget` is in bytes of weights, None for all of them. `writes` says whether units are packed that come from the
     checkpoint; streamed ones always are. `prefetched` layers are read ahead of the one that computes. `expert_table`
@@ -65,7 +65,7 @@ class Packing:
 
 @dataclass(slots=True)
 class Filled:
-    """What came of it: the store of streamed layers or experts, and what stays in memory."""
+    """The outcome of a load: the store of streamed layers or experts, and the layers that stay in memory."""
 
     store: WeightStore | None = None
     experts: ExpertStore | None = None
@@ -80,14 +80,15 @@ def fill(
     packing: Packing | None,
     progress: Callable[[StageFilling], None] = lambda filling: None,
 ) -> Filled:
-    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are those that others do not share.
+    """Give every parameter of `modules`, made from `config`, its numbers; `wanted` are the tensors that no other stage
+    shares.
 
     `progress` is called after every tensor and every unit, by this thread.
     Raises as `ParameterLoader.load` does; ResourceExhaustedError (WEIGHT_BUDGET) for a budget that is too small, and
     DataLossError (PACKED_DAMAGED) for a packed file that must be made again.
     """
     meter = WeightLoadingMeter(progress)
-    if packing is None or not _can_pack(modules):
+    if packing is None or not isinstance(modules, DecoderModules) or not reads_packed(modules.context.device):
         if packing is not None and packing.budget is not None:
             _refuse_streaming(modules)
         loader = ParameterLoader(modules, source, meter.done)
@@ -107,10 +108,6 @@ def fill(
 def reads_packed(device: str) -> bool:
     """Whether packed files serve stages on this device, of families that can be packed."""
     return device == "cpu" and native_available()
-
-
-def _can_pack(modules: StageModules) -> bool:
-    return isinstance(modules, DecoderModules) and reads_packed(modules.context.device)
 
 
 def _refuse_streaming(modules: StageModules) -> None:
@@ -133,25 +130,22 @@ class _UnitRead(NamedTuple):
     done: Future[None]
 
 
+@dataclass(eq=False)
 class _WeightLoading:
-    def __init__(
-        self,
-        modules: StageModules,
-        config: Mapping[str, Any],
-        loader: ParameterLoader,
-        wanted: Mapping[str, ExpectedTensor],
-        packing: Packing,
-        meter: WeightLoadingMeter,
-    ) -> None:
-        assert isinstance(modules, DecoderModules)
+    """One load with packed files: what has them is read, the rest is loaded from `loader` and packed."""
+
+    modules: DecoderModules
+    config: Mapping[str, Any]
+    loader: ParameterLoader
+    wanted: Mapping[str, ExpectedTensor]
+    packing: Packing
+    meter: WeightLoadingMeter
+
+    def __post_init__(self) -> None:
+        modules, wanted = self.modules, self.wanted
         self.reader = ChunkReader(unit_checksum)
-        self._modules = modules
-        self._config = config
-        self._loader = loader
-        self._meter = meter
         self._sizes: dict[str, int] = {}
-        self._packing = packing
-        self._sources = sources = packing.sources
+        self._sources = sources = self.packing.sources
         # Others have memory that another stage shares.
         self._lacking = {
             unit
@@ -173,55 +167,55 @@ class _WeightLoading:
         self.reader.close()
 
     def run(self) -> Filled:
-        units = {unit.name: unit for unit in units_of(self._modules)}
+        units = {unit.name: unit for unit in units_of(self.modules)}
         layers = self._layers_of(units)
         inside = {unit.name for group in layers for unit in group}
         ends = [unit for name, unit in units.items() if name not in inside]
-        itemsize = self._modules.context.dtype.itemsize
+        itemsize = self.modules.context.dtype.itemsize
         sizes = [sum(_held_bytes(unit, itemsize) for unit in group) for group in layers]
         others = sum(_held_bytes(unit, itemsize) for unit in ends)
         self._expect(units.values())
         if (room := self._room_for_experts(layers, others)) is not None:
             self._fill_with_cache(ends, layers, room)
             return self._filled
-        residency = choose_residency(sizes, others, self._packing.budget, self._packing.prefetched)
+        residency = choose_residency(sizes, others, self.packing.budget, self.packing.prefetched)
         for unit in ends:
             self._fill_unit(unit)
         streamed = []
-        # Those that leave memory again come first, and leave nothing of theirs in the chunks of those that stay.
+        # Units that leave memory again come first, and leave nothing of theirs in the chunks of units that stay.
         WEIGHTS.part()
         for place, group in enumerate(layers):
             if not residency.resident[place]:
                 adopted = [self._stream_unit(unit) for unit in group]
-                streamed.append((self._modules.context.layers.first + place, adopted))
+                streamed.append((self.modules.context.layers.first + place, adopted))
         WEIGHTS.part()
         for place, group in enumerate(layers):
             if residency.resident[place]:
                 for unit in group:
                     self._fill_unit(unit)
         self._settle(0)
-        self._loader.load(self._left)
+        self.loader.load(self._left)
         self._filled.residency = residency
         if streamed:
             self._filled.store = WeightStore(streamed, residency.slots)
         else:
-            check_filled(self._modules)
+            check_filled(self.modules)
         return self._filled
 
     def _expect(self, units: Iterable[ModelUnit]) -> None:
         """Have the meter know what there is to do."""
-        itemsize = self._modules.context.dtype.itemsize
+        itemsize = self.modules.context.dtype.itemsize
         for unit in units:
             if unit.name in self._lacking:
                 self._sizes[unit.name] = size = _held_bytes(unit, itemsize)
-                self._meter.expect(size, read=unit.name in self._sources.sizes)
+                self.meter.expect(size, read=unit.name in self._sources.sizes)
 
     def _done(self, unit: ModelUnit) -> None:
-        self._meter.done(self._sizes[unit.name])
+        self.meter.done(self._sizes[unit.name])
 
     def _room_for_experts(self, layers: Sequence[Sequence[ModelUnit]], others: int) -> int | None:
         """Bytes for experts where all else stays in memory; None where all fits, or where layers must pass whole."""
-        budget, itemsize = self._packing.budget, self._modules.context.dtype.itemsize
+        budget, itemsize = self.packing.budget, self.modules.context.dtype.itemsize
         experts = [_held_bytes(unit, itemsize) for group in layers for unit in group[1:]]
         others += sum(_held_bytes(group[0], itemsize) for group in layers)
         return room_for_experts(others, experts, budget)
@@ -233,24 +227,24 @@ class _WeightLoading:
         adopted = [[self._stream_unit(unit) for unit in group[1:]] for group in layers if len(group) > 1]
         WEIGHTS.part()
         self._settle(0)
-        self._loader.load(self._left)
+        self.loader.load(self._left)
         sizes = np.array([[in_disk_blocks(unit.large_bytes) for unit in group] for group in adopted], np.int64)
-        mixtures = [self._modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
+        mixtures = [self.modules.context.layers.first + place for place, group in enumerate(layers) if len(group) > 1]
         cache = ForecastCache(room, sizes, *self._forecasts(sizes))
         store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
-        self._modules.has_all = False
-        blocks = [block for block in self._modules.layers.values() if isinstance(block, Block)]
+        self.modules.has_all = False
+        blocks = [block for block in self.modules.layers.values() if isinstance(block, Block)]
         places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
         for number, mixture in enumerate(places):
             mixture.source = store.layer(number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
         """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
-        values, context = self._packing.expert_table, self._modules.context
+        values, context = self.packing.expert_table, self.modules.context
         if values is None:
             return ExpertTable.even(*sizes.shape), 0
         every = LayerRange(0, context.shape.layer_count)
-        units = tensors_of_units(self._config, every, context.quantisation)
+        units = tensors_of_units(self.config, every, context.quantisation)
         mixtures = [layer for layer in range(every.end) if expert_unit(layer, 0) in units]
         table = ExpertTable.of_values(values, len(mixtures), sizes.shape[1])
         first = sum(layer < context.layers.first for layer in mixtures)
@@ -259,7 +253,7 @@ class _WeightLoading:
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""
         groups = []
-        for layer in range(self._modules.context.layers.first, self._modules.context.layers.end):
+        for layer in range(self.modules.context.layers.first, self.modules.context.layers.end):
             prefix = f"layer-{layer}"
             groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
         return groups
@@ -271,16 +265,16 @@ class _WeightLoading:
             self._read(unit, file)
             return
         self._settle(0)
-        self._meter.begin(self._making)
+        self.meter.begin(self._making)
         self._load(unit)
-        if self._packing.writes:
+        if self.packing.writes:
             self._write(unit)
         self._done(unit)
 
     def _stream_unit(self, unit: ModelUnit) -> AdoptedUnit:
         file = self._sources.find(unit.name)
         self._settle(0)
-        self._meter.begin(WeightLoadingWork.PACKING if file is None else WeightLoadingWork.READING)
+        self.meter.begin(WeightLoadingWork.PACKING if file is None else WeightLoadingWork.READING)
         if file is None:
             self._load(unit)
             file = self._write(unit)
@@ -301,23 +295,21 @@ class _WeightLoading:
 
     @property
     def _making(self) -> WeightLoadingWork:
-        """What is done to a unit that stays in memory and has no packed file."""
-        return WeightLoadingWork.PACKING if self._packing.writes else WeightLoadingWork.CONVERTING
+        """The work on a unit that stays in memory and has no packed file."""
+        return WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING
 
     def _load(self, unit: ModelUnit) -> None:
         """Load its tensors that are left; one that is in two units is loaded into both at once."""
         names = self._sources.tensors[unit.name]
-        self._loader.load({name: self._left.pop(name) for name in list(self._left) if name in names})
+        self.loader.load({name: self._left.pop(name) for name in list(self._left) if name in names})
 
     def _write(self, unit: ModelUnit) -> PackedFile | None:
         data = unit_bytes(unit)
-        if data is None:
-            return None
-        return self._sources.write(unit.name, data.entries, data.small, data.large, data.large_bytes)
+        return None if data is None else self._sources.write(unit.name, data)
 
     def _read(self, unit: ModelUnit, file: PackedFile) -> None:
         """Begin to read a unit; it is placed once the next one is on its way, so that the disk never stands still."""
-        self._meter.begin(WeightLoadingWork.READING)
+        self.meter.begin(WeightLoadingWork.READING)
         memory = unit_memory(file.header.data_bytes)
         done = self._reads.submit(file.read_whole, self.reader, memory.numpy().data)
         self._reading.append(_UnitRead(unit, file, memory, done))
@@ -333,7 +325,7 @@ class _WeightLoading:
 
 
 def _held_bytes(unit: ModelUnit, itemsize: int) -> int:
-    """What a unit's tensors take once they are packed, but for what pads them."""
+    """Bytes that a unit's tensors take once they are packed, without their padding."""
     total = sum(projection.matrix_bytes(itemsize) for _, projection in unit.projections())
     for _, owner, leaf, tensor in unit.tensors():
         if not (isinstance(owner, Projection) and leaf == "weight"):

@@ -1,4 +1,4 @@
-"""How far a stage's weights are on their way into memory, and how long the rest will take."""
+"""The progress of a stage's weights on their way into memory, and the time that the rest will take."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WeightLoadingMeter:
         self.say()
 
     def done(self, size: int) -> None:
-        """So many bytes of the present work are done."""
+        """Count so many bytes of the present work as done."""
         share, now = self._read if self._work is WeightLoadingWork.READING else self._made, self._now()
         share.done_bytes += size
         share.seconds += now - self._since

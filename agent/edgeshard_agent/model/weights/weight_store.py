@@ -22,7 +22,7 @@ from edgeshard_agent.store.direct import ChunkReader
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """What a weight store has done since it began: bytes read, reads, and seconds that steps waited for them."""
+    """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for them."""
 
     bytes_read: int
     layers_read: int
@@ -76,13 +76,8 @@ class WeightStore:
             thread.start()
 
     @property
-    def slot_bytes(self) -> int:
-        """Memory of all slots."""
-        return sum(slot.nbytes for slot in self._slots)
-
-    @property
     def streamed_bytes(self) -> int:
-        """What one round reads."""
+        """Bytes that one round reads."""
         return sum(unit.large_bytes for _, units in self._layers for unit in units)
 
     @property

@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from edgeshard.architectures import ModelShape, expected_tensors, parse_config
+import torch
+
+from edgeshard.architectures import ModelShape, check_quantisation, expected_tensors, parse_config
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.models.residency import Residency
 from edgeshard.domain.nodes.device import StageFilling
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageModules
-from edgeshard_agent.model.weights.expert_store import ExpertStore
 from edgeshard_agent.model.weights.loader import TensorSource
 from edgeshard_agent.model.weights.weight_loading import Filled, Packing, fill
-from edgeshard_agent.model.weights.weight_store import WeightStore
+
+
+def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | None) -> None:
+    """Raise UnsupportedModelError for a model, InvalidArgumentError for a device, that cannot run small integers."""
+    if quantisation is None:
+        return
+    check_quantisation(shape.architecture)
+    if torch.device(device).type != "cpu":
+        raise InvalidArgumentError(
+            f"quantisation: weights of {quantisation} run on the CPU, not on {device}; remove this node from it",
+            field="quantisation",
+            reason="UNSUPPORTED_QUANTISATION",
+        )
 
 
 class StageWeights:
@@ -29,10 +41,16 @@ class StageWeights:
         self.shape = shape
         self.layers = layers
         self.modules = modules
-        self._filled = filled or Filled()
+        filled = filled or Filled()
+        self.store = filled.store
+        """Through which some layers pass; None where all stay in memory."""
+        self.residency = filled.residency
+        """Which layers stay in memory; None where nobody asked."""
+        self.experts = filled.experts
+        """Which experts are in memory; None where all are, or where whole layers pass."""
 
     @classmethod
-    def load(  # noqa: PLR0913 (as `StageModel.load`)
+    def load(  # noqa: PLR0913 (one place where a deployment's facts meet)
         cls,
         source: TensorSource,
         config: Mapping[str, Any],
@@ -45,12 +63,16 @@ class StageWeights:
         reuse: Sequence[StageWeights] = (),
         packing: Packing | None = None,
     ) -> StageWeights:
-        """`packing` says where units come from and how much may stay in memory; without it all does.
+        """Build and fill the modules of `layers`.
 
-        `reuse` are weights of the same model that are in memory already: what they have is shared, not read again.
-        Raises as `StageModel.load` does.
+        `config` is the decoded config.json. `packing` says where units come from and how much may stay in memory;
+        without it all does. `reuse` are weights of the same model that are in memory already: what they have is
+        shared, not read again. `progress` is told how far the weights are. Raises UnsupportedModelError, DataLossError
+        for a missing tensor, InvalidArgumentError for one of the wrong shape or for layers the model does not have,
+        ResourceExhaustedError when memory is short.
         """
         shape = parse_config(config)
+        check_weights(shape, device, quantisation)
         if not 0 <= layers.first < layers.end <= shape.layer_count:
             raise InvalidArgumentError(
                 f"layers {layers} are not a range of the model's layers 0:{shape.layer_count}", field="layers"
@@ -65,26 +87,11 @@ class StageWeights:
             modules.store = filled.store
         return cls(shape, layers, modules, filled)
 
-    @property
-    def store(self) -> WeightStore | None:
-        """Through which some layers pass; None where all stay in memory."""
-        return self._filled.store
-
-    @property
-    def residency(self) -> Residency | None:
-        """Which layers stay in memory; None where nobody asked."""
-        return self._filled.residency
-
     def close(self) -> None:
         """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
-        for store in (self._filled.store, self._filled.experts):
+        for store in (self.store, self.experts):
             if store is not None:
                 store.close()
-
-    @property
-    def experts(self) -> ExpertStore | None:
-        """Which experts are in memory; None where all are, or where whole layers pass."""
-        return self._filled.experts
 
     @property
     def parameter_bytes(self) -> int:

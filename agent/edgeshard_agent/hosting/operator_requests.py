@@ -1,0 +1,95 @@
+"""Requests of an operator beside a node's work: dumps of its state and newest events, and its packed files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from edgeshard.debugging.dump import to_text
+from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
+from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.ids import OperationId
+from edgeshard_agent.core.machine import machine
+from edgeshard_agent.hosting.host import Hosting
+from edgeshard_agent.store.packed_units import PackedUnits
+
+log = structlog.get_logger()
+
+Answer = Callable[[tuple[CommandResult, ...]], None]
+
+
+class _Requests:
+    """Requests that are answered by a task each. `answer` gets their results."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Dumps(_Requests):
+    """`about` says what this process is; `send` gets a dump as JSON text, `refuse` the reason why there is none."""
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        about: Callable[[], dict[str, Any]],
+        send: Callable[[OperationId, bytes], None],
+        refuse: Answer,
+    ) -> None:
+        super().__init__(refuse)
+        self._hosting = hosting
+        self._about = about
+        self._send = send
+
+    def take(self, operation_id: OperationId) -> None:
+        """Begin, and return at once."""
+        self._begin(self._take(operation_id), "dump")
+
+    async def _take(self, operation_id: OperationId) -> None:
+        try:
+            about, (state, ring) = self._about(), self._hosting.recorded()
+            # The values are frozen: they can become text beside the event loop.
+            text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
+        except Exception:
+            log.exception("dump_crashed")
+            self._answer((CommandResult(operation_id, InternalError("the dump crashed; the node's log says why")),))
+        else:
+            self._send(operation_id, text)
+
+
+class PackedRequests(_Requests):
+    """Lists packed files, and removes some. The agent's state depends on neither."""
+
+    def __init__(self, packed: PackedUnits, answer: Answer) -> None:
+        super().__init__(answer)
+        self._packed = packed
+
+    def take(self, operation_id: OperationId, command: ListPacked | DropPacked) -> None:
+        """Begin, and return at once."""
+        self._begin(self._take(operation_id, command), "packed")
+
+    async def _take(self, operation_id: OperationId, command: ListPacked | DropPacked) -> None:
+        try:
+            if isinstance(command, ListPacked):
+                units = await asyncio.to_thread(self._packed.units)
+            else:
+                units = await asyncio.to_thread(self._packed.drop_units, command.ids)
+        except EdgeShardError as error:
+            result = CommandResult(operation_id, error)
+        except Exception as error:
+            log.exception("packed_request_crashed")
+            failure = InternalError(
+                f"the packed files could not be reached ({type(error).__name__}); see the node's log"
+            )
+            result = CommandResult(operation_id, failure)
+        else:
+            result = CommandResult(operation_id, packed=units)
+        self._answer((result,))

@@ -1,0 +1,65 @@
+"""A checkpoint folder as a source of tensors, for stages that tests and benchmarks load without a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
+
+
+class SafetensorsDirectory:
+    """A checkpoint folder: `model.safetensors`, or shards named by `model.safetensors.index.json`.
+
+    Nothing but safetensors is read; other formats can hold code.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files = _files_by_tensor(path)
+
+    def names(self) -> Collection[str]:
+        return self._files.keys()
+
+    def read(self, name: str) -> torch.Tensor:
+        file = self._files.get(name)
+        if file is None:
+            raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
+        try:
+            with safe_open(str(file), framework="pt", device="cpu") as shard:
+                tensor: torch.Tensor = shard.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise DataLossError(
+                f"tensor {name} cannot be read from {file.name}: {error}", field=name, reason="UNREADABLE_TENSOR"
+            ) from error
+        return tensor
+
+
+def _files_by_tensor(path: Path) -> dict[str, Path]:
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if single.is_file():
+        try:
+            with safe_open(str(single), framework="pt", device="cpu") as shard:
+                return dict.fromkeys(shard.keys(), single)
+        except (SafetensorError, OSError) as error:
+            raise DataLossError(f"{single.name} cannot be read: {error}", field=single.name) from error
+    if not index.is_file():
+        raise NotFoundError(
+            f"{path.name} holds neither model.safetensors nor {index.name}; convert the checkpoint to safetensors",
+            field="path",
+        )
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataLossError(f"{index.name} cannot be read: {error!r}", field=index.name) from error
+    for file in files.values():
+        if file != Path(file).name or not file.endswith(".safetensors"):
+            raise InvalidArgumentError(
+                f"{index.name} names {file!r}, which is not a safetensors file of its folder", field="weight_map"
+            )
+    return {name: path / file for name, file in files.items()}
