@@ -78,6 +78,10 @@ def _check_output(path: Path | None) -> None:
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
+    if path.suffix == ".svg":
+        from edgeshard.planning.report.svg import check_matplotlib
+
+        check_matplotlib()
 
 
 async def _recorded(context: typer.Context, deployment: str, seconds: float) -> tuple[StageTrace, ...]:

@@ -73,11 +73,14 @@ def bench(  # noqa: PLR0913 - its parameters are the command's options
     """
     from edgeshard.cli.commands.requests.bench_load import Load
     from edgeshard.cli.render import bench_report
+    from edgeshard.planning.report.svg import check_matplotlib
 
     if rate is not None and concurrency is not None:
         raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")
     if picture is not None and picture.suffix != ".svg":
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
+    if picture is not None:
+        check_matplotlib()
     if prompts is not None and prompt_tokens is not None:
         raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
     asked = _Asked(
