@@ -2,7 +2,9 @@
 
     python -m tools.inventory licences    write docs/licences.md: `make licences`
     python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) of this environment: `make sbom`
-    python -m tools.inventory check       `make check`: exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
+    python -m tools.inventory check       exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
+
+`make check` runs the last.
 
 A licence is what a package's own metadata declares: its expression, else its text, else its classifiers. Metadata
 comes from what is installed; for a package that is not (CUDA beside torch's CPU build) the old row is kept while the

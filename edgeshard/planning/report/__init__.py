@@ -1,1 +1,1 @@
-"""Plans in words and pictures, beside what else there would be."""
+"""Plans in words, beside what else there would be."""

@@ -79,7 +79,7 @@ def _check_output(path: Path | None) -> None:
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
     if path.suffix == ".svg":
-        from edgeshard.planning.report.svg import check_matplotlib
+        from edgeshard.cli.render.svg import check_matplotlib
 
         check_matplotlib()
 

@@ -73,7 +73,7 @@ def bench(  # noqa: PLR0913 - its parameters are the command's options
     """
     from edgeshard.cli.commands.requests.bench_load import Load
     from edgeshard.cli.render import bench_report
-    from edgeshard.planning.report.svg import check_matplotlib
+    from edgeshard.cli.render.svg import check_matplotlib
 
     if rate is not None and concurrency is not None:
         raise InvalidArgumentError("give one of --rate and --concurrency", field="rate")

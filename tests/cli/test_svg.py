@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.made_rings import linear_hop, steady_stage
+from edgeshard.cli.render import svg
+from edgeshard.cli.render.svg import WIDTH, bar_chart, line_chart, timeline
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
-from edgeshard.planning.report import svg
 from edgeshard.planning.report.baselines import COMPARED
-from edgeshard.planning.report.svg import WIDTH, bar_chart, line_chart, timeline
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, Traffic
 
