@@ -22,10 +22,10 @@ from pathlib import Path
 
 from bench.big_llama import DEEP_CONFIG, write_checkpoint
 from bench.cgroups import capped, most_bytes
+from bench.site_calls import arrivals, profiled
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 
 
@@ -53,8 +53,7 @@ async def run(options: argparse.Namespace, state: Path, groups: dict[str, Path |
         await client.add_model(options.directory / "deep", "big")
         kind = Quantisation(options.quantise) if options.quantise else None
         for name in groups:  # one after the other: they share a disk and cores
-            async for _ in client.profile("big", [name], dtype=DType.BFLOAT16, quick=True, quantisation=kind):
-                pass
+            await profiled(client, "big", [name], dtype=DType.BFLOAT16, quick=True, quantisation=kind)
         await measured(options, client)
         for name, pid in pids.items():
             group = groups[name]
@@ -88,7 +87,9 @@ async def measured(options: argparse.Namespace, client: Client) -> None:
     predicted = deployment.placement.predicted
     assert predicted is not None
     for _ in range(2):
-        times = await asyncio.gather(*(arrivals(client, options.tokens, one) for one in range(options.requests)))
+        prompts = [tuple(range(10 + seed, 18 + seed)) for seed in range(options.requests)]
+        asked = (arrivals(client, "big", prompt, options.tokens, timeout_s=1800) for prompt in prompts)
+        times = [[at for at, _ in came] for came in await asyncio.gather(*asked)]
         if options.requests == 1:
             took = (times[0][-1] - times[0][0]) / (len(times[0]) - 1)
             steps = [later - earlier for earlier, later in pairwise(times[0])]
@@ -103,16 +104,6 @@ async def measured(options: argparse.Namespace, client: Client) -> None:
             f"{options.requests} requests, all decoding: {rate:.2f} tokens/s, predicted "
             f"{predicted.throughput_tps:.2f}: {rate / predicted.throughput_tps:.2f}"
         )
-
-
-async def arrivals(client: Client, tokens: int, seed: int) -> list[float]:
-    """When each token of a request came."""
-    times: list[float] = []
-    prompt = tuple(range(10 + seed, 18 + seed))
-    async for event in client.generate("big", prompt, max_new_tokens=tokens, ignore_eos=True, timeout_s=1800):
-        if isinstance(event, Token):
-            times.append(time.perf_counter())
-    return times
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
 from bench.many_boxes_report import many_boxes_section
 from bench.pages import figures_comment
-from edgeshard.planning.report.svg import bar_chart, line_chart
+from edgeshard.cli.render.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
 

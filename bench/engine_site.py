@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from bench.engine_streams import Arrival, Stream
 from bench.random_llama import CONFIG, RandomWeights
+from bench.site_calls import profiled
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.requests.generation import Token
@@ -108,10 +109,7 @@ class Site:
 
     async def profile(self) -> None:
         """Have both nodes measure themselves with the model. Raises the error of a node that could not."""
-        async with aclosing(self._client.profile(MODEL, quick=True)) as telling:
-            async for progress in telling:
-                if progress.failure is not None:
-                    raise progress.failure
+        await profiled(self._client, MODEL, quick=True)
 
     async def deploy(self, setup: Setup) -> None:
         await self._client.deploy(parse_spec(setup.spec()), timeout_s=_DEPLOY_S)

@@ -41,8 +41,8 @@ class DecodingStage:
         self._context, self._steps = context, steps
         self._vocabulary, self._width = config["vocab_size"], config["hidden_size"]
         self._random = np.random.default_rng(0)
-        blocks = -(-(context + steps) // BLOCK_TOKENS)
-        self._model = StageModel.with_kv(
+        self._blocks = blocks = -(-(context + steps) // BLOCK_TOKENS)
+        self.model = StageModel.with_kv(
             StageWeights.load(
                 RandomWeights(config=config, layers=layers),
                 config,
@@ -54,9 +54,12 @@ class DecodingStage:
             KvMemory(DType.BFLOAT16, blocks * rows, BLOCK_TOKENS),
         )
         for row in range(rows):
-            grant = KvGrant(row, 0, tuple(range(row * blocks, (row + 1) * blocks)))
-            span = Span(row, 0, context, sample=True, sampling=Sampling())
-            self._model.execute(StepPlan(grants=(grant,), spans=(span,)), self._inputs(context))
+            self._prefill(row)
+
+    def prompt_s(self) -> float:
+        """How long the first request's prompt takes when it comes again."""
+        self.model.execute(StepPlan(frees=(0,)), self._inputs(0))
+        return self._prefill(0)
 
     def decode(self, rows: int, seconds: float) -> list[float]:
         """Decode the first `rows` requests for so long, all steps at least once; seconds of each step."""
@@ -66,16 +69,23 @@ class DecodingStage:
             taken += [self._step(rows, self._context + step) for step in range(self._steps)]
         return taken
 
+    def _prefill(self, row: int) -> float:
+        grant = KvGrant(row, 0, tuple(range(row * self._blocks, (row + 1) * self._blocks)))
+        span = Span(row, 0, self._context, sample=True, sampling=Sampling())
+        return self._timed(StepPlan(grants=(grant,), spans=(span,)), self._inputs(self._context))
+
     def _step(self, rows: int, position: int) -> float:
         # The first step cuts off what an earlier turn has decoded.
         sampling = Sampling() if position == self._context else None
         spans = tuple(Span(row, position, 1, sample=True, sampling=sampling) for row in range(rows))
-        inputs = self._inputs(rows)
+        return self._timed(StepPlan(spans=spans), self._inputs(rows))
+
+    def _timed(self, plan: StepPlan, inputs: StageInputs) -> float:
         began = self._clock()
-        self._model.execute(StepPlan(spans=spans), inputs)
+        self.model.execute(plan, inputs)
         return self._clock() - began
 
     def _inputs(self, tokens: int) -> StageInputs:
-        if self._model.is_first:
+        if self.model.is_first:
             return self._random.integers(0, self._vocabulary, tokens)
         return torch.from_numpy(self._random.standard_normal((tokens, self._width), np.float32)).bfloat16()

@@ -51,7 +51,9 @@ class CaseRow:
 
 def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) -> list[CaseRow]:
     """The quick cases that both trees have, or those `wanted` ("NAME xSTREAMS"), `rounds` times in turns."""
-    theirs, ours = ({(name, streams): index for index, (name, streams) in enumerate(t.read())} for t in (before, after))
+    theirs, ours = (
+        {(name, streams): index for index, (name, streams) in enumerate(t.receive())} for t in (before, after)
+    )
     if theirs.keys() ^ ours.keys():
         print(f"in one tree only: {sorted(theirs.keys() ^ ours.keys())}", file=sys.stderr, flush=True)
     rows = [CaseRow(*case) for case in theirs if case in ours and (not wanted or f"{case[0]} x{case[1]}" in wanted)]
@@ -121,6 +123,7 @@ def main() -> int:
         return 0
     if options.before is None:
         parser.error("name the other checkout")
+    from bench.site_calls import write_rows
     from bench.trees import Tree
 
     with ExitStack() as stack:
@@ -128,8 +131,7 @@ def main() -> int:
         report = [row.report() for row in compare(trees[0], trees[1], options.rounds, options.case)]
     for row in report:
         print(f"{row['case']} x{row['streams']}: {row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})")
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_rows(options.output, report)
     return 0
 
 

@@ -11,60 +11,23 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from bench.lines import LineProcess
 from edgeshard.domain.models.model import LayerRange
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-class Worker:
-    """The process, for as long as the `with` lasts. `send` and `receive` apart let two of them work at once."""
+class Worker(LineProcess):
+    """This module with some arguments, on one core and with one thread."""
 
     def __init__(self, core: int, *arguments: str) -> None:
-        self._core, self._arguments = core, arguments
-        self._process: subprocess.Popen[str] | None = None
-
-    def __enter__(self) -> Self:
-        command = ["taskset", "-c", str(self._core), sys.executable, "-m", "bench.engine_worker", *self._arguments]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(10)
-
-    def send(self, question: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-
-    def receive(self) -> dict[str, Any]:
-        """Raises RuntimeError when the process has ended."""
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{' '.join(self._arguments)} ended with {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.send(question)
-        return self.receive()
+        command = ["taskset", "-c", str(core), sys.executable, "-m", "bench.engine_worker", *arguments]
+        super().__init__(command, {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"})
 
 
 def transformers_answers(directory: str) -> Answer:

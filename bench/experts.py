@@ -42,9 +42,9 @@ from bench.training.expert_learning import replay
 from bench.training.expert_runs import Mixture, token_ids
 from edgeshard.architectures import EXPERT_WIDTHS
 from edgeshard.architectures.record import BlockStyle
+from edgeshard.cli.render.svg import bar_chart
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.domain.models.residency import in_disk_blocks
-from edgeshard.planning.report.svg import bar_chart
 from edgeshard.storage.forms import EXPERT_TABLE
 
 HIDDEN, INNER = sized((1024, 2560), (128, 256))

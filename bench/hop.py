@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import json
 import os
 import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.site_calls import arrivals, gaps_s
 from edgeshard.cli.commands.site.demo import even_layers, model_directory
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b")
@@ -55,15 +52,8 @@ class Run:
 
 async def measure(client: Client, deployment: str, token_count: int) -> Run:
     """Run the request once. The prefill, and so the time to the first token, is left out."""
-    arrivals: list[float] = []
-    tokens: list[Token] = []
-    events = client.generate(deployment, PROMPT, max_new_tokens=token_count, ignore_eos=True)
-    async with aclosing(events) as stream:
-        async for event in stream:
-            if isinstance(event, Token):
-                arrivals.append(time.perf_counter())
-                tokens.append(event)
-    gaps_ms = sorted(1000 * (later - earlier) for earlier, later in itertools.pairwise(arrivals))
+    came = await arrivals(client, deployment, PROMPT, token_count)
+    tokens, gaps_ms = [token for _, token in came], sorted(1000 * gap for gap in gaps_s(came))
     stages = sorted({timing.stage for token in tokens[1:] for timing in token.timings})
     compute_ms = tuple(
         1000 * statistics.median(t.compute_s for token in tokens[1:] for t in token.timings if t.stage == stage)

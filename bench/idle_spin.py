@@ -30,10 +30,10 @@ from bench.engine_site import LAYERS, MODEL, prompt_of, write_model
 from bench.pages import with_trees
 from bench.pinning import started
 from bench.random_llama import RandomWeights
+from bench.site_calls import arrivals, gaps_s, write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 
 DEFAULT, OFF = "default", "off"
@@ -66,11 +66,7 @@ async def deploy(client: Client, nodes: Sequence[str], model: Path) -> None:
 
 async def gaps(client: Client, tokens: int) -> list[float]:
     """Seconds between the tokens of one stream."""
-    loop, at = asyncio.get_running_loop(), list[float]()
-    async for event in client.generate(NAME, prompt_of(0, 16), max_new_tokens=tokens, ignore_eos=True):
-        if isinstance(event, Token):
-            at.append(loop.time())
-    return [later - earlier for earlier, later in pairwise(at)]
+    return gaps_s(await arrivals(client, NAME, prompt_of(0, 16), tokens))
 
 
 def report(case: str, beside: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
@@ -129,8 +125,7 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE")
     options = parser.parse_args()
     rows = with_trees(asyncio.run(run(options.rounds, options.tokens)))
-    if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_rows(options.output, rows)
     return 0
 
 

@@ -18,11 +18,14 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import torch
-from edgeshard_agent.model.stage import StageModel
 
-from bench.decode import BLOCK_TOKENS, PROMPT_TOKENS, decode, prefill, stage_of
-from bench.random_llama import RandomWeights
+from bench.engine_stage import BLOCK_TOKENS, DecodingStage
+from bench.random_llama import CONFIG
+from bench.sizes import sized
+from edgeshard.domain.models.dtypes import Quantisation
+from edgeshard.domain.models.model import LayerRange
 
+PROMPT_TOKENS = sized(128, 16)
 TOKENS = 8
 STREAMS = 16
 
@@ -32,16 +35,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    stage = stage_of(RandomWeights(), "int4", TOKENS)
+    layers = LayerRange(0, CONFIG["num_hidden_layers"])
+    stage = DecodingStage(layers, Quantisation.INT4, STREAMS, PROMPT_TOKENS, TOKENS)
+    pool = stage.model.pool
     times: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for streams in (1, STREAMS):
-            times[f"decode x{streams}"] += decode(stage, prefill(stage, streams, TOKENS), TOKENS)
-        times["prompt"].append(timed(lambda: prefill(stage, 1, TOKENS)))
+            times[f"decode x{streams}"] += stage.decode(streams, 0)
+        times["prompt"].append(stage.prompt_s())
         for count in (1, PROMPT_TOKENS // BLOCK_TOKENS):
-            times[f"zero {count}"].append(timed(lambda count=count: stage.pool._clear(range(count))))  # type: ignore[misc]
+            times[f"zero {count}"].append(timed(lambda count=count: pool._clear(range(count))))  # type: ignore[misc]
     medians = {name: 1e3 * statistics.median(values) for name, values in times.items()}
-    print(json.dumps(report(medians, stage), indent=1))
+    print(json.dumps(report(medians, pool.block_bytes), indent=1))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -50,7 +55,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def report(medians_ms: dict[str, float], stage: StageModel) -> dict[str, object]:
+def report(medians_ms: dict[str, float], block_bytes: int) -> dict[str, object]:
     block, prompt = medians_ms["zero 1"], medians_ms[f"zero {PROMPT_TOKENS // BLOCK_TOKENS}"]
     shares = {
         f"decode x{streams}": streams * block / BLOCK_TOKENS / medians_ms[f"decode x{streams}"]
@@ -58,7 +63,7 @@ def report(medians_ms: dict[str, float], stage: StageModel) -> dict[str, object]
     }
     shares["prompt"] = prompt / medians_ms["prompt"]
     return {
-        "block_bytes": stage.pool.block_bytes,
+        "block_bytes": block_bytes,
         "ms": {name: round(value, 4) for name, value in medians_ms.items()},
         "share": {name: round(value, 6) for name, value in shares.items()},
     }

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.pages import figures_comment, with_trees
+from bench.site_calls import write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.placement import ExplicitStage
@@ -159,8 +159,7 @@ def main() -> int:
             lab = parse_lab(tomllib.loads(text), lambda name: {})
             label = f"{bandwidth} Mb/s, {1000 * latency:g} ms"
             rows += asyncio.run(measure_setting(lab, lab_file, label, arguments.rounds, arguments.seed))
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_rows(arguments.output, rows)
     if arguments.table is not None:
         measured = figures_comment("python -m bench.lab", with_trees(rows))
         heading = HEADING.format(rounds=arguments.rounds, measured=measured)

@@ -16,11 +16,11 @@ import statistics
 import sys
 import tempfile
 import tomllib
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from bench.lab import stages_of
+from bench.site_calls import profiled
 from edgeshard.client import Client
 from edgeshard.local.lab_site import lab_cluster, make_stand_in, measure
 from edgeshard.planning.simulation.lab import Lab, LabRun, parse_lab
@@ -56,10 +56,7 @@ async def run(lab: Lab, lab_file: Path, rounds: int) -> dict[str, list[float]]:
     make_stand_in(lab, directory / "stand-in")
     async with lab_cluster(lab, lab_file, directory) as site, Client(site.address, plaintext=True) as client:
         await client.add_model(directory / "stand-in", "stand-in")
-        async with aclosing(client.profile("stand-in", quick=True)) as telling:
-            async for progress in telling:
-                if progress.failure is not None:
-                    raise progress.failure
+        await profiled(client, "stand-in", quick=True)
         for number in range(rounds):
             for mode in (SLICED, UNSLICED):
                 measured = await measure(client, lab, LabRun(stages, mode, 1))

@@ -1,13 +1,7 @@
-"""Stages and hops with times made up for a ring: constant, linear, or read from a table."""
+"""Stages and hops with times made up for a ring: constant, or linear."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-
-from edgeshard.planning.inputs.fields import check_number, invalid
 from edgeshard.planning.simulation.timing import HopTimes, StageTimes
 
 
@@ -18,44 +12,3 @@ def steady_stage(prefill_s: float, decode_s: float, overhead_s: float = 0.0) -> 
 
 def linear_hop(seconds_per_token: float, fixed_s: float = 0.0, latency_s: float = 0.0) -> HopTimes:
     return HopTimes(lambda tokens: fixed_s + seconds_per_token * tokens, latency_s)
-
-
-@dataclass(frozen=True, slots=True)
-class TimeTable:
-    """Measured seconds over two rising axes (tokens or batch; context), read between points on a straight line.
-
-    Beyond an axis's end the last two points' line goes on; nothing is below 0. An axis of one point is constant.
-    """
-
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    seconds: tuple[tuple[float, ...], ...]
-
-    def check(self) -> None:
-        """Raise InvalidArgumentError naming the field at fault."""
-        for name in ("rows", "columns"):
-            axis = getattr(self, name)
-            if not axis or any(left >= right for left, right in pairwise(axis)):
-                raise invalid(name, f"{axis} must rise and hold at least one point")
-        if len(self.seconds) != len(self.rows) or any(len(row) != len(self.columns) for row in self.seconds):
-            raise invalid("seconds", f"must be {len(self.rows)} rows of {len(self.columns)} numbers")
-        for row, values in enumerate(self.seconds):
-            for column, value in enumerate(values):
-                check_number(value, f"seconds[{row}][{column}]", 0.0)
-
-    def __call__(self, row: int, column: int) -> float:
-        top, down = _place(self.rows, row)
-        left, right = _place(self.columns, column)
-        upper, lower = self.seconds[top], self.seconds[min(top + 1, len(self.rows) - 1)]
-        last = min(left + 1, len(self.columns) - 1)
-        first = upper[left] * (1 - right) + upper[last] * right
-        second = lower[left] * (1 - right) + lower[last] * right
-        return max(0.0, first * (1 - down) + second * down)
-
-
-def _place(axis: Sequence[int], value: int) -> tuple[int, float]:
-    """Index of the point before `value`, and how far `value` is towards the next one."""
-    if len(axis) == 1:
-        return 0, 0.0
-    index = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
-    return index, (value - axis[index]) / (axis[index + 1] - axis[index])

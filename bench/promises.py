@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,12 @@ from typing import Any
 from bench.engine_site import LAYERS, NODES, prompt_of, write_model
 from bench.pinning import started
 from bench.random_llama import RandomWeights
+from bench.site_calls import arrivals, gaps_s, profiled, write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, parse_spec
 from edgeshard.domain.deployments.placement import Prediction
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 from edgeshard.local.lab_site import VOCABULARY, lab_cluster, make_stand_in
 from edgeshard.planning.simulation.lab import parse_lab
@@ -108,10 +107,7 @@ class Promises:
 
     async def profile(self, quick: bool) -> None:
         """As an operator has nodes measured: those that were disturbed are measured again. Raises a node's error."""
-        async with aclosing(self._client.profile(MODEL, quick=quick, dtype=DType.parse(self._dtype))) as telling:
-            async for progress in telling:
-                if progress.failure is not None:
-                    raise progress.failure
+        await profiled(self._client, MODEL, quick=quick, dtype=DType.parse(self._dtype))
 
     async def row(self, case: str, prompt_tokens: int, **spec: Any) -> Row:
         """Deploy, measure, delete."""
@@ -142,15 +138,10 @@ class Promises:
 
     async def request(self, prompt_tokens: int, new_tokens: int) -> Served:
         self._sent += 1
-        began, arrivals = time.perf_counter(), list[float]()
         prompt = [token % VOCABULARY for token in prompt_of(self._sent, prompt_tokens)]  # the stand-in knows few
-        events = self._client.generate(self._name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
-        async with aclosing(events) as stream:
-            async for event in stream:
-                if isinstance(event, Token):
-                    arrivals.append(time.perf_counter())
-        gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
-        return Served(arrivals[0] - began, statistics.median(gaps), arrivals[-1] - began)
+        began = time.perf_counter()
+        came = await arrivals(self._client, self._name, prompt, new_tokens)
+        return Served(came[0][0] - began, statistics.median(gaps_s(came)), came[-1][0] - began)
 
 
 def promised(prediction: Prediction | None) -> Served:
@@ -265,10 +256,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-promises-") as scratch:
         report["changing_lab"] = asyncio.run(run_lab(arguments.rounds, Path(scratch)))
     report["within_limit"] = kept(report)
-    text = json.dumps(report, indent=1)
-    print(text)
-    if arguments.output is not None:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=1))
+    write_rows(arguments.output, report)
     return 0 if report["within_limit"] else 1
 
 

@@ -26,6 +26,7 @@ from typing import Any
 from bench.llama_cpp import batched_bench, write_gguf
 from bench.pages import with_trees
 from bench.random_llama import CONFIG, RandomWeights
+from bench.site_calls import write_rows
 from bench.sizes import sized
 
 NEW_TOKENS = 24
@@ -138,8 +139,7 @@ def main() -> int:
             measure_all(engines, [int(count) for count in options.cores.split(",")], options.rounds), ROOMS
         )
     print("\n".join(json.dumps(row) for row in rows))
-    if options.output is not None:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_rows(options.output, rows)
     return 0
 
 

@@ -13,16 +13,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from itertools import pairwise
 from pathlib import Path
 
 from bench.engine_site import write_model
 from bench.random_llama import RandomWeights
+from bench.site_calls import arrivals
 from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.nodes.device import StagePhase
-from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 from tests.chaos.site import DEMO_MODEL
 
@@ -32,14 +32,8 @@ TALES, BIG = "tales", "big"
 async def listen(client: Client, gaps: list[tuple[float, float]], stop: asyncio.Event) -> None:
     """Append (when, seconds since the token before) for each token of one answer after the other."""
     while not stop.is_set():
-        last = None
-        async with aclosing(client.generate(TALES, "Once upon a time", max_new_tokens=400, ignore_eos=True)) as events:
-            async for event in events:
-                if isinstance(event, Token):
-                    now = time.monotonic()
-                    if last is not None:
-                        gaps.append((now, now - last))
-                    last = now
+        came = await arrivals(client, TALES, "Once upon a time", 400)
+        gaps += [(later, later - earlier) for (earlier, _), (later, _) in pairwise(came)]
 
 
 async def until(client: Client, condition: Callable[[int], bool], timeout_s: float = 120.0) -> None:
@@ -75,9 +69,9 @@ async def measure(times: int) -> None:
                 await asyncio.sleep(sized(5.0, 0.5))
                 spec = {"name": BIG, "model": BIG, "source": "b", "layers": "b=0:24", "standby": ["a"], **common}
                 await client.deploy(parse_spec(spec), timeout_s=120.0)
-                began = time.monotonic()
+                began = time.perf_counter()
                 await until(client, bool)
-                loading.append((began, time.monotonic()))
+                loading.append((began, time.perf_counter()))
                 await client.delete_deployment(BIG)
                 await until(client, lambda size: not size)
             stop.set()

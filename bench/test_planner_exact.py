@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench import cpsat
-from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from bench.sizes import sized
 from edgeshard.planning.solvers import solve
+from tests.planning.oracles import cpsat
+from tests.planning.oracles.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 
 ROUNDING_S = 1e-8
 

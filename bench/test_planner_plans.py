@@ -15,13 +15,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from bench.brute_plans import best_value
-from bench.instances import grown, random_problem
-from bench.random_search import RandomSearch
 from bench.sizes import sized
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search import rate_search, request_search
 from edgeshard.planning.search.plan import PlanResult, plan
+from tests.planning.oracles.brute_plans import best_value
+from tests.planning.oracles.instances import grown, random_problem
+from tests.planning.oracles.random_search import RandomSearch
 
 pytestmark = pytest.mark.timeout(3600)
 

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.instances import arbitrary, classed
 from bench.made_rings import linear_hop, steady_stage
 from bench.sizes import sized
 from edgeshard.domain.models.dtypes import DType
@@ -31,6 +30,7 @@ from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, Traffic
 from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
+from tests.planning.oracles.instances import arbitrary, classed
 
 # Some problems are solved a hundred times over.
 pytestmark = pytest.mark.timeout(600)

@@ -188,6 +188,7 @@ def main() -> int:
     roots = {"after": Path(__file__).parents[1]}
     if options.before is not None:
         roots = {"before": options.before, **roots}
+    from bench.site_calls import write_rows
     from bench.trees import Tree
 
     with ExitStack() as stack:
@@ -195,8 +196,7 @@ def main() -> int:
         report = compare(trees, options.stages or (1, 2), options.streams or STREAMS, options.rounds)
     for row in report:
         print(json.dumps({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}))
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_rows(options.output, report)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Draw what ARCHITECTURE.md takes from code: the phases of a deployment, and who may import whom.
 
-`tools/draw_architecture.py` writes both; `--check` writes nothing and fails when one is not as the code says. Phases
-are the coordinator's transitions table, import rules the layers in `.importlinter`.
+`make drawings` writes both; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
+says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`.
 """
 
 from __future__ import annotations

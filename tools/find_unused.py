@@ -2,7 +2,7 @@
 
 Product paths begin at the console scripts of pyproject.toml, at `__main__` modules, at what the SDK exports and at what
 registries discover. They follow names through the syntax trees of the product's modules. What only tests, benches and
-tools call is not on one. A class is reached as a whole: methods are not looked at.
+tools call is not on one. A class is reached as a whole: methods are not looked at. `make check` runs it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """What EdgeShard is delivered with: licences of everything in the lock, and a bill of materials of an environment.
 
-    python -m tools.inventory licences    write docs/licences.md
-    python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) for the environment that this runs in
+    python -m tools.inventory licences    write docs/licences.md: `make licences`
+    python -m tools.inventory sbom        write dist/sbom.cdx.json (CycloneDX 1.6) of this environment: `make sbom`
     python -m tools.inventory check       exits 1 if docs/licences.md does not fit the lock, or a licence is not allowed
+
+`make check` runs the last.
 
 A licence is what a package's own metadata declares: its expression, else its text, else its classifiers. Metadata
 comes from what is installed; for a package that is not (CUDA beside torch's CPU build) the old row is kept while the
@@ -38,7 +40,7 @@ UNKNOWN = "unknown"
 # What may be delivered with EdgeShard, which is under Apache-2.0. None of these reaches beyond a package's own files.
 ALLOWED = {
     *("0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0"),
-    *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MPL-2.0", "PSF-2.0", "Zlib"),
+    *("CC0-1.0", "CNRI-Python", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
 }
 # Texts and classifiers that are no licence expressions. "BSD" does not say which.
 _MEANINGS = {
@@ -138,7 +140,10 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
         for parent in entry.via:
             required.setdefault(parent, set()).add(entry.name)
     found = dict.fromkeys(entries, DEVELOPMENT)
-    for use, sections in ((AGENT, ("agent",)), (RUN_TIME, ("dependencies", "coordinator", "gateway", "models", "top"))):
+    for use, sections in (
+        (AGENT, ("agent",)),
+        (RUN_TIME, ("dependencies", "coordinator", "drawings", "gateway", "models", "top")),
+    ):
         reached: set[str] = set()
         following = {str(canonicalize_name(wanted.name)) for wanted in requirements(project, *sections)}
         while following:

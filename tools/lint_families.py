@@ -3,7 +3,7 @@ what a family needs of its own in the agent. The names come from the registry.
 
     python tools/lint_families.py [FILE ...]      without files, all of the library, the agent and the coordinator
 
-tests/ and bench/ build models to test and to measure, and may say which.
+tests/ and bench/ build models to test and to measure, and may say which. `make check` runs it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
     python -m tools.lock --clients    only tests/clients/requirements.txt: what `make clients` installs
     python -m tools.lock --check      exits 1 when lock and pyproject.toml disagree; needs no network
 
+`make lock` runs the first and, with ARGS, the next two; `make check` runs the last.
+
 uv resolves once for all Pythons and platforms, then looks at each of `TARGETS` whether all wheels are there: `make
 setup` builds nothing that it has downloaded. The index is uv's (UV_DEFAULT_INDEX), else the one that pip is
 configured for; it must list all files of a version, and when they were uploaded. An index with other builds of torch

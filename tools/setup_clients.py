@@ -1,6 +1,6 @@
 """Builds .venv-clients by its locks: the clients of others, which tests try the HTTP gateway with.
 
-    python -m tools.setup_clients
+    python -m tools.setup_clients      `make clients`
 
 uv installs it, which takes a third of pip's time for so many packages. Those for Node are left out where npm is not
 installed.

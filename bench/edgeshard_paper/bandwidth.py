@@ -10,8 +10,8 @@ from bench.edgeshard_paper.experiments import SWEPT, Row, paper_cluster, table
 from bench.edgeshard_paper.paper_numbers import MODELS, TITLES
 from bench.pages import markdown_table, number
 from bench.sizes import sized
+from edgeshard.cli.render.svg import line_chart
 from edgeshard.planning.inputs.devices import Cluster
-from edgeshard.planning.report.svg import line_chart
 
 SWEEP_MBPS = sized((1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50), (1, 10, 50))
 PAIRS = ("cloud-edge-even", "cloud-edge-opt")

@@ -14,11 +14,11 @@ from bench.edgeshard_paper import prose
 from bench.edgeshard_paper.experiments import paper_cluster, placement_of, problem
 from bench.edgeshard_paper.paper_numbers import MODELS, PREFILL_OVER_DECODE, PROMPT_TOKENS, REQUESTS, TITLES
 from bench.pages import markdown_table, number
+from edgeshard.cli.render.svg import bar_chart
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.report.svg import bar_chart
 from edgeshard.planning.search.plan import plan
 from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import simulate

@@ -20,8 +20,8 @@ from bench.edgeshard_paper.paper_numbers import (
 )
 from bench.edgeshard_paper.results import Results
 from bench.pages import NONE, markdown_table, number
+from edgeshard.cli.render.svg import bar_chart, timeline
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.planning.report.svg import bar_chart, timeline
 
 DRAWN = (*STRATEGIES, "edgeshard-paper")
 

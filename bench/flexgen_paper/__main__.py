@@ -18,7 +18,7 @@ from types import MappingProxyType
 from bench.flexgen_paper.machine import OPT_6_7B, OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
 from bench.flexgen_paper.offloading import FLEXGEN, Runtime, TierPolicy, best_at, best_policy, frontier, policies
 from bench.pages import NONE, markdown_table, write_or_check
-from edgeshard.planning.report.svg import line_chart
+from edgeshard.cli.render.svg import line_chart
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 ALGORITHM = "../papers" + ".md#tensors-over-three-tiers"

@@ -8,9 +8,9 @@ from bench.hpipe_paper import prose
 from bench.hpipe_paper.experiments import Outcome, Results
 from bench.hpipe_paper.testbed import ANCHORS, MODELS, PROMPTS, cluster, model
 from bench.pages import NONE, markdown_table, number
+from edgeshard.cli.render.svg import bar_chart, line_chart, timeline
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.inputs.catalogue import CATALOGUE, TERA
-from edgeshard.planning.report.svg import bar_chart, line_chart, timeline
 
 HPIPE = "HPipe"
 DRAWN = (

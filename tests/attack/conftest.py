@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from bench.gateway import SERVED, Clockwork
 from edgeshard.chat.process import ChatProcess, ModelFiles
 from edgeshard.domain.errors import UnauthenticatedError
 from edgeshard.domain.ids import Digest
@@ -17,6 +16,7 @@ from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer
 from tests.support.chat_models import DEMO_MODEL
+from tests.support.clockwork import SERVED, Clockwork
 from tests.support.http import Http
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.gateway import Clockwork
 from edgeshard.gateway.app import make_app
 from edgeshard.gateway.connections.listen import HttpListen
 from edgeshard.gateway.connections.server import GatewayServer
@@ -17,6 +16,7 @@ from edgeshard.rpc.tls_files import issue_files
 from tests.attack import bodies, http_connections, smuggling
 from tests.attack.conftest import TwoKeys
 from tests.attack.raw import dial, head, status_of
+from tests.support.clockwork import Clockwork
 from tests.support.http import Http
 
 pytestmark = pytest.mark.timing

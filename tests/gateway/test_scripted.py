@@ -15,7 +15,6 @@ import h11
 import pytest
 import pytest_asyncio
 
-from bench.gateway import SERVED, Clockwork
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import (
     Code,
@@ -49,6 +48,7 @@ from edgeshard.gateway.routes.responses import messages_of
 from edgeshard.identity.authority import Authority, now
 from edgeshard.rpc.tls_files import issue_files
 from tests.support.clients import CLIENTS, needs_clients, run
+from tests.support.clockwork import SERVED, Clockwork
 from tests.support.http import Answer, Http, Stream
 
 pytestmark = pytest.mark.timing

@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.cgroups import GROUPS
-
 pytestmark = pytest.mark.timing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +23,9 @@ TEXT = "tests/data/fairy-tales.valid.txt"
 ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
 RUNS = [
-    ["adding edgeshard/demo_model --rounds 1 --scratch {tmp}"],
     ["attention --rounds 1"],
     ["brute_energy --sites 1"],
     ["capped {tmp} --agents a --cap 0 --tokens 4"],
-    ["decode --rounds 1 --tokens 2 --streams 1,2"],
     ["edgeshard_paper --output {tmp}"],
     [
         "engine --quick -o {tmp}/engine.json",
@@ -53,24 +49,19 @@ RUNS = [
     ["ik_llama {tmp}/model.gguf 1 1 4 4 512"],
     ["kernels --quick"],
     ["kv_int4 --positions 64 --pairs 1 --steps 2 --streams 1"],
-    ["kv_on_disk {tmp} --positions 64 --steps 1"],
     ["kv_zeroing --rounds 1"],
     ["lab --rounds 1 --new-tokens 2"],
     ["lab_prompt --rounds 1"],
     ["loading {tmp} --rounds 1"],
     ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json", "many_boxes_report {tmp}/nodes.json {tmp}/page.md"],
     ["metrics"],
-    ["micro_batches --rounds 1 --tokens 32 --streams 2"],
     ["mtls --rounds 1 --streams 2"],
-    ["neurons {tmp} --bytes 200"],
-    ["profile_check --quick --rounds 1 --layers 1"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
     ["sampling --steps 4 --vocabularies 500 --threads 1", "sampling --compare 64"],
     ["single_box --rounds 1 --cores 1"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
     ["standby_steps --times 1"],
-    ["start --rounds 1"],
     ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
     ["test_planner_exact"],
     ["test_planner_plans"],
@@ -96,8 +87,6 @@ def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
     if name == "ik_llama" and importlib.util.find_spec("ik_llama_cpp") is None:
         return "needs ik-llama-cpp-python"
-    if name == "kv_on_disk" and not os.access(GROUPS, os.W_OK):
-        return "needs a memory controller of cgroup v1 that it may make groups in"
     if name in ("engine", "engine_trees", "idle_spin", "promises", "token_cost") and (
         len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None
     ):

@@ -139,7 +139,7 @@ def test_use_follows_what_leads_to_a_package(project: dict[str, Any], entries: d
     assert use["torch"] == use["nvidia-cublas"] == use["sympy"] == AGENT
     assert use["hatchling"] == use["pytest"] == use["pandas"] == DEVELOPMENT
     extras = project["project"]["optional-dependencies"]
-    assert set(extras) == {"agent", "coordinator", "gateway", "models", "top", "all"}, (
+    assert set(extras) == {"agent", "coordinator", "drawings", "gateway", "models", "top", "all"}, (
         "a new extra needs a use in tools/inventory.py"
     )
 

@@ -8,11 +8,11 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
-from bench.instances import random_instance
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.scoring import score, violations
 from edgeshard.planning.solvers.walks import single_kinds
+from tests.planning.oracles.instances import random_instance
 
 
 def one_by_one(instance: Instance) -> set[Cut]:

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench import brute_energy
-from bench.brute_energy import least_energy
-from bench.brute_plans import Counted
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.costs.costs import Costs, Load
@@ -25,6 +22,9 @@ from edgeshard.planning.report.explain import explain
 from edgeshard.planning.search import rate_search, request_search
 from edgeshard.planning.search.plan import GAP_OF_ENERGY, PlanResult, plan, predict
 from edgeshard.planning.solvers.instance import Cut
+from tests.planning.oracles import energies
+from tests.planning.oracles.brute_plans import Counted
+from tests.planning.oracles.energies import least_energy
 from tests.planning.test_requests import random_problem
 
 WATTS = ((5.0, 40.0), (60.0, 300.0), (0.0, 15.0), (90.0, 90.0))
@@ -101,7 +101,7 @@ def test_every_figure_of_the_catalogue_has_a_source() -> None:
 
 SMALL = [
     seed
-    for seed, problem in ((seed, brute_energy.random_problem(seed)) for seed in range(60))
+    for seed, problem in ((seed, energies.random_problem(seed)) for seed in range(60))
     if len(problem.cluster.nodes) <= 4 and problem.model.layer_count <= 7
 ]
 SAME = 1e-6
@@ -109,7 +109,7 @@ SAME = 1e-6
 
 def small(seed: int) -> PlanProblem:
     """2 to 4 nodes and 2 to 7 layers, with watts; one request, or 2 to 6 at most; some within a time per token."""
-    return brute_energy.random_problem(seed)
+    return energies.random_problem(seed)
 
 
 @cache

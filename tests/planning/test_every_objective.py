@@ -10,13 +10,13 @@ from math import inf
 import numpy as np
 import pytest
 
-from bench.brute_plans import best_rate, best_value, least_seconds
-from bench.instances import grown, random_instance, random_problem
-from bench.random_search import RandomSearch
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search import request_search
 from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.solvers.instance import with_tokens
+from tests.planning.oracles.brute_plans import best_rate, best_value, least_seconds
+from tests.planning.oracles.instances import grown, random_instance, random_problem
+from tests.planning.oracles.random_search import RandomSearch
 from tests.support.forms import one_in
 
 SAME = 1e-9

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.instances import random_problem
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.packed import NOTHING_HELD, Held
 from edgeshard.planning.costs.costs import Costs
@@ -19,6 +18,7 @@ from edgeshard.planning.report.explain import describe_locality
 from edgeshard.planning.search.locality import LOCALITY_MARGIN, Lacking
 from edgeshard.planning.search.plan import plan, predict
 from edgeshard.planning.solvers.scoring import violations
+from tests.planning.oracles.instances import random_problem
 from tests.support.forms import one_in
 
 GB = 1e9

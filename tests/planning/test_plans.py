@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.brute_plans import best_rate
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, Costs, Load, frame_bytes
@@ -24,6 +23,7 @@ from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import PlanResult, plan, predict
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
+from tests.planning.oracles.brute_plans import best_rate
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_CONFIG = BUILT_IN_CONFIGS["llama2-7b"] | {"num_hidden_layers": 8, "vocab_size": 2000}

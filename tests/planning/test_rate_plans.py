@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from bench.brute_plans import Rate, best_rate
-from bench.instances import grown, random_problem
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, PlanResult, plan
+from tests.planning.oracles.brute_plans import Rate, best_rate
+from tests.planning.oracles.instances import grown, random_problem
 from tests.support.forms import in_form
 
 SAME = 1e-9

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.instances import random_problem
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.load_search import loads, sizes
@@ -19,6 +18,7 @@ from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations
 from edgeshard.planning.solvers.walks import single_kinds
+from tests.planning.oracles.instances import random_problem
 
 
 def allowed_loads(costs: Costs, cut: Cut, batch: int) -> list[Load]:

@@ -9,7 +9,6 @@ from math import inf
 
 import pytest
 
-from bench.brute_plans import Counted, best_value
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_floor import CutFloor, PromptFloor, StepTables
@@ -23,6 +22,7 @@ from edgeshard.planning.simulation.forecast import forecast
 from edgeshard.planning.simulation.serving import ServedRequest
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut
+from tests.planning.oracles.brute_plans import Counted, best_value
 
 
 def random_problem(seed: int, nodes: int, layers: int, **changes: object) -> PlanProblem:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.made_rings import TimeTable, linear_hop, steady_stage
+from bench.made_rings import linear_hop, steady_stage
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.simulation.simulator import Simulation, simulate
@@ -22,6 +22,7 @@ from edgeshard.planning.simulation.timing import (
     Traffic,
     Visit,
 )
+from tests.planning.oracles.time_table import TimeTable
 
 
 def tandem(seed: int, stages: int) -> Pipeline:

@@ -9,12 +9,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from bench import brute, cpsat
-from bench.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 from edgeshard.planning.solvers import classes, general, solve, subset
 from edgeshard.planning.solvers.instance import Instance, Solution
 from edgeshard.planning.solvers.scoring import score, violations
 from edgeshard.planning.solvers.walks import equal_kinds
+from tests.planning.oracles import brute, cpsat
+from tests.planning.oracles.instances import RANDOM_SEEDS, random_instance, random_micro_batches
 
 SAME = 1e-9
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import brute
-from bench.instances import RANDOM_SEEDS, random_instance
 from edgeshard.planning.solvers import subset
 from edgeshard.planning.solvers.instance import Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.solvers.scoring import score, violations
+from tests.planning.oracles import brute
+from tests.planning.oracles.instances import RANDOM_SEEDS, random_instance
 
 
 def four_layers() -> Instance:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bench.instances import random_instance
 from edgeshard.planning.solvers import classes, general, solve, subset
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.scoring import score, stage_bytes, violations
+from tests.planning.oracles.instances import random_instance
 
 PER_NODE = ("compute_s", "embed_s", "head_s", "overhead_s", "capacity_bytes", "max_layers")
 LINKS = ("hop_s", "return_s", "latency_s")

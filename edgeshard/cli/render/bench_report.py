@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeshard.cli.render.output import Column, human_seconds
-from edgeshard.planning.report.svg import line_chart
+from edgeshard.cli.render.svg import line_chart
 from edgeshard.planning.simulation.serving import percentile
 
 _CURVE = tuple(range(0, 101, 5))

@@ -95,7 +95,7 @@ def draw(path: Path, drawing: str) -> None:
 
 def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:
     """The objective's figure by strategy."""
-    from edgeshard.planning.report.svg import bar_chart
+    from edgeshard.cli.render.svg import bar_chart
 
     label = _LABELS[problem.goal]
     values = {row.strategy: _drawn(row, problem.goal) for row in rows}
@@ -169,7 +169,7 @@ def _sweep_columns() -> list[Column[SweepPoint]]:
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:
     """The objective's figure by link rate."""
-    from edgeshard.planning.report.svg import line_chart
+    from edgeshard.cli.render.svg import line_chart
 
     series: dict[str, list[tuple[float, float]]] = {}
     for point in points:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edgeshard.cli.render.output import Column, human_bytes, human_seconds
+from edgeshard.cli.render.svg import timeline
 from edgeshard.cli.render.views import percent
 from edgeshard.domain.requests.trace import ReadSummary, StageSummary, StageTrace, most_in_flight
-from edgeshard.planning.report.svg import timeline
 from edgeshard.planning.simulation.timing import Visit
 
 PICTURED_STEPS = 24

@@ -1,1 +1,1 @@
-"""Plans in words and pictures, beside other ways to place a model."""
+"""Plans in words, beside other ways to place a model."""

@@ -18,7 +18,6 @@ from edgeshard_coordinator.daemon import _http_listen, _origins, _renewing, _sit
 from edgeshard_coordinator.membership.gateway_certificate import GatewayCertificate
 from edgeshard_coordinator.settings import CoordinatorSettings
 
-from bench.gateway import Clockwork, Open
 from edgeshard.domain.errors import DeniedError, InvalidArgumentError
 from edgeshard.domain.identity import coordinator_of
 from edgeshard.gateway.app import make_app
@@ -27,6 +26,7 @@ from edgeshard.identity.authority import Authority, now
 from edgeshard.identity.certificates import principal_of
 from edgeshard.rpc.tls_files import issue_files, write_private
 from tests.support.clients import run
+from tests.support.clockwork import Clockwork, Open
 
 pytestmark = pytest.mark.timing
 

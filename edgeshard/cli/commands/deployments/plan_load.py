@@ -269,7 +269,7 @@ def _data(found: Forecast, load: AskedLoad) -> dict[str, Any]:
 
 def _picture(found: Forecast, load: AskedLoad, model: str) -> str:
     """Some steps from the middle of the run: a row for each node and each link, in the order of the ring."""
-    from edgeshard.planning.report.svg import timeline
+    from edgeshard.cli.render.svg import timeline
 
     rows = [row for node in found.nodes for row in (node.node, f"{node.node} -> {node.receiver}")]
     steps = [visit for visit in found.visits if visit.station == rows[0]]

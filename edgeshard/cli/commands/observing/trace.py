@@ -75,6 +75,10 @@ def _check_output(path: Path | None) -> None:
         )
     if not path.parent.is_dir():
         raise InvalidArgumentError(f"cannot write --output {path}: there is no such directory", field="output")
+    if path.suffix == ".svg":
+        from edgeshard.cli.render.svg import check_matplotlib
+
+        check_matplotlib()
 
 
 def _write(path: Path, text: str) -> None:

@@ -107,10 +107,13 @@ def bench(
     the text. A first request only warms up. It ends by itself; Ctrl-C ends it earlier, with what was measured by then.
     """
     from edgeshard.cli.render import bench_report
+    from edgeshard.cli.render.svg import check_matplotlib
 
     load = options.load()
     if picture is not None and picture.suffix != ".svg":
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
+    if picture is not None:
+        check_matplotlib()
     name, loading = run(_measured(context, load, options.asked(deployment, timeout)))
     goal = bench_report.Goal(slo_ttft, slo_itl)
     found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -9,18 +10,21 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.made_rings import linear_hop, steady_stage
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.cli.render import svg
+from edgeshard.cli.render.svg import WIDTH, bar_chart, line_chart, timeline
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 from edgeshard.planning.report.baselines import COMPARED
-from edgeshard.planning.report.svg import WIDTH, bar_chart, line_chart, timeline
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, Traffic
 
 SVG = "{http://www.w3.org/2000/svg}"
+Box = tuple[float, float, float, float]
+"""Least x and y, and greatest."""
 
 
 def parsed(text: str) -> ElementTree.Element:
     root = ElementTree.fromstring(text)
-    assert root.get("width") == str(WIDTH)
+    assert root.get("width") == f"{0.75 * WIDTH:g}pt"
     return root
 
 
@@ -28,26 +32,31 @@ def words(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
-def check_inside(root: ElementTree.Element) -> None:
-    height = float(root.get("height", "0"))
-    for rect in root.findall(f"{SVG}rect"):
-        x, y, wide, high = (float(rect.get(name, "0")) for name in ("x", "y", "width", "height"))
-        assert min(x, y, wide, high) >= 0
-        assert x + wide <= WIDTH + 0.01
-        assert y + high <= height + 0.01
+def places(part: ElementTree.Element) -> list[tuple[float, float]]:
+    """Of the first path within."""
+    path = next(part.iter(f"{SVG}path")).get("d", "")
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def points(root: ElementTree.Element) -> list[list[tuple[float, float]]]:
-    found = []
-    for line in root.iter(f"{SVG}polyline"):
-        pairs = (pair.split(",") for pair in line.get("points", "").split())
-        found.append([(float(x), float(y)) for x, y in pairs])
+    return [places(part) for part in root.iter(f"{SVG}g") if part.get("id", "").startswith("line-")]
+
+
+def named(root: ElementTree.Element) -> dict[str, Box]:
+    """Where the parts are that say something under the pointer; all within the picture."""
+    found = {}
+    _, _, wide, high = (float(number) for number in root.get("viewBox", "").split())
+    for part in root.iter(f"{SVG}g"):
+        if title := part.findtext(f"{SVG}title"):
+            xs, ys = zip(*places(part), strict=True)
+            found[title] = min(xs), min(ys), max(xs), max(ys)
+            assert min(*xs, *ys) >= 0 and max(xs) <= wide + 0.01 and max(ys) <= high + 0.01
     return found
 
 
 def test_a_line_goes_through_its_points() -> None:
     root = parsed(line_chart({"a <b>": [(10, 2), (0, 0), (20, 1)]}, "T & U", "x", "y"))
-    check_inside(root)
     (line,) = points(root)
     assert [x for x, _ in line] == sorted(x for x, _ in line)
     assert line[1][0] - line[0][0] == pytest.approx(line[2][0] - line[1][0], abs=0.2)
@@ -57,8 +66,8 @@ def test_a_line_goes_through_its_points() -> None:
 
 def test_each_strategy_of_a_comparison_has_a_colour_of_its_own() -> None:
     root = parsed(bar_chart({"a": dict.fromkeys(COMPARED, 1.0)}, "t", "y"))
-    bars = [rect for rect in root.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
-    assert len(bars) == len(COMPARED) == len({rect.get("fill") for rect in bars})
+    bars = [next(g.iter(f"{SVG}path")) for g in root.iter(f"{SVG}g") if g.find(f"{SVG}title") is not None]
+    assert len(bars) == len(COMPARED) == len({bar.get("style") for bar in bars})
 
 
 def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
@@ -70,20 +79,15 @@ def test_equal_factors_are_equal_steps_on_a_log_axis() -> None:
 @pytest.mark.parametrize("count", [1, 12])
 def test_many_names_wrap_in_the_legend(count: int) -> None:
     root = parsed(line_chart({f"a rather long name {n}": [(n, 1.0)] for n in range(count)}, "t", "x", "y"))
-    assert sum(text.startswith("a rather long name") for text in words(root)) == count
-    for element in root.iter(f"{SVG}text"):
-        if (element.text or "").startswith("a rather"):
-            assert float(element.get("x", "0")) + 7 * len(element.text or "") <= WIDTH
+    found = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("a rather")]
+    assert len(found) == count
+    for text in found:
+        assert float(text.get("x", "")) + 5.3 * len(text.text or "") <= 0.75 * WIDTH
 
 
 def test_bars_are_as_high_as_their_values_and_missing_ones_are_marked() -> None:
     root = parsed(bar_chart({"7B": {"solo": 100.0, "ours": 50.0}, "70B": {"solo": None, "ours": 75.0}}, "t", "ms"))
-    check_inside(root)
-    heights = {
-        rect.findtext(f"{SVG}title"): float(rect.get("height", "0"))
-        for rect in root.findall(f"{SVG}rect")
-        if rect.findtext(f"{SVG}title")
-    }
+    heights = {title: bottom - top for title, (_, top, _, bottom) in named(root).items()}
     assert heights["7B, ours: 50"] == pytest.approx(heights["7B, solo: 100"] / 2, abs=0.05)
     assert len(heights) == 3
     assert "–" in words(root)
@@ -95,12 +99,22 @@ def test_a_timeline_shows_every_service_until_it_is_cut() -> None:
 
     def shown(until_s: float | None) -> int:
         root = parsed(timeline(visits, "t", until_s))
-        check_inside(root)
-        assert {"a", "b", "a -> b", "b -> a", "prefill"} <= set(words(root))
-        return len([rect for rect in root.findall(f"{SVG}rect") if rect.findtext(f"{SVG}title")])
+        assert {"a", "b", "a -> b", "b -> a", "prefill", "micro-batch 0"} <= set(words(root))
+        return len(named(root))
 
     assert shown(None) == len(visits)
     assert shown(4.5) == sum(visit.start_s < 4.5 for visit in visits) < len(visits)
+
+
+def test_the_same_values_give_the_same_text() -> None:
+    first, second = (bar_chart({"a": {"b": 1.0}}, "t & u", "y") for _ in range(2))
+    assert first == second and "date" not in first
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(svg, "find_spec", lambda name: None)
+    with pytest.raises(FailedPreconditionError, match=r"pip install '\.\[drawings\]'"):
+        line_chart({"a": [(1.0, 1.0)]}, "t", "x", "y")
 
 
 @pytest.mark.parametrize("series", [{}, {"a": []}, {"a": [(1.0, float("nan"))]}])
