@@ -218,7 +218,7 @@ def problems(
         if row.use != DEVELOPMENT and not allowed(row.licence, row.name):
             found.append(
                 f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
-                "do without the package, or allow the licence there and say why in docs/decisions.md"
+                "do without the package, or allow the licence there and say why in docs/decisions/0001-libraries.md"
             )
     return found
 

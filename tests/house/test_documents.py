@@ -133,6 +133,19 @@ def test_a_table_begins_a_paragraph(name: str) -> None:
             assert not lines[number - 2].strip(), f"{name}:{number}: put an empty line in front of the table"
 
 
+def test_the_index_of_decisions_has_each_once_by_its_number_and_title() -> None:
+    directory = ROOT / "docs" / "decisions"
+    rows = re.findall(
+        r"^- \[(\d{4})\]\((\1-[\w-]+\.md)\): (.+?)(?: \(\d{4}-\d\d-\d\d\))?$",
+        (directory / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    assert [name for _, name, _ in rows] == sorted(path.name for path in directory.glob("[0-9]*.md"))
+    for _, name, title in rows:
+        assert (directory / name).read_text().startswith(f"# {title}\n"), f"the index has another title for {name}"
+
+
 def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration_types() -> None:
     typed = {
         line.partition("#")[0].strip()
