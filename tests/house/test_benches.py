@@ -66,6 +66,7 @@ RUNS = [
     ["profile_check --quick --rounds 1 --layers 1"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
+    ["real_models --check"],
     ["sampling --steps 4 --vocabularies 500 --threads 1", "sampling --compare 64"],
     ["single_box --rounds 1 --cores 1"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
