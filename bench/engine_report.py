@@ -15,7 +15,7 @@ from typing import Any
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
 from bench.many_boxes_report import many_boxes_section
-from bench.pages import figures_comment
+from bench.pages import figures_comment, wrapped
 from edgeshard.planning.report.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
@@ -84,7 +84,7 @@ $ python -m bench.single_box --cores 1 --llama-cpp ~/llama.cpp/build/bin --ik-ll
 IDLE_SPIN = """## Pinned and not: the idle spin
 
 One stream over all agents, with default settings and with `idle_spin_s` 0, in turns. An agent that may run on every
-core does not spin ([configure.md](configure.md)), so that only pinned agents can differ by more than noise.
+core does not spin ([docs/configure.md](configure.md)), so that only pinned agents can differ by more than noise.
 
 <!-- not run: wants two idle cores -->
 ```console
@@ -117,7 +117,7 @@ def document(
         _idle_spin(idle_spin),
         many_boxes_section(many_boxes),
     ]
-    return "\n".join(part for part in parts if part)
+    return wrapped("\n".join(part for part in parts if part))
 
 
 def charts(rows: Sequence[Row]) -> dict[str, str]:

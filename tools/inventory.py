@@ -67,8 +67,8 @@ coordinator's extra), *{AGENT}* what a node gets besides, *{DEVELOPMENT}* the re
 not delivered with it.
 
 `make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.
-`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch for
-CUDA. The CPU build needs none of those packages.
+`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch
+for CUDA. The CPU build needs none of those packages.
 
 | package | version | licence | used for |
 | --- | --- | --- | --- |
