@@ -15,7 +15,7 @@ from typing import Any
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
 from bench.many_boxes_report import many_boxes_section
-from bench.pages import figures_comment
+from bench.pages import figures_comment, wrapped
 from edgeshard.cli.render.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
@@ -29,8 +29,11 @@ INTRODUCTION = """# Benchmarks
 What the engine does with two nodes of one core each, beside what people use today, on one machine with two cores. The
 model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV heads, inner size 2,816, vocabulary
 16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
-the first agent. Client and coordinator have no core of their own and take their time from the agents'. This page and
-its plots are written from a run; `make figures` says whether the code has changed since:
+the first agent. Client and coordinator have no core of their own and take their time from the agents'.
+
+[The kernels](benchmarks/kernels.md) and [weights from the disk](benchmarks/memory.md) have pages of their own, and
+[docs/real-models.md](real-models.md) has plans of models that people run. This page and its plots are written from a
+run; `make figures` says whether the code has changed since:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -81,7 +84,7 @@ $ python -m bench.single_box --cores 1 --llama-cpp ~/llama.cpp/build/bin --ik-ll
 IDLE_SPIN = """## Pinned and not: the idle spin
 
 One stream over all agents, with default settings and with `idle_spin_s` 0, in turns. An agent that may run on every
-core does not spin ([operating.md](operating.md)), so that only pinned agents can differ by more than noise.
+core does not spin ([docs/configure.md](configure.md)), so that only pinned agents can differ by more than noise.
 
 <!-- not run: wants two idle cores -->
 ```console
@@ -114,7 +117,7 @@ def document(
         _idle_spin(idle_spin),
         many_boxes_section(many_boxes),
     ]
-    return "\n".join(part for part in parts if part)
+    return wrapped("\n".join(part for part in parts if part))
 
 
 def charts(rows: Sequence[Row]) -> dict[str, str]:

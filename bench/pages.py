@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,23 @@ def number(value: float | None, digits: int = 2) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def wrapped(text: str, width: int = 120) -> str:
+    """A page whose paragraphs have no longer line; code, tables, comments and lists stay as they are."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    for index in range(0, len(parts), 2):
+        paragraphs = parts[index].split("\n\n")
+        parts[index] = "\n\n".join(_filled(paragraph, width) for paragraph in paragraphs)
+    return "".join(parts)
+
+
+def _filled(paragraph: str, width: int) -> str:
+    body = paragraph.strip("\n")
+    if body.startswith(("|", "<!--", "#", "-", "![")) or all(len(line) <= width for line in body.split("\n")):
+        return paragraph
+    filled = textwrap.fill(" ".join(body.split()), width, break_long_words=False, break_on_hyphens=False)
+    return paragraph.replace(body, filled)
 
 
 def with_trees(rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE) -> list[dict[str, Any]]:

@@ -69,8 +69,8 @@ coordinator's extra), *{AGENT}* what a node gets besides, *{DEVELOPMENT}* the re
 not delivered with it.
 
 `make check` refuses a licence that `tools/inventory.py` does not allow for {RUN_TIME} and {AGENT}.
-`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch for
-CUDA. The CPU build needs none of those packages.
+`{NVIDIA}` stands for NVIDIA's own terms: not open source, and there only beside a build of torch
+for CUDA. The CPU build needs none of those packages.
 
 | package | version | licence | used for |
 | --- | --- | --- | --- |
@@ -223,7 +223,7 @@ def problems(
         if row.use != DEVELOPMENT and not allowed(row.licence, row.name):
             found.append(
                 f"{row.name} ({row.use}) is under {row.licence!r}, which tools/inventory.py does not allow: "
-                "do without the package, or allow the licence there and say why in docs/decisions.md"
+                "do without the package, or allow the licence there and say why in docs/decisions/0001-libraries.md"
             )
     return found
 

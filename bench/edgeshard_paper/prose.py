@@ -49,9 +49,9 @@ LAB = """\
 coordinator and the fifteen nodes, each of which does a small model's mathematics and then waits until the node it
 emulates would have finished. Emulated nodes know devices and links, not the plan. "off" is the prediction less the
 measurement, over the measurement. What plans of many nodes take longer is the software of a hop, which no data sheet
-has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A node's `step_overhead_s` in the
-cluster file tells the planner of it.) The rates are of eight requests, in as many
-micro-batches as the head finds best while it runs; predicted is the best of those that share them evenly.
+has: {hop} ms for each stage here, with all sixteen processes on one machine's cores. (A node's `step_overhead_s`
+in the cluster file tells the planner of it.) The rates are of eight requests, in as many micro-batches as the head
+finds best while it runs; predicted is the best of those that share them evenly.
 """
 
 SWEEP = """\

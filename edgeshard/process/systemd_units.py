@@ -1,7 +1,7 @@
 """The systemd units of both daemons, as text. Pure.
 
 deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard. What is left out, and why, says
-docs/decisions.md.
+docs/decisions/0091-units-and-install-record.md.
 """
 
 from __future__ import annotations

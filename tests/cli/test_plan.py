@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -95,7 +96,7 @@ def test_compare_says_whether_to_split_at_all(tmp_path: Path) -> None:
 
 
 def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Path) -> None:
-    text = (ROOT / "docs/planning.md").read_text()
+    text = (ROOT / "docs/planning-reference.md").read_text()
     section = text.partition("## Should it be split at all?")[2].partition("\n## ")[0]
     path = tmp_path / "two.toml"
     path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
@@ -106,6 +107,24 @@ def test_the_documented_answer_is_what_the_documented_command_says(tmp_path: Pat
     assert len(shown) == 6 and shown[-1] == printed[-1]
     for row in shown[:4]:
         assert any(line.startswith(row) for line in printed), row
+
+
+def test_the_documented_first_plan_is_what_its_command_says(tmp_path: Path) -> None:
+    section = (ROOT / "docs/planning.md").read_text().partition("## A first plan")[2].partition("\n## ")[0]
+    path = tmp_path / "home.toml"
+    path.write_text(section.partition("<<'END'\n")[2].partition("END\n")[0])
+    command = section.partition("edgectl plan --cluster home.toml ")[2].partition("```")[0].split()
+    shown = section.partition("```text\n")[2].partition("```")[0].splitlines()
+    result = CliRunner().invoke(app, ["plan", "--cluster", str(path), *command])
+    printed = [line.rstrip() for line in result.stdout.splitlines()]
+    assert len(shown) > 10 and shown == printed[2:]
+
+
+def test_the_reference_has_every_option() -> None:
+    section = (ROOT / "docs/planning-reference.md").read_text().partition("## Options")[2].partition("\n## ")[0]
+    options = re.findall(r"--[a-z-]+", run("--help").stdout)
+    spelled = {option.replace("quantize", "quantise").replace("quantization", "quantisation") for option in options}
+    assert spelled - {"--help", "--output"} <= set(re.findall(r"`(--[a-z-]+)", section))
 
 
 def test_a_plan_says_when_the_whole_model_on_each_node_would_be_clearly_better(tmp_path: Path) -> None:

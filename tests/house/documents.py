@@ -8,8 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+LONGEST_LINE = 120
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _REASON = re.compile(r"^ *<!-- not run: (?P<reason>.+) -->$")
 
 
@@ -48,6 +50,19 @@ def blocks(path: Path) -> list[Block]:
         found.append(Block(path, start + 1, opening["info"].strip(), text, reason["reason"] if reason else ""))
         start = None
     assert start is None, f"{path}: the block opened on line {(start or 0) + 1} is never closed"
+    return found
+
+
+def long_lines(text: str, most: int = LONGEST_LINE) -> list[int]:
+    """The numbers of lines that are too long: of prose that could be broken, so none of code, a table, a comment, or
+    one word such as a URL."""
+    hidden = _FENCED.sub(lambda block: "\n" * block[0].count("\n"), text)
+    hidden = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), hidden)
+    found = []
+    for number, line in enumerate(hidden.splitlines(), 1):
+        words = re.sub(r"^ *([-*+]|\d+\.) +", "", line).split()
+        if len(line) > most and len(words) > 1 and not line.lstrip().startswith(("|", "#")):
+            found.append(number)
     return found
 
 

@@ -58,6 +58,7 @@ RUNS = [
     ["mtls --rounds 1 --streams 2"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
+    ["real_models --check"],
     ["sampling --steps 4 --vocabularies 500 --threads 1", "sampling --compare 64"],
     ["single_box --rounds 1 --cores 1"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],

@@ -20,8 +20,6 @@ from tests.house import documents
 pytestmark = pytest.mark.timing
 
 ROOT: Path = documents.ROOT
-# A document may name a daemon's file from within its package.
-ROOMS = [ROOT, ROOT / "agent" / "edgeshard_agent", ROOT / "coordinator" / "edgeshard_coordinator"]
 LANGUAGES = {"bash", "console", "python", "toml", "yaml", "json", "text", "mermaid"}
 TIMEOUT_S = 400
 NAMES = [str(path.relative_to(ROOT)) for path in documents.DOCUMENTS]
@@ -104,12 +102,16 @@ def test_every_block_is_run_or_says_why_not(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_links_lead_somewhere(name: str) -> None:
     text = (ROOT / name).read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
-        link, _, anchor = (target[0] or target[1]).partition("#")
+    for target in re.findall(r"(?:\[([^\[\]]*))?\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
+        link, _, anchor = (target[1] or target[2]).partition("#")
         if "://" in link:
             continue
         page = (ROOT / name).parent / link if link else ROOT / name
         assert page.exists(), f"{name} links to {link}, which does not exist"
+        text = target[0]
+        if re.fullmatch(r"[\w./-]+\.md", text):
+            named = page.resolve().relative_to(ROOT)
+            assert text == str(named), f"{name} links to {named} and says {text}: one kind of path, from the root"
         if anchor and page.suffix == ".md":
             assert anchor in documents.anchors(page), f"{name} links to #{anchor}, no heading of {page.name}"
 
@@ -118,7 +120,7 @@ def test_links_lead_somewhere(name: str) -> None:
 def test_files_and_make_targets_named_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     for path in re.findall(r"`([\w.-]+/[\w./-]*)`", text):
-        assert any((room / path).exists() for room in ROOMS), f"{name} names {path}, which does not exist"
+        assert (ROOT / path).exists(), f"{name} names {path}, which does not exist (paths are from the root)"
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for target in re.findall(r"\bmake ([a-z][a-z-]+)`|^make ([a-z-]+)", text, re.MULTILINE):
         assert (target[0] or target[1]) in targets, f"{name} names `make {target[0] or target[1]}`"
@@ -131,6 +133,39 @@ def test_a_table_begins_a_paragraph(name: str) -> None:
     for number, line in enumerate(lines):
         if re.fullmatch(r"\|( -+:? \|)+", line) and number > 1:
             assert not lines[number - 2].strip(), f"{name}:{number}: put an empty line in front of the table"
+
+
+def test_the_index_of_decisions_has_each_once_by_its_number_and_title() -> None:
+    directory = ROOT / "docs" / "decisions"
+    rows = re.findall(
+        r"^- \[(\d{4})\]\((\1-[\w-]+\.md)\): (.+?)(?: \(\d{4}-\d\d-\d\d\))?$",
+        re.sub(r"\n +", " ", (directory / "README.md").read_text()),
+        re.MULTILINE,
+    )
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1))
+    assert [name for _, name, _ in rows] == sorted(path.name for path in directory.glob("[0-9]*.md"))
+    for _, name, title in rows:
+        assert (directory / name).read_text().startswith(f"# {title}\n"), f"the index has another title for {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_prose_are_short(name: str) -> None:
+    found = documents.long_lines((ROOT / name).read_text())
+    assert not found, f"{name}: lines {found} have more than {documents.LONGEST_LINE} characters"
+
+
+def test_a_long_line_is_found_where_it_could_be_broken() -> None:
+    short, word = "word " * 24, "w" * 130
+    assert documents.long_lines(f"{short.strip()}\n{short}more\n") == [2]
+    assert documents.long_lines(f"- {word}\n1. https://{word}\n{word}\n") == []
+    assert documents.long_lines(f"| {short}more |\n<!-- {short}more -->\n```text\n{short}more\n```\n") == []
+    assert documents.long_lines(f"<!-- a\nb -->\n```text\na\n```\n{short}more\n  - {short}more\n") == [6, 7]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_the_map_has_every_page(path: Path) -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Documents")[2].partition("\n## ")[0]
+    assert f"(docs/{path.name})" in section, f"name docs/{path.name} under Documents in ARCHITECTURE.md"
 
 
 def test_what_the_readme_tells_a_newcomer_to_type_is_what_continuous_integration_types() -> None:

@@ -93,7 +93,7 @@ class Cluster:
 
 
 def parse_cluster(values: Mapping[str, Any]) -> Cluster:
-    """The cluster that a decoded TOML file describes; docs/planning.md lists its keys."""
+    """The cluster that a decoded TOML file describes; docs/planning-reference.md lists its keys."""
     if not isinstance(values, Mapping):
         raise invalid("cluster", "holds no object")
     top = Fields(values, "")

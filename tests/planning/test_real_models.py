@@ -1,0 +1,33 @@
+"""docs/real-models.md is what `edgectl plan` says now, and its shapes are of the models that they are named for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import real_models
+from edgeshard.planning.inputs.shapes import model_from_config
+
+PAGE = (real_models.ROOT / "docs" / real_models.PAGE).read_text()
+PARAMETERS = dict(zip(real_models.MODELS, (3.2e9, 8.0e9, 20.9e9, 30.5e9, 70.6e9, 235e9), strict=True))
+"""As their publishers say."""
+QUICK = "two-jetsons"
+SITES = [pytest.param(site, marks=() if site.name == QUICK else pytest.mark.long) for site in real_models.SITES]
+
+
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_a_section_is_what_the_commands_say(site: real_models.Site) -> None:
+    """Else run `python -m bench.real_models`."""
+    section = real_models.without_comments(real_models.section(site, ""))
+    assert section in real_models.without_comments(PAGE)
+
+
+def test_the_words_around_the_tables_are_those_of_the_program() -> None:
+    assert PAGE.startswith(real_models.INTRODUCTION) and PAGE.endswith(real_models.CONCLUSIONS)
+
+
+@pytest.mark.parametrize("name", real_models.MODELS)
+def test_a_shape_has_the_parameters_of_its_model(name: str) -> None:
+    config = json.loads((real_models.EXAMPLES / name / "config.json").read_text())
+    assert model_from_config(name, config).parameter_count == pytest.approx(PARAMETERS[name], rel=0.01)
