@@ -1,0 +1,68 @@
+"""Models that the site stores."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from edgeshard.domain.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+)
+from edgeshard.domain.ids import OperationId
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.proto.v1 import admin_pb2 as pb
+from edgeshard.wire.site import (
+    stored_model_to_wire,
+)
+from edgeshard_coordinator.control.persistence.operations import answered
+from edgeshard_coordinator.control.requests.models import stored_model
+from edgeshard_coordinator.control.services.admin_calls import AdminCalls
+from edgeshard_coordinator.core.values.events import ModelDeleted
+from edgeshard_coordinator.core.values.state import (
+    ServedOperation,
+)
+
+
+class ModelCalls(AdminCalls):
+    """Models that the site stores."""
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Any) -> pb.ListModelsResponse:
+        stored = [stored_model(manifest, digest) for manifest, digest in self._models.list()]
+        return pb.ListModelsResponse(models=[stored_model_to_wire(model) for model in stored])
+
+    async def DeleteModel(self, request: pb.DeleteModelRequest, context: Any) -> pb.DeleteModelResponse:
+        async def work(operation: ServedOperation) -> bytes:
+            # Models are files, and not in one transaction with operations: a repeat that finds the model gone must
+            # know that the first call began, and was not answered before the coordinator ended.
+            begun = replace(operation, operation_id=OperationId(f"{operation.operation_id}/begun"))
+            repeated = await answered(self._store.find_operation(begun.operation_id)) is not None
+            async with self._model_lock:
+                try:
+                    shape = config_hash(self._check_unused(request.name).config)
+                    if not repeated:
+                        await answered(self._store.save_operation(begun))
+                    await asyncio.to_thread(self._models.delete, request.name)
+                    if all(config_hash(manifest.config) != shape for manifest, _ in self._models.list()):
+                        self._loop.post(ModelDeleted(shape, self._loop.now()))
+                except NotFoundError:
+                    if not repeated:
+                        raise
+            await answered(self._store.save_operation(operation))
+            return operation.outcome
+
+        outcome = await self.operations.once(request.operation_id, request, work)
+        return pb.DeleteModelResponse.FromString(outcome)
+
+    def _check_unused(self, name: str) -> ModelManifest:
+        manifest, digest = self._models.get(name)
+        for record in self._loop.state.deployments.values():
+            if record.model == name or record.manifest_digest == digest:
+                raise FailedPreconditionError(
+                    f"name: model {name} is used by deployment {record.name}; delete that first",
+                    field="name",
+                    reason="MODEL_IN_USE",
+                )
+        return manifest

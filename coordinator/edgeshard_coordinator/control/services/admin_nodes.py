@@ -1,0 +1,116 @@
+"""Nodes, the site, what nodes keep packed, and measuring."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from edgeshard.architectures import check_quantisation, parse_config
+from edgeshard.domain.control.commands import MeasureCompute
+from edgeshard.domain.control.site import MeasureRequest
+from edgeshard.domain.errors import (
+    EdgeShardError,
+    NotFoundError,
+)
+from edgeshard.domain.ids import ModelName
+from edgeshard.proto.v1 import admin_pb2 as pb
+from edgeshard.wire.common import node_to_wire
+from edgeshard.wire.packed import drop_call_from_wire, packed_unit_to_wire
+from edgeshard.wire.site import (
+    measure_request_from_wire,
+    node_details_to_wire,
+    node_progress_to_wire,
+    site_to_wire,
+)
+from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
+from edgeshard_coordinator.control.runtime.calls import MeasureCall
+from edgeshard_coordinator.control.services.admin_calls import AdminCalls
+from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
+from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
+from edgeshard_coordinator.core.values.events import MeasureRequested
+from edgeshard_coordinator.core.values.state import (
+    ServedOperation,
+)
+
+
+class NodeCalls(AdminCalls):
+    """Nodes, the site, what nodes keep packed, and measuring."""
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
+        state, now = self._loop.state, self._loop.now()
+        return pb.ListNodesResponse(
+            nodes=[node_to_wire(self._conditions.with_condition(node)) for node in node_views(state, now)]
+        )
+
+    async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
+        state = self._loop.state
+        node = state.find_node(request.node)
+        if node is None:
+            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
+        details = node_details(state, node, self._models, self._loop.now())
+        return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
+
+    async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
+        site = site_details(self._loop.state, self._models, request.model, self._loop.now())
+        whole = replace(
+            site,
+            nodes=tuple(map(self._conditions.with_condition, site.nodes)),
+            traffic=self._traffic.of_model(ModelName(request.model)),
+            coordinator=self._conditions.own(),
+        )
+        return site_to_wire(whole)
+
+    async def ListPacked(self, request: pb.ListPackedRequest, context: Any) -> pb.ListPackedResponse:
+        units = await self._packed.list(request.node)
+        return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
+
+    async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
+        call = drop_call_from_wire(request)
+
+        async def work(operation: ServedOperation) -> bytes:
+            units = await self._packed.drop(call.node, call.ids)
+            response = pb.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
+            done = replace(operation, outcome=response.SerializeToString())
+            await answered(self._store.save_operation(done))
+            return done.outcome
+
+        outcome = await self.operations.once(call.operation_id, request, work)
+        return pb.DropPackedResponse.FromString(outcome)
+
+    async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
+        """A caller that goes away changes nothing: nodes measure on, and what they report is kept."""
+        call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
+        async with aclosing(self._calls.follow(call)) as news:
+            async for progress in news:
+                yield node_progress_to_wire(progress)
+
+    async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
+        """The call with this operation id, begun unless it is there already."""
+        operation_id = request.operation_id
+        known = self._calls.find(operation_id)
+        if known is not None:
+            check_same(operation_id, known.fingerprint, fingerprint)
+            return known
+        compute = None
+        if request.model:
+            compute = self._measure_compute(request)
+        nodes = chosen_nodes(self._loop.state, request.nodes)
+        uid = uuid.uuid4().hex
+        call = self._calls.begin(operation_id, uid, fingerprint, nodes)
+        # Whoever asks for nothing but links wants them measured, not remembered.
+        every_link = request.again or compute is None
+        try:
+            await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))
+        except EdgeShardError:
+            self._calls.forget(operation_id)
+            raise
+        return call
+
+    def _measure_compute(self, request: MeasureRequest) -> MeasureCompute:
+        manifest, _ = self._models.get(request.model)
+        if request.quantisation is not None:
+            check_quantisation(parse_config(manifest.config).architecture)
+        return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
