@@ -6,6 +6,7 @@ In plaintext, which is for loopback alone, callers cannot be told apart, and eve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -95,6 +96,26 @@ def caller(context: Any) -> Principal | None:
 def peer_address(context: Any) -> str:
     """`host:port` of the caller, `[host]:port` for IPv6, of gRPC's `ipv4:host:port`."""
     return unquote(str(context.peer())).removeprefix("ipv4:").removeprefix("ipv6:")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFrom:
+    """Whom a call came from, as its context says while it lasts: of a call that is over, gRPC reads freed memory."""
+
+    address: str
+    principal: Principal | None
+    """None in plaintext, and where the certificate names no role."""
+    is_named: bool
+    """Whether a certificate says who it is, or none is needed."""
+
+
+def call_from(context: Any) -> CallFrom:
+    """To be asked for before the call can be over. The `finally` of a stream may run after its end."""
+    address = peer_address(context)
+    try:
+        return CallFrom(address, caller(context), is_named=True)
+    except DeniedError:
+        return CallFrom(address, None, is_named=False)
 
 
 def check_enrolment(context: Any, method: str) -> None:

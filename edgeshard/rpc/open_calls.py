@@ -31,6 +31,8 @@ class OpenCall:
 
     def check(self, principal: Principal, denials: Denials) -> None:
         """End it if the certificate that it was opened with is refused now."""
+        if self.task is not None and self.task.done():
+            return  # It is over, and its context is not to be asked any more; its generator was not closed yet.
         try:
             denials.check(self._context, principal)
         except DeniedError as error:

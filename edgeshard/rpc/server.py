@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from edgeshard.domain.audit import CALLER_LEFT
 from edgeshard.domain.errors import CancelledRequestError, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.identity import Principal
-from edgeshard.rpc.access import COUNTED_ELSEWHERE, check_access, check_enrolment
+from edgeshard.rpc.access import COUNTED_ELSEWHERE, CallFrom, call_from, check_access, check_enrolment
 from edgeshard.rpc.channel import COMMON_OPTIONS, KEEPALIVE_S
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.open_calls import OpenCalls
@@ -66,20 +66,20 @@ def _options(keepalive_s: float, window_bytes: int | None, most_connections: int
 class CallWatch(Protocol):
     """Is told of calls; it neither waits nor raises."""
 
-    def began(self, method: str, context: Any, request: Any) -> None:
+    def began(self, method: str, source: CallFrom, request: Any) -> None:
         """A call that its caller may make, and whose answer is a stream."""
 
-    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
         """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
 
 
 class _NoWatch:
     """Nobody is told."""
 
-    def began(self, method: str, context: Any, request: Any) -> None:
+    def began(self, method: str, source: CallFrom, request: Any) -> None:
         pass
 
-    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
         pass
 
 
@@ -118,7 +118,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         check, watch, calls = self._check, self._watch, self._calls
 
         async def call(request: Any, context: Any) -> Any:
-            answer, end = None, _LEFT
+            answer, end, source = None, _LEFT, call_from(context)
             try:
                 with calls.entered(check(context, method), context, stream) as opened:
                     try:
@@ -138,7 +138,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 log.exception("rpc_failed", method=method)
                 end = _unexpected(method)
             finally:
-                watch.ended(method, context, request, answer, end)
+                watch.ended(method, source, request, answer, end)
             if end is not None:
                 await abort(context, end)
             return answer
@@ -151,10 +151,10 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
         check, watch, calls = self._check, self._watch, self._calls
 
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            end = _LEFT
+            end, source = _LEFT, call_from(context)
             try:
                 with calls.entered(check(context, method), context, stream) as opened:
-                    watch.began(method, context, request)
+                    watch.began(method, source, request)
                     try:
                         async with aclosing(behaviour(request, context)) as responses:
                             async for response in responses:
@@ -177,7 +177,7 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):
                 log.exception("rpc_failed", method=method)
                 end = _unexpected(method)
             finally:
-                watch.ended(method, context, request, None, end)
+                watch.ended(method, source, request, None, end)
             if end is not None:
                 await abort(context, end)
 

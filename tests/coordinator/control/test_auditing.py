@@ -26,7 +26,7 @@ from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
-from edgeshard.rpc.access import ENROLMENT
+from edgeshard.rpc.access import ENROLMENT, call_from
 from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.control import report_to_wire
 from tests.rpc.test_access import METHODS
@@ -199,7 +199,7 @@ async def test_a_stranger_is_not_taken_for_one_of_ours(tmp_path: Path, uri: str,
     log.start()
     request = SimpleNamespace(name="tale")
     refusal = DeniedError("no", reason=reason)
-    CallAudit(log).ended("/edgeshard.proto.v1.AdminService/DeleteModel", Shown(uri), request, None, refusal)
+    CallAudit(log).ended("/edgeshard.proto.v1.AdminService/DeleteModel", call_from(Shown(uri)), request, None, refusal)
     (entry,) = await log.newest(10)
     await log.stop()
     assert (entry.who, entry.address, entry.target, entry.result) == (who, "[::1]:5", "tale", reason)
@@ -210,7 +210,7 @@ async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, SystemClock())
     log.start()
     request, wrong = SimpleNamespace(token_id="t1"), UnauthenticatedError("no such token", reason="TOKEN")
-    CallAudit(log).ended(ENROLMENT, Shown(""), request, None, wrong)
+    CallAudit(log).ended(ENROLMENT, call_from(Shown("")), request, None, wrong)
     (entry,) = await log.newest(10)
     await log.stop()
     assert (entry.who, entry.target, entry.result) == ("[::1]:5", "t1", "TOKEN")
@@ -220,11 +220,12 @@ async def test_who_has_no_certificate_is_no_operator(tmp_path: Path) -> None:
 async def test_a_model_has_one_entry_when_all_of_it_is_there(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, SystemClock())
     log.start()
-    method, context = "/edgeshard.proto.v1.ModelStoreService/RegisterModel", Shown("edgeshard://site/operator/admin")
+    method = "/edgeshard.proto.v1.ModelStoreService/RegisterModel"
+    source = call_from(Shown("edgeshard://site/operator/admin"))
     request = SimpleNamespace(manifest=SimpleNamespace(name="tiny"))
     for registered in (False, True):
-        CallAudit(log).ended(method, context, request, SimpleNamespace(registered=registered), None)
-    CallAudit(log).ended(method, context, request, None, InvalidArgumentError("no", reason="BAD"))
+        CallAudit(log).ended(method, source, request, SimpleNamespace(registered=registered), None)
+    CallAudit(log).ended(method, source, request, None, InvalidArgumentError("no", reason="BAD"))
     found = await log.newest(10)
     await log.stop()
     assert said(list(found)) == [(ADMIN, "RegisterModel", "tiny", "ok"), (ADMIN, "RegisterModel", "tiny", "BAD")]

@@ -14,7 +14,7 @@ from typing import Any
 from edgeshard.domain.audit import BEGUN, OK
 from edgeshard.domain.errors import DeniedError, EdgeShardError
 from edgeshard.domain.identity import Role
-from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, caller, peer_address
+from edgeshard.rpc.access import AUTHORITIES, ENROLMENT, CallFrom
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 
 _PACKAGE = "edgeshard.proto.v1"
@@ -112,45 +112,38 @@ class CallAudit:
     def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    def began(self, method: str, context: Any, request: Any) -> None:
+    def began(self, method: str, source: CallFrom, request: Any) -> None:
         mutation = MUTATIONS.get(method)
         if mutation is not None:
-            self.note(context, _name(method), mutation.target_of(request), BEGUN)
+            self.note(source, _name(method), mutation.target_of(request), BEGUN)
 
-    def ended(self, method: str, context: Any, request: Any, answer: Any, error: EdgeShardError | None) -> None:
+    def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
         mutation = MUTATIONS.get(method)
         if isinstance(error, DeniedError):
             mutation = mutation or NOTED.get(method)
-            self._note_refusal(context, method, "" if mutation is None else mutation.target_of(request), error)
+            self._note_refusal(source, method, "" if mutation is None else mutation.target_of(request), error)
         elif mutation is None or not mutation.asks(request):
             pass
         elif error is not None or answer is None or mutation.counts(answer):
             result = OK if error is None else error.reason
-            self.note(context, _name(method), mutation.target_of(request), result)
+            self.note(source, _name(method), mutation.target_of(request), result)
 
-    def note(self, context: Any, what: str, target: str, result: str = OK) -> None:
-        """Make an entry of something that a caller did; `context` is its call's."""
-        address = who = peer_address(context)
-        try:
-            principal = caller(context)
-        except DeniedError:
-            by_operator = False  # Who joins has no certificate yet, and may be anybody.
-        else:
-            by_operator = principal is None or principal.role is Role.OPERATOR
-            who = address if principal is None else f"{principal.role}/{principal.id}"
-        self._log.add(who, what, target, result, address, by_operator=by_operator)
+    def note(self, source: CallFrom, what: str, target: str, result: str = OK) -> None:
+        """Make an entry of something that a caller did."""
+        principal = source.principal
+        # Who joins has no certificate yet, and may be anybody.
+        by_operator = source.is_named and (principal is None or principal.role is Role.OPERATOR)
+        who = source.address if principal is None else f"{principal.role}/{principal.id}"
+        self._log.add(who, what, target, result, source.address, by_operator=by_operator)
 
-    def _note_refusal(self, context: Any, method: str, target: str, error: DeniedError) -> None:
-        address = peer_address(context)
-        try:
-            principal = caller(context)
-        except DeniedError:
-            who = "nobody"
+    def _note_refusal(self, source: CallFrom, method: str, target: str, error: DeniedError) -> None:
+        principal = source.principal
+        if principal is None:
+            who = source.address if source.is_named else "nobody"
         else:
             # Of another site: in full, or it would be taken for one of ours.
-            is_ours = error.reason != "SITE"
-            who = address if principal is None else f"{principal.role}/{principal.id}" if is_ours else principal.uri
-        self._log.add(who, _name(method), target, error.reason, address, by_operator=False)
+            who = principal.uri if error.reason == "SITE" else f"{principal.role}/{principal.id}"
+        self._log.add(who, _name(method), target, error.reason, source.address, by_operator=False)
 
 
 def _name(method: str) -> str:

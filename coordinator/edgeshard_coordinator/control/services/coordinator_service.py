@@ -32,7 +32,7 @@ from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import coordinator_pb2_grpc
-from edgeshard.rpc.access import check_acts_for_itself
+from edgeshard.rpc.access import call_from, check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.hello import first_message
@@ -107,7 +107,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         split_address(registration.address)
         await self._loop.ask(NodeRegistered(registration, self._loop.now()))
         if known is None or (known.name, known.address) != (registration.name, registration.address):
-            self._audit.note(context, "Register", registration.name)
+            self._audit.note(call_from(context), "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
         answer = term_to_wire(self._loop.state.term)
         answer.wire_version = WIRE_VERSION

@@ -18,7 +18,7 @@ from edgeshard.domain.requests.generation import Finished, Started
 from edgeshard.domain.requests.listening import ListenerHello, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
 from edgeshard.proto.v1 import inference_pb2_grpc
-from edgeshard.rpc.access import caller
+from edgeshard.rpc.access import call_from, caller
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.chat import chat_prompt_to_wire, conversation_from_wire, tokenize_request_from_wire
 from edgeshard.wire.generation import event_to_wire, generate_request_from_wire
@@ -105,7 +105,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         owner, client = self._front.owner_of(request_id), client_of(context)
         cancelled = self._front.cancel(request_id, None if everyones else client)
         if cancelled and owner != client:
-            self._audit.note(context, "Cancel", f"{request_id} of {owner}")
+            self._audit.note(call_from(context), "Cancel", f"{request_id} of {owner}")
         return pb.InferenceServiceCancelResponse(cancelled=cancelled)
 
     async def ListModels(
