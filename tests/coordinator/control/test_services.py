@@ -26,7 +26,7 @@ from edgeshard.domain.errors import (
     UnavailableError,
     WireVersionError,
 )
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
+from edgeshard.domain.ids import DeploymentName, Epoch, ModelName, NodeId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_pb2
@@ -492,6 +492,10 @@ async def test_models_in_use_stay(site: Any, failing: Any) -> None:
     async with failing(FailedPreconditionError) as caught:
         await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-2", name="tiny"), timeout=DEADLINE_S)
     assert caught[0].field == "name" and "tale" in caught[0].message
+    tiny = site.models.manifests["tiny"]
+    site.models.manifests["unused"] = replace(tiny, name=ModelName("unused"), tensors=tiny.tensors[:1])
+    await site.admin.DeleteModel(admin_pb2.DeleteModelRequest(operation_id="op-5", name="unused"), timeout=DEADLINE_S)
+    assert [*site.models.manifests] == ["tiny"]
     request = admin_pb2.DeleteDeploymentRequest(operation_id="op-3", name="tale")
     await site.admin.DeleteDeployment(request, timeout=DEADLINE_S)
     await site.until(lambda state: not state.deployments)
