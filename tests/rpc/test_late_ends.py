@@ -57,7 +57,8 @@ async def test_a_stream_that_is_closed_late_says_whose_it_was(tmp_path: Path, re
     try:
         async with open_channel(address, identities.of(Role.OPERATOR, "admin"), "address") as channel:
             for _ in range(CALLS):
-                call = channel.unary_stream(PATH)(b"")
+                begin: Any = channel.unary_stream(PATH)
+                call = begin(b"")
                 await call.read()
                 await asyncio.sleep(0.05)
                 call.cancel()
