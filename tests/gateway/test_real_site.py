@@ -581,6 +581,7 @@ async def test_curl_works(http: Http) -> None:
     assert said.endswith("data: [DONE]\n\n") and said.count("data: ") >= 4
 
 
+@pytest.mark.long
 @needs_clients
 async def test_lm_eval_finds_the_scores_of_the_unsplit_model(http: Http) -> None:
     assert http.key is not None

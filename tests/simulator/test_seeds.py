@@ -17,7 +17,7 @@ from tests.simulator.coverage import ABSENT, MESSAGES
 from tests.support.forms import in_form
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = in_form(25, 500)
+SEEDS = in_form(15, 500)
 
 
 def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,8 @@ from edgeshard.domain.requests.trace import aligned
 from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The quick form has the cache of experts in tests/agent/experts.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 MIXTURE = Path(__file__).resolve().parents[2] / "bench" / "mixture_model"
 LAYERS, EXPERTS = 8, 16
 MEMORY = "96MiB"

@@ -160,6 +160,7 @@ async def gaps(site: Site, tokens: list[int]) -> list[float]:
     return sorted(after - before for before, after in itertools.pairwise(came))
 
 
+@pytest.mark.long
 async def test_a_guide_whose_masks_are_dear_holds_up_no_other_answer(site: Site) -> None:
     """Three at once, which end for what they take of the processor."""
     right: list[int] = []

@@ -122,6 +122,7 @@ async def test_an_agent_gone_while_loading_fails_the_deployment_and_frees_the_ot
     assert node.node_id == node_id, "a restarted node is the same node"
 
 
+@pytest.mark.long
 async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_returns_with_them(
     site: Site, make_spec: MakeSpec
 ) -> None:

@@ -265,6 +265,7 @@ async def ask_in_every_way(site: Watched) -> list[bytes]:
     return printed
 
 
+@pytest.mark.long
 async def test_no_file_and_no_output_has_a_word_or_a_token_of_users(site: Watched) -> None:
     printed = await ask_in_every_way(site)
     # The head's node is lost in mid-answer, and a dump of what is left is taken.

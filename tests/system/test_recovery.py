@@ -111,6 +111,7 @@ async def test_a_coordinator_that_is_killed_ends_no_answer(site: Site) -> None:
     assert (await site.client.deployment("tales")).epoch == epoch
 
 
+@pytest.mark.long
 async def test_coordinator_and_head_killed_together_end_no_answer(site: Site) -> None:
     """The client's own tokens are all that is left of it."""
     undisturbed = await answer(site.client, 160)

@@ -31,7 +31,7 @@ def spec(**changes: object) -> DeploymentSpec:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Two small nodes and a larger one, which have measured themselves and their disks."""
+    """Two small nodes, which have measured themselves and their disks, and a larger one."""
     directory = tmp_path_factory.mktemp("streaming")
     cluster = LocalCluster(
         directory,
@@ -42,7 +42,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     )
     async with cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "tales")
-        async for _ in client.profile("tales", dtype=DType.FLOAT32, quick=True):
+        async for _ in client.profile("tales", ["a", "b"], dtype=DType.FLOAT32, quick=True):
             pass
         yield Site(cluster, client)
 

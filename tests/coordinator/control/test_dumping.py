@@ -26,7 +26,10 @@ DEADLINE_S = 30.0
 
 
 async def read_all(call: Any) -> dict[str, Any]:
-    return {dump.node: dump async for dump in read_dumps(call)}
+    try:
+        return {dump.node: dump async for dump in read_dumps(call)}
+    finally:
+        call.cancel()  # gRPC does not, where a reader is cancelled between the request and the first read
 
 
 async def asked(site: Any, agents: list[Any]) -> tuple[Any, list[Any]]:

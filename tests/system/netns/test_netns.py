@@ -52,6 +52,7 @@ def reference(checkpoint: Path) -> list[tuple[list[int], list[int]]]:
     return made
 
 
+@pytest.mark.long
 def test_slow_mtls_links_give_the_unsplit_models_tokens(site: Any, deployment: Any, reference: Any) -> None:
     """All prompts at once, from a node of its own."""
     # Nodes measure their links by themselves once the site is quiet; what that sends is not to be counted here.
