@@ -43,7 +43,7 @@ _REASONING = (
 _SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
 _TAG, _LIST, _CHANNEL = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
-_LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
+_TOOL_MARKERS = {ToolFormat.LISTED: (_LIST, "[ARGS]", "[CALL_ID]"), ToolFormat.TAGGED: (_TAG, "</tool_call>")}
 
 
 class ChatModel:
@@ -189,13 +189,9 @@ class ChatModel:
         if tools is ToolFormat.CHANNELS:
             return AnswerFormat(tools, markers=tuple(self._markers(CHANNEL_MARKERS)))
         begin, end = next(((b, e) for b, e in _REASONING if e in source), ("", ""))
-        wanted = (begin, end) if begin else ()
-        if tools is ToolFormat.LISTED:
-            wanted = (*wanted, *_LIST_MARKERS)
-        if tools is ToolFormat.TAGGED:
-            wanted = (*wanted, _TAG, "</tool_call>")
+        markers = ((begin, end) if begin else ()) + _TOOL_MARKERS.get(tools, ())
         in_reasoning = bool(begin) and prompt.rstrip().endswith(begin)
-        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(wanted)))
+        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(markers)))
 
     def _markers(self, texts: Sequence[str]) -> Iterator[Marker]:
         """Those of them that are special tokens, which the text of an answer leaves out."""

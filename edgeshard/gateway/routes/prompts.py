@@ -1,24 +1,36 @@
-"""A conversation becoming what the engine is asked for."""
+"""The way from a conversation to the requests of its answers to the engine."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, Conversation
+from edgeshard.domain.requests.chat import AnswerDelta, Conversation
 from edgeshard.domain.requests.generation import Generation
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.routes.fields import GuidedFields
 from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, tools_for
 
 
+def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
+    """The conversation in fields of a request, which are JSON; its prompt asks for an answer unless told otherwise."""
+    return Conversation(
+        json.dumps(messages),
+        json.dumps(tools) if tools else "",
+        json.dumps(variables) if variables else "",
+        generation_prompt is not False,
+    )
+
+
 class Parser(Protocol):
-    """`AnswerParser`, or what stands in its place."""
+    """A reader of an answer, such as `AnswerParser`."""
 
     calls: int
 
@@ -28,24 +40,24 @@ class Parser(Protocol):
 
 
 class ChatRequestModel(GuidedFields):
-    """What of a request decides how its answers are generated."""
+    """The part of a request that decides how its answers are generated."""
 
     def choices(self) -> int:
-        """Answers that are wanted."""
+        """The number of answers."""
         return 1
 
     def scores(self) -> tuple[bool, int]:
-        """Whether tokens' log-probabilities are wanted, and those of how many others."""
+        """Whether tokens' log-probabilities are wanted, and for how many other tokens beside each."""
         return False, 0
 
     @abstractmethod
     def new_tokens(self) -> int | None:
-        """Most of one answer; None where the request does not say."""
+        """The most tokens of one answer; None where the request does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswers:
-    """What to generate, one for each answer, and how to read each."""
+    """The requests to the engine, one for each answer, and the reader of an answer."""
 
     generations: tuple[Generation, ...]
     parser: Callable[[], Parser]
@@ -60,8 +72,10 @@ async def chat_answers(
     choice: ToolChoice | None,
     identity: str,
 ) -> ChatAnswers:
-    """`identity` is who asks. Raises what `Backend.prompt` raises, and InvalidArgumentError for fields that contradict
-    each other."""
+    """The answers to a request of `identity`.
+
+    Raises as `Backend.prompt` does, and InvalidArgumentError for fields that contradict each other.
+    """
     offered, guide = tools_for(tools, choice), asked.guide()
     forced = forced_call(offered, choice, asked.open_objects)
     if forced is not None and guide is not None:
@@ -85,9 +99,5 @@ async def chat_answers(
         for number in range(asked.choices())
     )
     generations[0].validate()
-    answer_format: AnswerFormat = PLAIN if guide is not None else prompt.format
-
-    def parser() -> Parser:
-        return ForcedCall() if forced is not None else AnswerParser(answer_format, offered)
-
-    return ChatAnswers(generations, parser)
+    answer_format = PLAIN if guide is not None else prompt.format
+    return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offered))
