@@ -137,9 +137,7 @@ def _names(tools: Sequence[Any]) -> set[str]:
 
 
 def _properties(name: str, tools: Sequence[Any]) -> dict[str, Any]:
-    for function in _functions(tools):
-        parameters = function.get("parameters")
-        if function.get("name") == name and isinstance(parameters, dict):
-            properties = parameters.get("properties")
-            return properties if isinstance(properties, dict) else {}
-    return {}
+    described = (function.get("parameters") for function in _functions(tools) if function.get("name") == name)
+    parameters = next((found for found in described if isinstance(found, dict)), {})
+    properties = parameters.get("properties")
+    return properties if isinstance(properties, dict) else {}

@@ -11,14 +11,7 @@ from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.requests.chat import (
-    AnswerFormat,
-    ChatPrompt,
-    Conversation,
-    GenerationDefaults,
-    Marker,
-    ToolFormat,
-)
+from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
@@ -108,11 +101,6 @@ class ChatModel:
             messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
         text = template.render(messages, tools, conversation.generation_prompt, variables)
         return text, self._answer_format(template.source, tool_format, text)
-
-    def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """The conversation as tokens; raises as `render` and `tokenize` do."""
-        text, answer_format = self.render(conversation)
-        return ChatPrompt(self.tokenize(text, special=False), answer_format, self.defaults)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:
         """Raise InvalidArgumentError naming `field` for a text that certainly has more than `max_context` tokens (0:

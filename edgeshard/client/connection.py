@@ -15,8 +15,8 @@ from edgeshard.client.renewing import renew_over
 from edgeshard.client.settings import Access
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.requests.generation import Finished, GenerateRequest, GenerationEvent, Started
+from edgeshard.proto.v1 import inference_pb2
 from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
-from edgeshard.proto.v1.inference_pb2 import GenerateResponse
 from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.renewal import Renew, keep_renewed
@@ -93,7 +93,7 @@ class Connection:
             request = replace(request, listener=inbox.listener)
         call = stub.Generate(generate_request_to_wire(request), timeout=timeout_s)
         try:
-            while isinstance(message := await call.read(), GenerateResponse):
+            while isinstance(message := await call.read(), inference_pb2.GenerateResponse):
                 event = event_from_wire(message)
                 if inbox is None or not isinstance(event, Started) or not event.listened:
                     yield event

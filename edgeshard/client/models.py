@@ -24,7 +24,6 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import Digest, check_name
-from edgeshard.domain.models.model import ModelManifest
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
 from edgeshard.importing.sources import Source, opened, parse_source
@@ -159,7 +158,11 @@ async def add_checkpoint(
         digest = await _add_here(channel, checkpoint, name, progress)
         if digest is not None:
             return digest
-    manifest = await _hash(checkpoint, name, progress)
+    report, stopped = _reporter(progress)
+    try:
+        manifest = await asyncio.to_thread(build_manifest, name, checkpoint, partial(report, AddPhase.HASHING))
+    finally:
+        stopped.set()
     request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
         raise InvalidArgumentError(
@@ -190,14 +193,6 @@ async def _add_here(
             return None
         raise refused from None
     raise UnavailableError("the coordinator ended the call before the model was added; try again")
-
-
-async def _hash(checkpoint: Checkpoint, name: str, progress: Progress | None) -> ModelManifest:
-    report, stopped = _reporter(progress)
-    try:
-        return await asyncio.to_thread(build_manifest, name, checkpoint, partial(report, AddPhase.HASHING))
-    finally:
-        stopped.set()
 
 
 class _Upload:

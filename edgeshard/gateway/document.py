@@ -139,7 +139,7 @@ _REFUSALS = {
 
 def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = False) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route; `stream` is the media type of its stream."""
-    content = {"content": {stream: {"schema": {}}}} if stream else {}
+    content: dict[str, Any] = {"content": {stream: {"schema": {}}}} if stream else {}
     return refusals_of(ollama=ollama) | {200: {"model": answer, "description": "The answer.", **content}}
 
 

@@ -85,10 +85,8 @@ class BlobDirectory:
         with naming_full_disk(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(descriptor, size)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(descriptor, "wb") as file:
+                file.truncate(size)
 
     def write(self, digest: Digest, offset: int, data: bytes) -> None:
         """Put `data` at `offset` of the partial file. Raises ResourceExhaustedError when the disk is full."""

@@ -244,7 +244,7 @@ def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[Blob
 
 def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Digest, BlobLocation]:
     """The places on this machine of every blob of the manifest."""
-    digests = [item.sha256 for item in (*manifest.tensors, *manifest.files)]
+    digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
     return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
 
 

@@ -79,7 +79,7 @@ class LinkedFiles:
         """Note that these blobs lie in files of this directory."""
         with self._lock:
             self._refresh()
-            noted = self._blobs | blobs
+            noted = {**self._blobs, **blobs}
             for path in {at.path for at in blobs.values()}:
                 self._write(path, {digest: at for digest, at in noted.items() if at.path == path})
 

@@ -216,9 +216,7 @@ async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck
 def parse(body: bytearray, form: type[FormT]) -> FormT:
     """The body as `form`. Raises InvalidArgumentError naming the field."""
     if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise InvalidArgumentError(
-            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
-        )
+        raise _too_large("too many parts: send less at once")
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
@@ -236,9 +234,11 @@ def _declared(request: Request) -> int:
 
 def _check_size(size: int) -> None:
     if size > MOST_BODY_BYTES:
-        raise InvalidArgumentError(
-            f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
-        )
+        raise _too_large(f"more than {MOST_BODY_BYTES} bytes")
+
+
+def _too_large(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the body has {what}", field="body", reason="BODY_TOO_LARGE")
 
 
 async def _body_of(request: Request, grow: Callable[[int], None]) -> bytearray:

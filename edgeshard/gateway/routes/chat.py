@@ -17,12 +17,10 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.answers.response_writer import ChunkWriter
 from edgeshard.gateway.errors import Refused, renamed
 from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
-from edgeshard.gateway.routes.generating import GeneratingRoutes
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers, conversation_of
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import ToolChoice
 from edgeshard.gateway.usage import Usage
@@ -99,17 +97,15 @@ class ChatRequest(ChatRequestModel, FormedFields):
         return {**NAMES, "max_new_tokens": limit, "guide": self.guide_field()}
 
 
-class Chats(GeneratingRoutes):
+class Chats(AnswerRoutes):
     """The route of chat completions."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ChatRequest, self._backend.check_place)
-        caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, asked.model)
         try:
             tools, choice = asked.tools, asked.tool_choice
-            making = chat_answers(self._backend, served, asked, asked.conversation, tools, choice, caller.identity)
-            made = await unless_left(request.receive, making)
+            made = await self._chat_answers(request, served, asked, asked.conversation, tools, choice)
             words = self._backend.words(served.deployment) if asked.logprobs else None
             run = ChatRun(asked, served.deployment, words, made)
             return await self._respond(request, served, made.generations, run, bool(asked.stream))

@@ -35,7 +35,7 @@ from edgeshard.gateway.routes.fields import (
     TokenId,
     never,
 )
-from edgeshard.gateway.routes.generating import GeneratingRoutes
+from edgeshard.gateway.routes.prompts import AnswerRoutes
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
 
@@ -103,7 +103,7 @@ class CompletionRequest(FormedFields):
         ]
 
 
-class Completions(GeneratingRoutes):
+class Completions(AnswerRoutes):
     """The route of text completions."""
 
     async def answer(self, request: Request) -> Response:

@@ -20,7 +20,6 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.routes.fields import (
@@ -34,8 +33,7 @@ from edgeshard.gateway.routes.fields import (
     never,
     schema_guide,
 )
-from edgeshard.gateway.routes.generating import GeneratingRoutes
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers, conversation_of
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.usage import Usage
 
@@ -198,7 +196,7 @@ class _AsItIs:
         return []
 
 
-class Ollama(GeneratingRoutes):
+class Ollama(AnswerRoutes):
     """The routes of Ollama's API."""
 
     async def tags(self, request: Request) -> Response:
@@ -236,8 +234,7 @@ class Ollama(GeneratingRoutes):
         if not asked.messages:
             return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
         asked.check(served)
-        who = caller_of(request).identity
-        making = chat_answers(self._backend, served, asked.sampled(), asked.conversation, asked.tools, None, who)
+        making = self._chat_answers(request, served, asked.sampled(), asked.conversation, asked.tools, None)
         return await self._answer(request, asked, served, making, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
@@ -246,13 +243,12 @@ class Ollama(GeneratingRoutes):
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
         asked.check(served)
-        who = caller_of(request).identity
-        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served, who)
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(request, asked, served)
         return await self._answer(request, asked, served, making, is_chat=False)
 
-    async def _by_template(self, asked: GenerateBody, served: ServedModel, who: str) -> ChatAnswers:
+    async def _by_template(self, request: Request, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
         try:
-            return await chat_answers(self._backend, served, asked.sampled(), asked.conversation, None, None, who)
+            return await self._chat_answers(request, served, asked.sampled(), asked.conversation, None, None)
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
@@ -286,7 +282,7 @@ class Ollama(GeneratingRoutes):
         is_chat: bool,
     ) -> Response:
         try:
-            made = await unless_left(request.receive, making)
+            made = await making
             run = OllamaRun(asked.model, made, is_chat=is_chat)
             return await self._respond(request, served, made.generations, run, asked.stream is not False)
         except EdgeShardError as error:

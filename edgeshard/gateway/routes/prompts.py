@@ -1,4 +1,4 @@
-"""The way from a conversation to the requests of its answers to the engine."""
+"""The way from a request to its answers: a conversation becomes requests to the engine, and these a response."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, Conversation
 from edgeshard.domain.requests.generation import Generation
+from edgeshard.gateway.access.auth import caller_of
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import GuidedFields
 from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, tools_for
 
@@ -63,41 +70,63 @@ class ChatAnswers:
     parser: Callable[[], Parser]
 
 
-async def chat_answers(
-    backend: Backend,
-    served: ServedModel,
-    asked: ChatRequestModel,
-    conversation: Callable[[Sequence[Any]], Conversation],
-    tools: Sequence[Any] | None,
-    choice: ToolChoice | None,
-    identity: str,
-) -> ChatAnswers:
-    """The answers to a request of `identity`.
+class AnswerRoutes:
+    """Routes whose answers `backend` generates."""
 
-    Raises as `Backend.prompt` does, and InvalidArgumentError for fields that contradict each other.
-    """
-    offered, guide = tools_for(tools, choice), asked.guide()
-    forced = forced_call(offered, choice, asked.open_objects)
-    if forced is not None and guide is not None:
-        raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
-    prompt = await backend.prompt(served.deployment, conversation(offered), identity)
-    first = Generation(
-        prompt.tokens,
-        asked.new_tokens() or max(1, prompt.room),
-        stop_tokens=tuple(asked.stop_token_ids or ()),
-        stop_strings=asked.stop_strings(),
-        ignore_eos=bool(asked.ignore_eos),
-        priority=asked.priority or 0,
-        guide=forced or guide,
-    )
-    seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
-    generations = tuple(
-        replace(
-            first,
-            sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def _chat_answers(
+        self,
+        request: Request,
+        served: ServedModel,
+        asked: ChatRequestModel,
+        conversation: Callable[[Sequence[Any]], Conversation],
+        tools: Sequence[Any] | None,
+        choice: ToolChoice | None,
+    ) -> ChatAnswers:
+        """The answers to a conversation, which gets the tools that are offered.
+
+        Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and InvalidArgumentError for
+        fields that contradict each other.
+        """
+        offered, guide = tools_for(tools, choice), asked.guide()
+        forced = forced_call(offered, choice, asked.open_objects)
+        if forced is not None and guide is not None:
+            raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
+        making = self._backend.prompt(served.deployment, conversation(offered), caller_of(request).identity)
+        prompt = await unless_left(request.receive, making)
+        first = Generation(
+            prompt.tokens,
+            asked.new_tokens() or max(1, prompt.room),
+            stop_tokens=tuple(asked.stop_token_ids or ()),
+            stop_strings=asked.stop_strings(),
+            ignore_eos=bool(asked.ignore_eos),
+            priority=asked.priority or 0,
+            guide=forced or guide,
         )
-        for number in range(asked.choices())
-    )
-    generations[0].validate()
-    answer_format = PLAIN if guide is not None else prompt.format
-    return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offered))
+        seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
+        generations = tuple(
+            replace(
+                first,
+                sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
+            )
+            for number in range(asked.choices())
+        )
+        generations[0].validate()
+        answer_format = PLAIN if guide is not None else prompt.format
+        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offered))
+
+    async def _respond(
+        self,
+        request: Request,
+        served: ServedModel,
+        generations: Sequence[Generation],
+        run: ResponseWriter,
+        stream: bool,
+    ) -> Response:
+        """The response that `run` writes of these answers. Raises EdgeShardError."""
+        identity = caller_of(request).identity
+        opened = [partial(self._backend.generate, served.deployment, item, identity) for item in generations]
+        return await respond(request, opened, run, self._metrics, stream=stream)

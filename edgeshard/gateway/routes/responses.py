@@ -17,12 +17,10 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.answers.response_writer import ResponseWriter
 from edgeshard.gateway.errors import renamed
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, never, only, schema_guide
-from edgeshard.gateway.routes.generating import GeneratingRoutes
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers, conversation_of
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import NamedFunction, NamedTool, ToolChoice
 from edgeshard.gateway.usage import Usage
@@ -188,17 +186,15 @@ def _joined(parts: Any, field: str) -> str:
     return "".join(part["text"] for part in parts)
 
 
-class Responses(GeneratingRoutes):
+class Responses(AnswerRoutes):
     """The route of responses."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ResponsesRequest, self._backend.check_place)
-        caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, asked.model)
         try:
             tools, choice = asked.chat_tools(), asked.chat_choice()
-            making = chat_answers(self._backend, served, asked, asked.to_conversation, tools, choice, caller.identity)
-            made = await unless_left(request.receive, making)
+            made = await self._chat_answers(request, served, asked, asked.to_conversation, tools, choice)
             run = ResponsesRun(asked, served.deployment, made)
             return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
