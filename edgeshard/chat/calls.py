@@ -51,12 +51,10 @@ def calls_in_list(text: str, marker: str) -> tuple[Called, ...]:
     calls: list[Called] = []
     for piece in text.split(marker):
         named = _LISTED.match(piece)
-        if named is None:
+        arguments = None if named is None else _json_or(piece[named.end() :], None)
+        if named is None or not isinstance(arguments, dict):
             return ()
-        arguments = _json_at(piece, named.end())
-        if arguments is None:
-            return ()
-        calls.append(Called(named[1], arguments))
+        calls.append(Called(named[1], json.dumps(arguments, ensure_ascii=False)))
     return tuple(calls)
 
 
@@ -86,8 +84,7 @@ def _calls_in_json(text: str) -> tuple[Called, ...]:
 
 
 def _calls_of(value: Any) -> tuple[Called, ...]:
-    items = value if isinstance(value, list) else [value]
-    calls = [_call_of(item) for item in items]
+    calls = [_call_of(item) for item in (value if isinstance(value, list) else [value])]
     found = tuple(call for call in calls if call is not None)
     return found if len(found) == len(calls) else ()
 
@@ -100,22 +97,10 @@ def _call_of(value: Any) -> Called | None:
     name = value.get("name")
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
+        arguments = _json_or(arguments, None)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     return Called(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def _json_at(text: str, start: int) -> str | None:
-    """The JSON object in `text` from `start` to its end."""
-    try:
-        value = json.loads(text[start:])
-    except (ValueError, RecursionError):
-        return None
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
 
 
 def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) -> str:
@@ -125,15 +110,16 @@ def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) ->
     for key, value in pairs:
         schema = properties.get(key)
         kind = schema.get("type") if isinstance(schema, dict) else None
-        arguments[key] = value if kind == "string" else _json_or_text(value)
+        arguments[key] = value if kind == "string" else _json_or(value, value)
     return json.dumps(arguments, ensure_ascii=False)
 
 
-def _json_or_text(text: str) -> Any:
+def _json_or(text: str, otherwise: Any) -> Any:
+    """The value of a JSON text; `otherwise` where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        return otherwise
 
 
 def _without_edges(value: str) -> str:
@@ -151,9 +137,7 @@ def _names(tools: Sequence[Any]) -> set[str]:
 
 
 def _properties(name: str, tools: Sequence[Any]) -> dict[str, Any]:
-    for function in _functions(tools):
-        parameters = function.get("parameters")
-        if function.get("name") == name and isinstance(parameters, dict):
-            properties = parameters.get("properties")
-            return properties if isinstance(properties, dict) else {}
-    return {}
+    described = (function.get("parameters") for function in _functions(tools) if function.get("name") == name)
+    parameters = next((found for found in described if isinstance(found, dict)), {})
+    properties = parameters.get("properties")
+    return properties if isinstance(properties, dict) else {}

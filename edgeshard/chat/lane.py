@@ -88,8 +88,9 @@ class Lane:
         finally:
             # Whoever leaves before its turn is not asked for.
             self._turns.remove(identity, question)
-        if "error" in answer:
-            raise _error(answer["error"])
+        if (error := answer.get("error")) is not None:
+            kind = ERROR_BY_CODE.get(error["code"], InternalError)
+            raise kind(error["message"], field=error["field"], reason=error["reason"])
         return answer, data
 
     async def close(self) -> None:
@@ -180,8 +181,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.kill()
     await process.wait()
-
-
-def _error(values: dict[str, Any]) -> EdgeShardError:
-    kind = ERROR_BY_CODE.get(values["code"], InternalError)
-    return kind(values["message"], field=values["field"], reason=values["reason"])

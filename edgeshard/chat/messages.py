@@ -14,6 +14,8 @@ from edgeshard.domain.requests.chat import Conversation
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_BYTES, text_bytes
 from edgeshard.storage.forms import JSON_VALUES_LIMIT, json_values
 
+TEXTS = ("messages", "tools", "variables")
+"""The fields of a conversation that are JSON texts."""
 VARIABLES_LIMIT_BYTES = 64 << 10
 """Of a template's further variables: switches and short texts. A template may go through all of them over and over."""
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -25,8 +27,8 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 
 
 def check_sizes(conversation: Conversation) -> None:
-    """Raise InvalidArgumentError naming what of a conversation is too long, before anybody reads it."""
-    for field in ("messages", "tools", "variables"):
+    """Raise InvalidArgumentError naming a text of a conversation that is too long, before anybody reads it."""
+    for field in TEXTS:
         _check_size(getattr(conversation, field), field)
 
 

@@ -11,14 +11,7 @@ from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
-from edgeshard.domain.requests.chat import (
-    AnswerFormat,
-    ChatPrompt,
-    Conversation,
-    GenerationDefaults,
-    Marker,
-    ToolFormat,
-)
+from edgeshard.domain.requests.chat import AnswerFormat, Conversation, GenerationDefaults, Marker, ToolFormat
 from edgeshard.domain.requests.generation import PROMPT_LIMIT_TOKENS, check_prompt_size, text_bytes
 from edgeshard.storage.forms import (
     CHAT_TEMPLATE,
@@ -43,7 +36,7 @@ _REASONING = (
 _SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
 _TAG, _LIST, _CHANNEL = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
-_LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
+_TOOL_MARKERS = {ToolFormat.LISTED: (_LIST, "[ARGS]", "[CALL_ID]"), ToolFormat.TAGGED: (_TAG, "</tool_call>")}
 
 
 class ChatModel:
@@ -108,11 +101,6 @@ class ChatModel:
             messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
         text = template.render(messages, tools, conversation.generation_prompt, variables)
         return text, self._answer_format(template.source, tool_format, text)
-
-    def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """The conversation as tokens; raises as `render` and `tokenize` do."""
-        text, answer_format = self.render(conversation)
-        return ChatPrompt(self.tokenize(text, special=False), answer_format, self.defaults)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:
         """Raise InvalidArgumentError naming `field` for a text that certainly has more than `max_context` tokens (0:
@@ -189,13 +177,9 @@ class ChatModel:
         if tools is ToolFormat.CHANNELS:
             return AnswerFormat(tools, markers=tuple(self._markers(CHANNEL_MARKERS)))
         begin, end = next(((b, e) for b, e in _REASONING if e in source), ("", ""))
-        wanted = (begin, end) if begin else ()
-        if tools is ToolFormat.LISTED:
-            wanted = (*wanted, *_LIST_MARKERS)
-        if tools is ToolFormat.TAGGED:
-            wanted = (*wanted, _TAG, "</tool_call>")
+        markers = ((begin, end) if begin else ()) + _TOOL_MARKERS.get(tools, ())
         in_reasoning = bool(begin) and prompt.rstrip().endswith(begin)
-        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(wanted)))
+        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(markers)))
 
     def _markers(self, texts: Sequence[str]) -> Iterator[Marker]:
         """Those of them that are special tokens, which the text of an answer leaves out."""

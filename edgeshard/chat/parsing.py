@@ -39,7 +39,8 @@ class AnswerParser:
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._markers = {marker.token: marker.text for marker in answer_format.markers}
-        self._reader = _reader(answer_format, tools)
+        channels = answer_format.tools is ToolFormat.CHANNELS
+        self._reader: _Tagged | _Channels = _Channels(bool(tools)) if channels else _Tagged(answer_format, tools)
         self._new_id = new_id
         self.calls = 0
         """So far."""
@@ -48,11 +49,11 @@ class AnswerParser:
         """What is certain now. `token` is the id behind the text, since the text leaves some markers out."""
         if token is not None:
             text += self._markers.get(token, "")
-        return self._deltas(self._reader.feed(text)) if text else []
+        return self._deltas(self._reader.read(text, over=False)) if text else []
 
     def finish(self) -> list[AnswerDelta]:
         """The rest, once the answer is over."""
-        return self._deltas(self._reader.finish())
+        return self._deltas(self._reader.read("", over=True))
 
     def _deltas(self, parts: Sequence[_Part]) -> list[AnswerDelta]:
         deltas: list[AnswerDelta] = []
@@ -65,13 +66,35 @@ class AnswerParser:
         return deltas
 
 
+class Gathered:
+    """The parts of one answer, put together."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self.calls: list[ToolCall] = []
+
+    def add(self, *deltas: AnswerDelta) -> None:
+        """Put further parts behind those before."""
+        for delta in deltas:
+            match delta:
+                case ContentDelta():
+                    self._content.append(delta.text)
+                case ReasoningDelta():
+                    self._reasoning.append(delta.text)
+                case ToolCall():
+                    self.calls.append(delta)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+
 _Part = ContentDelta | ReasoningDelta | Called
-
-
-def _reader(answer_format: AnswerFormat, tools: Sequence[Any]) -> _Tagged | _Channels:
-    if answer_format.tools is ToolFormat.CHANNELS:
-        return _Channels(bool(tools))
-    return _Tagged(answer_format, tools)
 
 
 class _Tagged:
@@ -87,15 +110,12 @@ class _Tagged:
         self._read: Callable[[bool], tuple[list[_Part], bool]]
         self._read = self._reasoning if answer_format.in_reasoning else self._beginning
 
-    def feed(self, text: str) -> list[_Part]:
+    def read(self, text: str, over: bool) -> list[_Part]:
+        """The parts that are certain now; with `over`, the rest.
+
+        Every state takes as much as it can of the text held, and tells whether another may go on at once.
+        """
         self._held += text
-        return self._run(over=False)
-
-    def finish(self) -> list[_Part]:
-        return self._run(over=True)
-
-    def _run(self, over: bool) -> list[_Part]:
-        """Every state takes what it can of the text held, and says whether another may go on at once."""
         parts: list[_Part] = []
         goes_on = True
         while goes_on:
@@ -112,8 +132,12 @@ class _Tagged:
             self._held, self._read = text[len(self._begin) :], self._reasoning
             return [], True
         self._space, self._held = self._held[: len(self._held) - len(text)], text
-        bare = self._format is ToolFormat.BARE and text[:1] in ("{", "[")
-        self._read = self._bare if bare else self._content
+        return self._answer()
+
+    def _answer(self) -> tuple[list[_Part], bool]:
+        """The text held is the answer's beginning, which tells whether it is nothing but calls."""
+        bare = self._format is ToolFormat.BARE and self._held.startswith(("{", "["))
+        self._read = self._whole if bare else self._content
         return [], True
 
     def _reasoning(self, over: bool) -> tuple[list[_Part], bool]:
@@ -127,17 +151,13 @@ class _Tagged:
     def _after_reasoning(self, over: bool) -> tuple[list[_Part], bool]:
         """White space between reasoning and answer is neither's."""
         self._held = self._held.lstrip()
-        if not self._held:
-            return [], False
-        bare = self._format is ToolFormat.BARE and self._held[0] in ("{", "[")
-        self._read = self._bare if bare else self._content
-        return [], True
+        return self._answer() if self._held else ([], False)
 
     def _content(self, over: bool) -> tuple[list[_Part], bool]:
         markers = {ToolFormat.TAGGED: (_TAG,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
         before, found, self._held = _split(self._held, markers, over)
         if found:
-            self._read = self._tag if found == _TAG else self._list
+            self._read = self._tag if found == _TAG else self._whole
         return [self._said(before)] if before or over else [], bool(found)
 
     def _tag(self, over: bool) -> tuple[list[_Part], bool]:
@@ -157,21 +177,14 @@ class _Tagged:
         self._read = self._content if self._held else self._read
         return [], bool(self._held)
 
-    def _list(self, over: bool) -> tuple[list[_Part], bool]:
-        """All the rest: nothing follows but calls."""
+    def _whole(self, over: bool) -> tuple[list[_Part], bool]:
+        """All the rest is calls, in a list or bare, or else content."""
         if not over and len(self._held) <= _LONGEST_CALL:
             return [], False
-        calls = calls_in_list(self._held, _LIST)
-        parts: list[_Part] = self._called(calls) or [self._said(_LIST + self._held)]
-        self._held, self._read = "", self._content if not calls else self._read
-        return parts, False
-
-    def _bare(self, over: bool) -> tuple[list[_Part], bool]:
-        if not over and len(self._held) <= _LONGEST_CALL:
-            return [], False
-        calls = calls_in_bare(self._held, self._tools)
-        parts: list[_Part] = self._called(calls) or [self._said(self._held)]
-        self._held, self._read = "", self._content
+        listed = self._format is ToolFormat.LISTED
+        calls = calls_in_list(self._held, _LIST) if listed else calls_in_bare(self._held, self._tools)
+        parts: list[_Part] = self._called(calls) or [self._said(_LIST + self._held if listed else self._held)]
+        self._held, self._read = "", self._read if listed and calls else self._content
         return parts, False
 
     def _said(self, text: str) -> ContentDelta:
@@ -200,23 +213,18 @@ class _Channels:
         self._in_body = False
         self._is_marked = False
 
-    def feed(self, text: str) -> list[_Part]:
+    def read(self, text: str, over: bool) -> list[_Part]:
+        """The parts that are certain now; with `over`, the rest."""
         self._held += text
-        return self._run(over=False)
-
-    def finish(self) -> list[_Part]:
-        parts = self._run(over=True)
-        if not self._is_marked:
-            return [*parts, ContentDelta(self._header)]
-        return [*parts, *self._end_message()]
-
-    def _run(self, over: bool) -> list[_Part]:
         parts: list[_Part] = []
         while True:
             before, found, self._held = _split(self._held, CHANNEL_MARKERS, over)
-            parts += self._body(before) if self._in_body else self._name(before)
+            if self._in_body:
+                parts += self._body(before)
+            else:
+                self._header += before
             if not found:
-                return parts
+                break
             self._is_marked = True
             if found == _MESSAGE:
                 self._in_body = True
@@ -224,10 +232,9 @@ class _Channels:
                 parts += self._end_message()
             if not self._in_body:
                 self._header += " channel=" if found == _CHANNEL else " "
-
-    def _name(self, text: str) -> list[_Part]:
-        self._header += text
-        return []
+        if over:
+            parts += self._end_message() if self._is_marked else [ContentDelta(self._header)]
+        return parts
 
     def _body(self, text: str) -> list[_Part]:
         if self._function() and self._has_tools and len(self._call) <= _LONGEST_CALL:
@@ -241,9 +248,7 @@ class _Channels:
         return rest.split()[0] if found and rest.split() else ""
 
     def _end_message(self) -> list[_Part]:
-        parts: list[_Part] = []
-        if self._call:
-            parts.append(Called(self._function(), self._call.strip() or "{}"))
+        parts: list[_Part] = [Called(self._function(), self._call.strip() or "{}")] if self._call else []
         self._header, self._call, self._in_body = "", "", False
         return parts
 

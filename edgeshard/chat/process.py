@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.chat.lane import Lane, text_too_costly
-from edgeshard.chat.messages import check_sizes
+from edgeshard.chat.messages import TEXTS, check_sizes
 from edgeshard.chat.serving import packed, unpacked
 from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
 from edgeshard.domain.ids import Digest
@@ -76,21 +76,12 @@ class ChatProcess:
         for a model without a template or a tokenizer; UnsupportedModelError for a template that fails or does not end.
         """
         check_sizes(conversation)
-        parts = {
-            "messages": _bytes(conversation.messages),
-            "tools": _bytes(conversation.tools),
-            "variables": _bytes(conversation.variables),
-        }
+        parts = {name: _bytes(getattr(conversation, name)) for name in TEXTS}
         asks_answer = conversation.generation_prompt
         values, data = await self._ask(identity, model, "prompt", parts, generation_prompt=asks_answer)
-        format_values = values["format"]
-        answer_format = AnswerFormat(
-            **{
-                **format_values,
-                "tools": ToolFormat(format_values["tools"]),
-                "markers": tuple(Marker(**marker) for marker in format_values["markers"]),
-            }
-        )
+        form = values["format"]
+        markers = tuple(Marker(**marker) for marker in form["markers"])
+        answer_format = AnswerFormat(**{**form, "tools": ToolFormat(form["tools"]), "markers": markers})
         return ChatPrompt(tuple(unpacked(data)), answer_format, GenerationDefaults(**values["defaults"]))
 
     async def tokenize(self, model: ModelFiles, text: str, special: bool = True, identity: str = "") -> tuple[int, ...]:

@@ -67,14 +67,10 @@ class Turns(Generic[ItemT]):
 
     def take(self, may: Callable[[str], bool] = lambda identity: True) -> tuple[str, ItemT] | None:
         """The next item of an identity that `may` have its turn, and whose it is; `charge` ends its turn."""
-        lines = [
-            (line.served, place, who)
-            for place, (who, line) in enumerate(self._lines.items())
-            if line.waiting and may(who)
-        ]
-        if not lines:
+        waiting = [who for who in self.waiting() if may(who)]
+        if not waiting:
             return None
-        _, _, identity = min(lines)
+        identity = min(waiting, key=lambda who: self._lines[who].served)
         line = self._lines[identity]
         item, size = line.waiting.popleft()
         line.size -= size
@@ -102,10 +98,9 @@ class Turns(Generic[ItemT]):
     def drain(self) -> list[ItemT]:
         """Take out whatever waits."""
         items = [item for line in self._lines.values() for item, _ in line.waiting]
-        for line in self._lines.values():
+        for identity, line in list(self._lines.items()):
             line.waiting.clear()
             line.size = 0
-        for identity in list(self._lines):
             self._forget(identity)
         return items
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgeshard.chat.messages import TEXTS
 from edgeshard.chat.model import ChatModel
 from edgeshard.chat.serving import (
     LOAD_LIMIT_S,
@@ -45,7 +46,7 @@ class Worker:
             model = self._model(question["model"], question["files"])
         match question["do"]:
             case "prompt":
-                said = {name: _text(parts[name]) for name in ("messages", "tools", "variables")}
+                said = {name: _text(parts[name]) for name in TEXTS}
                 with limited_memory(RENDER_LIMIT_BYTES), limited_time(RENDER_LIMIT_S):
                     conversation = Conversation(**said, generation_prompt=question["generation_prompt"])
                     text, answer_format = model.render(conversation)

@@ -64,9 +64,7 @@ def conversation_of(
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    for name, value in (("messages", messages), ("tools", tools)):
-        if value is None and name == "tools":
-            continue
+    for name, value in (("messages", messages), ("tools", () if tools is None else tools)):
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             raise wrong_type(name, value, "a sequence of objects")
         for place, item in enumerate(value):
@@ -93,11 +91,9 @@ def _as_json(name: str, value: Any) -> str:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def _words(kind: Any) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 from edgeshard.client.connection import Connection
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.ids import OperationId
+from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
+from edgeshard.proto.v1.identity_pb2_grpc import IdentityServiceStub
+from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 
 
 class Calls:
@@ -23,7 +26,14 @@ class Calls:
         return self._connection.target
 
     async def _admin(self, method: str, request: Any) -> Any:
-        return await self._connection.admin(method, request, self._timeout_s)
+        return await self._connection.call(AdminServiceStub, method, request, self._timeout_s)
+
+    async def _identity(self, method: str, request: Any) -> Any:
+        return await self._connection.call(IdentityServiceStub, method, request, self._timeout_s)
+
+    async def _inference(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return await self._connection.call(InferenceServiceStub, method, request, timeout_s)
 
 
 def operation_id() -> OperationId:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,9 @@ from edgeshard.client.renewing import renew_over
 from edgeshard.client.settings import Access
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnavailableError
 from edgeshard.domain.requests.generation import Finished, GenerateRequest, GenerationEvent, Started
-from edgeshard.proto.v1 import admin_pb2_grpc, identity_pb2_grpc, inference_pb2, inference_pb2_grpc
+from edgeshard.proto.v1 import inference_pb2
+from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
+from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.renewal import Renew, keep_renewed
 from edgeshard.wire.generation import event_from_wire, generate_request_to_wire
@@ -30,8 +32,8 @@ class Connection:
         self._access = access
         self._renewing: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
-        self._inference: inference_pb2_grpc.InferenceServiceStub | None = None
         self._listener: ListenerStream | None = None
+        self._stubs: dict[Any, Any] = {}
 
     def open(self) -> grpc.aio.Channel:
         """The channel. Must be called inside the event loop that is to use it.
@@ -46,13 +48,13 @@ class Connection:
                 self._channel = open_channel(self.target, tls, "coordinator")
             except InvalidArgumentError as error:
                 raise self._with_file(error) from None
+            self._stubs.clear()
             if tls is not None and os.access(tls.cert.parent, os.W_OK):
                 self._renewing = asyncio.ensure_future(keep_renewed(tls, self.renewal()))
-            self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         return self._channel
 
     def renewal(self) -> Renew:
-        """Asks for another certificate."""
+        """The call that asks for another certificate."""
         return renew_over(self.open(), self.target)
 
     async def close(self) -> None:
@@ -67,26 +69,29 @@ class Connection:
         if channel is not None:
             await channel.close()
 
-    async def admin(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._unary(admin_pb2_grpc.AdminServiceStub(self.open()), method, request, timeout_s)
+    def _stub(self, kind: Callable[[grpc.aio.Channel], Any]) -> Any:
+        """The stub of a service, made once for the channel."""
+        channel = self.open()
+        if kind not in self._stubs:
+            self._stubs[kind] = kind(channel)
+        return self._stubs[kind]
 
-    async def identity(self, method: str, request: Any, timeout_s: float) -> Any:
-        return await self._unary(identity_pb2_grpc.IdentityServiceStub(self.open()), method, request, timeout_s)
-
-    async def inference(self, method: str, request: Any, timeout_s: float) -> Any:
-        self.open()
-        return await self._unary(self._inference, method, request, timeout_s)
+    async def call(self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any, timeout_s: float) -> Any:
+        """The answer to one call of a service."""
+        try:
+            return await getattr(self._stub(stub), method)(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self._typed(error) from None
 
     async def generate(
         self, request: GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request. Closing the generator cancels its call."""
-        self.open()
-        assert self._inference is not None
+        stub: InferenceServiceStub = self._stub(InferenceServiceStub)
         inbox = self._open_inbox()
         if inbox is not None:
             request = replace(request, listener=inbox.listener)
-        call = self._inference.Generate(generate_request_to_wire(request), timeout=timeout_s)
+        call = stub.Generate(generate_request_to_wire(request), timeout=timeout_s)
         try:
             while isinstance(message := await call.read(), inference_pb2.GenerateResponse):
                 event = event_from_wire(message)
@@ -109,17 +114,16 @@ class Connection:
 
     def _open_inbox(self) -> Inbox | None:
         """A place for a request's tokens; None where the coordinator knows no listeners."""
-        assert self._inference is not None
         listener = self._listener
         if listener is not None and listener.unknown:
             return None
         if listener is None or listener.over:
-            listener = self._listener = ListenerStream(self._inference.Listen(), self.target)
+            listener = self._listener = ListenerStream(self._stub(InferenceServiceStub).Listen(), self.target)
         return listener.open_inbox()
 
     async def stream(self, method: str, request: Any, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """The messages of one call of the admin service. Closing the generator cancels the call."""
-        call = getattr(admin_pb2_grpc.AdminServiceStub(self.open()), method)(request, timeout=timeout_s)
+        call = getattr(self._stub(AdminServiceStub), method)(request, timeout=timeout_s)
         try:
             async for message in call:
                 yield message
@@ -128,12 +132,6 @@ class Connection:
         finally:
             # Without effect on a call that has ended; otherwise the server learns at once that nobody listens.
             call.cancel()
-
-    async def _unary(self, stub: Any, method: str, request: Any, timeout_s: float) -> Any:
-        try:
-            return await getattr(stub, method)(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._typed(error) from None
 
     def _typed(self, error: grpc.aio.AioRpcError) -> EdgeShardError:
         connected = self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY

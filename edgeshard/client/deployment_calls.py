@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -174,17 +175,13 @@ class _Polls:
 
     def __init__(self, clock: Clock, timeout_s: float | None) -> None:
         self._clock = clock
-        self._deadline_s = None if timeout_s is None else clock.now() + timeout_s
+        self._until_s = math.inf if timeout_s is None else clock.now() + timeout_s
         self._pause_s = _FIRST_POLL_S
 
     async def next(self) -> bool:
         """Wait for the next poll; False, at once, when the time is over."""
-        pause_s = self._pause_s
-        if self._deadline_s is not None:
-            left_s = self._deadline_s - self._clock.now()
-            if left_s <= 0:
-                return False
-            pause_s = min(pause_s, left_s)
-        await asyncio.sleep(pause_s)
-        self._pause_s = min(self._pause_s * 1.3, _LONGEST_POLL_S)
-        return True
+        left_s = self._until_s - self._clock.now()
+        if left_s > 0:
+            await asyncio.sleep(min(self._pause_s, left_s))
+            self._pause_s = min(self._pause_s * 1.3, _LONGEST_POLL_S)
+        return left_s > 0

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
+from edgeshard.chat.parsing import AnswerParser
 from edgeshard.client.arguments import Message, Tool, checked, checked_tokens, conversation_of
 from edgeshard.client.batch import BatchProgress, BatchRequest, BatchResult, Prompt, run_batch
 from edgeshard.client.calls import Calls
-from edgeshard.client.chat import ChatBuilder, ChatCompletion, chat_events
+from edgeshard.client.chat import ChatBuilder, ChatCompletion
 from edgeshard.client.completion import Completion, CompletionBuilder
 from edgeshard.client.options import generation_of
 from edgeshard.client.resuming import resumed
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, UnavailableError
-from edgeshard.domain.requests.chat import ChatEvent, ChatPrompt, Conversation, TokenizeRequest
-from edgeshard.domain.requests.generation import Finished, GenerateOptions, GenerateRequest, GenerationEvent, Token
+from edgeshard.domain.requests.chat import (
+    ChatEvent,
+    ChatFinished,
+    ChatPrompt,
+    Conversation,
+    TokenizeRequest,
+    chat_reason,
+)
+from edgeshard.domain.requests.generation import (
+    Finished,
+    GenerateOptions,
+    GenerateRequest,
+    GenerationEvent,
+    Started,
+    Token,
+)
 from edgeshard.proto.v1 import inference_pb2
 from edgeshard.wire.chat import chat_prompt_from_wire, conversation_to_wire, tokenize_request_to_wire
 from edgeshard.wire.site import served_model_from_wire
 
+DEFAULT_NEW_TOKENS = 1024
+"""Of an answer whose caller names no limit, where the deployment and the context have room for it."""
 _CONNECTS_S = 1.0
 
 
@@ -67,13 +84,7 @@ class InferenceCalls(Calls):
         """Run one request to its end; arguments and errors are those of `generate`, with the text until then."""
         wants_logprobs = options.get("logprobs", False) or options.get("top_logprobs", 0) > 0
         builder = CompletionBuilder(self._clock.now(), logprobs=wants_logprobs)
-        try:
-            async with aclosing(self.generate(model, prompt, **options)) as events:
-                async for event in events:
-                    builder.add(event, self._clock.now())
-        except EdgeShardError as error:
-            error.partial_text = builder.text
-            raise
+        await self._collect(self.generate(model, prompt, **options), builder)
         return builder.build()
 
     async def text_stream(
@@ -109,10 +120,37 @@ class InferenceCalls(Calls):
         FailedPreconditionError for a model without a chat template.
         """
         conversation = conversation_of(messages, tools, variables)
-        events = chat_events(self, self._clock, model, conversation, tools or (), options)
-        async with aclosing(events) as following:
-            async for event in following:
-                yield event
+        generation_of((0,), options)  # so that a wrong one is named before anything is sent
+        timeout_s = options.get("timeout_s")
+        ends_at = None if timeout_s is None else self._clock.now() + timeout_s
+        try:
+            prompt = await self.render_chat(model, conversation, timeout_s)
+        except (DeadlineError, UnavailableError):
+            # A connection takes a moment: a site that has not answered within less than that is not known to be away.
+            if ends_at is None or self._clock.now() < ends_at:
+                raise
+            raise _late(timeout_s) from None
+        wanted = cast("GenerateOptions", {**prompt.defaults.given(), **options})
+        if prompt.room and not {"max_new_tokens", "max_tokens"} & options.keys():
+            wanted["max_new_tokens"] = max(1, min(DEFAULT_NEW_TOKENS, prompt.room))
+        if ends_at is not None:
+            wanted["timeout_s"] = left_s = ends_at - self._clock.now()
+            if left_s <= 0:
+                raise _late(timeout_s)
+        parser = AnswerParser(prompt.format, tools or ())
+        async with aclosing(self.generate(model, prompt.tokens, **wanted)) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        yield event
+                    case Token():
+                        for delta in parser.feed(event.text, event.token):
+                            yield delta
+                    case Finished():
+                        for delta in (*parser.feed(event.text), *parser.finish()):
+                            yield delta
+                        reason = chat_reason(event.reason, parser.calls > 0)
+                        yield ChatFinished(reason, event.prompt_token_count, event.new_token_count)
 
     async def complete_chat(
         self,
@@ -125,14 +163,18 @@ class InferenceCalls(Calls):
     ) -> ChatCompletion:
         """The whole answer to a conversation; arguments and errors are those of `chat`, with the text until then."""
         builder = ChatBuilder(self._clock.now())
+        await self._collect(self.chat(model, messages, tools=tools, variables=variables, **options), builder)
+        return builder.build(self._clock.now())
+
+    async def _collect(self, events: AsyncGenerator[Any, None], builder: CompletionBuilder | ChatBuilder) -> None:
+        """Give all events to `builder`. An error of theirs gets the text until then."""
         try:
-            async with aclosing(self.chat(model, messages, tools=tools, variables=variables, **options)) as events:
+            async with aclosing(events):
                 async for event in events:
                     builder.add(event, self._clock.now())
         except EdgeShardError as error:
-            error.partial_text = builder.content
+            error.partial_text = builder.text
             raise
-        return builder.build(self._clock.now())
 
     async def batch(
         self, requests: Sequence[BatchRequest], concurrency: int = 8, on_progress: BatchProgress | None = None
@@ -155,36 +197,38 @@ class InferenceCalls(Calls):
 
     async def render_chat(self, model: str, conversation: Conversation, timeout_s: float | None = None) -> ChatPrompt:
         """The tokens that a conversation becomes, and how to read the answer; raises as `chat` does."""
-        request = inference_pb2.RenderChatRequest(
-            model=checked("model", model, str), conversation=conversation_to_wire(conversation)
-        )
-        response = await self._connection.inference(
-            "RenderChat", request, self._timeout_s if timeout_s is None else timeout_s
-        )
+        checked("model", model, str)
+        request = inference_pb2.RenderChatRequest(model=model, conversation=conversation_to_wire(conversation))
+        response = await self._inference("RenderChat", request, timeout_s)
         return chat_prompt_from_wire(response.prompt)
 
     async def tokenize(self, model: str, text: str, special: bool = True) -> tuple[int, ...]:
         """The token ids of a text, by the tokenizer of a served model; `special` adds those that stand around it."""
         wanted = TokenizeRequest(checked("model", model, str), checked("text", text, str), special)
-        response = await self._connection.inference("Tokenize", tokenize_request_to_wire(wanted), self._timeout_s)
+        response = await self._inference("Tokenize", tokenize_request_to_wire(wanted))
         return tuple(response.tokens)
 
     async def detokenize(self, model: str, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens as they are written. Raises InvalidArgumentError naming `tokens`."""
-        request = inference_pb2.DetokenizeRequest(
-            model=checked("model", model, str), tokens=checked_tokens("tokens", tokens)
-        )
-        response = await self._connection.inference("Detokenize", request, self._timeout_s)
+        checked("model", model, str)
+        request = inference_pb2.DetokenizeRequest(model=model, tokens=checked_tokens("tokens", tokens))
+        response = await self._inference("Detokenize", request)
         return str(response.text)
 
     async def cancel(self, request_id: str) -> bool:
         """Cancel a running request; False when there is none of this id."""
         request = inference_pb2.InferenceServiceCancelRequest(request_id=request_id)
-        response = await self._connection.inference("Cancel", request, self._timeout_s)
+        response = await self._inference("Cancel", request)
         return bool(response.cancelled)
 
     async def served_models(self) -> tuple[ServedModel, ...]:
         """The deployments that answer now, with their models."""
         request = inference_pb2.InferenceServiceListModelsRequest()
-        response = await self._connection.inference("ListModels", request, self._timeout_s)
+        response = await self._inference("ListModels", request)
         return tuple(served_model_from_wire(model) for model in response.models)
+
+
+def _late(timeout_s: float | None) -> DeadlineError:
+    return DeadlineError(
+        f"not finished within {timeout_s:g} s; allow more time, or ask for fewer tokens", field="timeout_s"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import deque
+from itertools import chain
 
 import grpc
 
@@ -139,14 +140,11 @@ class ListenerStream:
 
     def _deliver(self, message: pb.ListenResponse) -> None:
         heard = heard_from_wire(message)
-        for number, token in zip(heard.numbers, heard.tokens, strict=True):
+        tokens, ends = zip(heard.numbers, heard.tokens, strict=True), ((end.number, end.end) for end in heard.ends)
+        for number, event in chain(tokens, ends):
             inbox = self._inboxes.get(number)
             if inbox is not None:  # otherwise its reader has left
-                inbox.put(token)
-        for end in heard.ends:
-            inbox = self._inboxes.get(end.number)
-            if inbox is not None:
-                inbox.put(end.end)
+                inbox.put(event)
 
     async def _write(self) -> None:
         try:

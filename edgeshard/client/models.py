@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -23,7 +24,6 @@ from edgeshard.domain.errors import (
     UnavailableError,
 )
 from edgeshard.domain.ids import Digest, check_name
-from edgeshard.domain.models.model import ModelManifest
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.imported import CONVERTING, DOWNLOADING, Imported
 from edgeshard.importing.sources import Source, opened, parse_source
@@ -31,13 +31,7 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, half_close
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread
-from edgeshard.storage.checkpoint import (
-    Checkpoint,
-    blob_locations,
-    build_manifest,
-    draft_manifest,
-    read_chunks,
-)
+from edgeshard.storage.checkpoint import Checkpoint, blob_locations, build_manifest, draft_manifest, read_chunks
 from edgeshard.storage.forms import TOKENIZER
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.local_model import NOT_THIS_MACHINE, local_model
@@ -70,7 +64,20 @@ Progress = Callable[[AddPhase, int, int], None]
 
 
 class _StoppedError(Exception):
-    """Ends the hashing thread when nobody waits for it any more."""
+    """The end of a thread for which nobody waits any more."""
+
+
+def _reporter(progress: Progress | None) -> tuple[Callable[[str, int, int], None], threading.Event]:
+    """A call by which a thread tells this loop of its progress, and the event that ends the thread there."""
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def report(what: str, done: int, total: int) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, AddPhase(what), done, total)
+
+    return report, stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +122,7 @@ def _missing(imported: Imported, name: str) -> list[str]:
 @asynccontextmanager
 async def _prepared(source: Source, width: Width, progress: Progress | None) -> AsyncIterator[Imported]:
     """The opened source; made ready in a thread, which ends soon after nobody waits for it any more."""
-    loop, stopped = asyncio.get_running_loop(), threading.Event()
-
-    def report(what: str, done: int, total: int) -> None:
-        if stopped.is_set():
-            raise _StoppedError
-        if progress is not None:
-            loop.call_soon_threadsafe(progress, AddPhase(what), done, total)
-
+    report, stopped = _reporter(progress)
     with ExitStack() as stack:
         opening = asyncio.ensure_future(asyncio.to_thread(stack.enter_context, opened(source, width, report)))
         try:
@@ -158,7 +158,11 @@ async def add_checkpoint(
         digest = await _add_here(channel, checkpoint, name, progress)
         if digest is not None:
             return digest
-    manifest = await _hash(checkpoint, name, progress)
+    report, stopped = _reporter(progress)
+    try:
+        manifest = await asyncio.to_thread(build_manifest, name, checkpoint, partial(report, AddPhase.HASHING))
+    finally:
+        stopped.set()
     request = pb.RegisterModelRequest(manifest=manifest_to_wire(manifest))
     if request.ByteSize() > MESSAGE_LIMIT_BYTES - 1024:
         raise InvalidArgumentError(
@@ -189,21 +193,6 @@ async def _add_here(
             return None
         raise refused from None
     raise UnavailableError("the coordinator ended the call before the model was added; try again")
-
-
-async def _hash(checkpoint: Checkpoint, name: str, progress: Progress | None) -> ModelManifest:
-    loop, stopped = asyncio.get_running_loop(), threading.Event()
-
-    def report(done: int, total: int) -> None:
-        if stopped.is_set():
-            raise _StoppedError
-        if progress is not None:
-            loop.call_soon_threadsafe(progress, AddPhase.HASHING, done, total)
-
-    try:
-        return await asyncio.to_thread(build_manifest, name, checkpoint, report)
-    finally:
-        stopped.set()
 
 
 class _Upload:
@@ -237,16 +226,11 @@ class _Upload:
                 if failures >= _ATTEMPTS:
                     raise
                 await asyncio.sleep(min(_FIRST_BACKOFF_S * 2 ** (failures - 1), _LONGEST_BACKOFF_S))
-                response = await self._register_or_keep(response)
+                with suppress(UnavailableError):  # another round follows
+                    response = await self._register()
         self._remaining = {}
         self._report()
         return response.manifest_digest
-
-    async def _register_or_keep(self, before: ModelRegistration) -> ModelRegistration:
-        try:
-            return await self._register()
-        except UnavailableError:
-            return before
 
     async def _register(self) -> ModelRegistration:
         try:
@@ -281,17 +265,16 @@ class _Upload:
         chunks = read_chunks(location, f"blob {digest}", CHUNK_BYTES, blob.received)
         call = self._stub.PutBlob()
         try:
-            header = BlobHeader(digest, location.size, blob.received)
-            await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))
-            while chunk := await in_thread(next, chunks, b""):
-                await call.write(pb.PutBlobRequest(data=chunk))
-                self._remaining[digest] -= len(chunk)
-                self._report()
-            await half_close(call)
+            # A call may end while it is written to: its status says why, or another client had sent the blob.
+            with suppress(asyncio.InvalidStateError):
+                header = BlobHeader(digest, location.size, blob.received)
+                await call.write(pb.PutBlobRequest(header=blob_header_to_wire(header)))
+                while chunk := await in_thread(next, chunks, b""):
+                    await call.write(pb.PutBlobRequest(data=chunk))
+                    self._remaining[digest] -= len(chunk)
+                    self._report()
+                await half_close(call)
             await call
-        except asyncio.InvalidStateError:
-            # The call ended while it was written to; its status says why.
-            await self._raise_status(call)
         except grpc.aio.AioRpcError as error:
             raise _upload_error(error) from None
         except asyncio.CancelledError:
@@ -303,13 +286,6 @@ class _Upload:
         finally:
             call.cancel()
             chunks.close()
-
-    async def _raise_status(self, call: Awaitable[pb.PutBlobResponse]) -> None:
-        try:
-            await call
-        except grpc.aio.AioRpcError as error:
-            raise _upload_error(error) from None
-        # It ended well before everything was written: another client had sent the blob.
 
     def _report(self) -> None:
         if self._progress is not None:

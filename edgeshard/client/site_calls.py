@@ -51,16 +51,16 @@ class SiteCalls(Calls):
         FailedPreconditionError where the site makes no certificates.
         """
         request = token_request_to_wire(TokenRequest(role, name, ttl_s, host))
-        response = await self._connection.identity("CreateToken", request, self._timeout_s)
+        response = await self._identity("CreateToken", request)
         return token_from_wire(response.token)
 
     async def revoke(self, role: Role, name: str) -> None:
         """Refuse every certificate made so far for this principal, and end what it has open."""
-        await self._connection.identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name), self._timeout_s)
+        await self._identity("Revoke", identity_pb2.RevokeRequest(role=role, id=name))
 
     async def remove_node(self, node: str) -> None:
         """Take a node (its name or id) out of the site; deployments go on without it. Raises NotFoundError."""
-        await self._connection.identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node), self._timeout_s)
+        await self._identity("RemoveNode", identity_pb2.RemoveNodeRequest(node=node))
 
     async def create_key(
         self,
@@ -78,17 +78,17 @@ class SiteCalls(Calls):
         wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
         wanted.validate()
         request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
-        response = await self._connection.identity("CreateKey", request, self._timeout_s)
+        response = await self._identity("CreateKey", request)
         return api_key_from_wire(response.key), str(response.text)
 
     async def keys(self) -> tuple[ApiKey, ...]:
         """The site's API keys, without their secrets."""
-        response = await self._connection.identity("ListKeys", identity_pb2.ListKeysRequest(), self._timeout_s)
+        response = await self._identity("ListKeys", identity_pb2.ListKeysRequest())
         return tuple(api_key_from_wire(key) for key in response.keys)
 
     async def revoke_key(self, name: str) -> None:
         """Refuse an API key from now on, and end what it has running. Raises NotFoundError."""
-        await self._connection.identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name), self._timeout_s)
+        await self._identity("RevokeKey", identity_pb2.RevokeKeyRequest(name=name))
 
     async def nodes(self) -> tuple[Node, ...]:
         response = await self._admin("ListNodes", admin_pb2.ListNodesRequest())

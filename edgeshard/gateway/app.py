@@ -20,8 +20,8 @@ from edgeshard.gateway.access.cors import NOBODY, Origins
 from edgeshard.gateway.access.middleware import GatewayMiddleware
 from edgeshard.gateway.answers.response_writer import EVENT_STREAM, LINES
 from edgeshard.gateway.backend import Backend
-from edgeshard.gateway.document import answers_of, body_of
-from edgeshard.gateway.errors import OLLAMA, ErrorBody, error_body, error_response, json_response
+from edgeshard.gateway.document import answers_of, body_of, refusals_of
+from edgeshard.gateway.errors import OLLAMA, error_body, error_response, json_response
 from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.chat import ChatRequest, Chats
 from edgeshard.gateway.routes.completions import CompletionRequest, Completions
@@ -39,18 +39,44 @@ def make_app(
     local_only: bool = False,
     origins: Origins = NOBODY,
 ) -> ASGIApp:
-    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses what pages of other sites have a
-    browser send to this machine; pages of `origins` may."""
+    """The application. `/metrics` shows `site_metrics` too. `local_only` refuses requests that pages of other sites
+    have a browser send to this machine, but for pages of `origins`."""
     metrics = HttpMetrics(site_metrics)
     app = FastAPI(title="EdgeShard", version=__version__, docs_url=None, redoc_url=None)
     app.add_exception_handler(EdgeShardError, _refused)
     app.add_exception_handler(HTTPException, _not_a_route)
     app.add_exception_handler(Exception, _failed)
-    _add_site(app, Site(backend, metrics))
-    _add_openai(app, backend, metrics)
-    _add_ollama(app, Ollama(backend, metrics))
-    forms.describe(app)
+    site, texts, ollama = Site(backend, metrics), Texts(backend), Ollama(backend, metrics)
+    openai: _Posts = (
+        ("/v1/completions", Completions(backend, metrics).answer, CompletionRequest, forms.Completion, EVENT_STREAM),
+        ("/v1/chat/completions", Chats(backend, metrics).answer, ChatRequest, forms.ChatCompletion, EVENT_STREAM),
+        ("/v1/responses", Responses(backend, metrics).answer, ResponsesRequest, forms.ResponseObject, EVENT_STREAM),
+        ("/tokenize", texts.tokenize, TokenizeRequest, forms.Tokens, ""),
+        ("/detokenize", texts.detokenize, DetokenizeRequest, forms.Text, ""),
+    )
+    of_ollama: _Posts = (
+        ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
+        ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
+        ("/api/generate", ollama.generate, GenerateBody, forms.OllamaAnswer, LINES),
+    )
+    _add_site(app, site)
+    _add_posts(app, openai)
+    app.add_api_route("/api/version", site.version, response_model=forms.Version, openapi_extra=forms.OPEN)
+    for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
+        app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
+    _add_posts(app, of_ollama)
+    forms.describe(app, [form for _, _, form, _, _ in (*openai, *of_ollama)])
     return GatewayMiddleware(app, authenticator, metrics, local_only=local_only, origins=origins)
+
+
+_Posts = tuple[tuple[str, Any, type[BaseModel], type[BaseModel], str], ...]
+"""Routes that read a body: path, function, form of the body, form of the answer, media type of its stream or ""."""
+
+
+def _add_posts(app: FastAPI, posts: _Posts) -> None:
+    for path, route, form, said, stream in posts:
+        responses = answers_of(said, stream=stream, ollama=path.startswith(OLLAMA))
+        app.add_api_route(path, route, methods=["POST"], responses=responses, openapi_extra=body_of(form))
 
 
 def _add_site(app: FastAPI, site: Site) -> None:
@@ -60,50 +86,18 @@ def _add_site(app: FastAPI, site: Site) -> None:
     app.add_api_route("/metrics", site.metrics, include_in_schema=False)
     app.add_api_route("/v1/models", site.models, responses=answers_of(forms.ModelList))
     app.add_api_route("/v1/models/{model}", site.model, responses=answers_of(forms.Model))
-    refusals = {status: said for status, said in answers_of(ErrorBody).items() if status != 200}
-    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals, status_code=400)
-
-
-def _add_openai(app: FastAPI, backend: Backend, metrics: HttpMetrics) -> None:
-    texts = Texts(backend)
-    generating: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
-        ("/v1/completions", Completions(backend, metrics).answer, CompletionRequest, forms.Completion),
-        ("/v1/chat/completions", Chats(backend, metrics).answer, ChatRequest, forms.ChatCompletion),
-        ("/v1/responses", Responses(backend, metrics).answer, ResponsesRequest, forms.ResponseObject),
-    )
-    for path, route, form, said in generating:
-        responses = answers_of(said, stream=EVENT_STREAM)
-        app.add_api_route(path, route, methods=["POST"], responses=responses, openapi_extra=body_of(form))
-    more: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
-        ("/tokenize", texts.tokenize, TokenizeRequest, forms.Tokens),
-        ("/detokenize", texts.detokenize, DetokenizeRequest, forms.Text),
-    )
-    for path, route, form, said in more:
-        app.add_api_route(path, route, methods=["POST"], responses=answers_of(said), openapi_extra=body_of(form))
-
-
-def _add_ollama(app: FastAPI, ollama: Ollama) -> None:
-    app.add_api_route("/api/version", ollama.version, response_model=forms.Version, openapi_extra=forms.OPEN)
-    for path, listed in (("/api/tags", ollama.tags), ("/api/ps", ollama.running)):
-        app.add_api_route(path, listed, responses=answers_of(forms.OllamaModels, ollama=True))
-    for path, answer, form, said, stream in (
-        ("/api/show", ollama.show, ShowBody, forms.OllamaModel, ""),
-        ("/api/chat", ollama.chat, ChatBody, forms.OllamaAnswer, LINES),
-        ("/api/generate", ollama.generate, GenerateBody, forms.OllamaAnswer, LINES),
-    ):
-        responses = answers_of(said, stream=stream, ollama=True)
-        app.add_api_route(path, answer, methods=["POST"], responses=responses, openapi_extra=body_of(form))
+    app.add_api_route("/v1/embeddings", site.embeddings, methods=["POST"], responses=refusals_of(), status_code=400)
 
 
 class Site:
-    """What is said of the site itself."""
+    """The routes about the site itself."""
 
     def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
         self._backend = backend
         self._metrics = metrics
 
     async def here(self) -> Response:
-        """What Ollama's clients ask for first."""
+        """The page that Ollama's clients ask for first."""
         return PlainTextResponse("EdgeShard is running")
 
     async def health(self) -> Response:
@@ -113,7 +107,7 @@ class Site:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        """Of the whole site, which is nothing for a key of some models."""
+        """The metrics of the whole site, which a key for some models may not see."""
         if caller_of(request).models is not None:
             raise DeniedError("this API key is for some models alone", field="api_key", reason="KEY_SCOPE")
         return PlainTextResponse(await self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -148,7 +142,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, _error: Exception) -> Response:
-    """The entrance logs it."""
+    """The answer to a request at which the gateway failed; the entrance logs the error."""
     return error_response(InternalError("the gateway failed at this request; its log says where"), request.url.path)
 
 

@@ -1,4 +1,4 @@
-"""What the gateway needs of a site: what is served, and the tokens."""
+"""The site as the gateway needs it: its models, and tokens from them."""
 
 from __future__ import annotations
 
@@ -15,45 +15,40 @@ class Backend(Protocol):
     """A site that answers. Every method raises typed errors."""
 
     def models(self) -> tuple[ServedModel, ...]:
-        """What answers now."""
-        ...
+        """The models that answer now."""
 
     def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
-        """By a deployment's name, or a model's that one deployment serves; `only` those of these names are there for
-        the caller. Raises NotFoundError, and what says that it does not answer at the moment."""
-        ...
+        """The deployment of this name, or the only one of the model of this name; `only` bounds the names for a caller.
+
+        Raises NotFoundError, or another error of a deployment that does not answer at the moment.
+        """
 
     def stored(self, model: str) -> StoredModel | None:
-        """The model of a deployment as it lies in the store; None where nobody can tell."""
-        ...
+        """The model of a deployment as it lies in the store; None where it is unknown."""
 
     def added_at(self, model: str) -> float:
-        """When the model of a deployment came into the store, in seconds since 1970; 0 where nobody can tell."""
-        ...
+        """The seconds since 1970 at which the model of a deployment came into the store; 0 where they are unknown."""
 
     def generate(self, model: str, generation: Generation, identity: str) -> AsyncGenerator[GenerationEvent, None]:
         """The events of one request; closing the generator cancels it on every node."""
-        ...
 
     def check_place(self, identity: str, reading: int) -> None:
-        """Raise ResourceExhaustedError where `identity` may have no request beside those that run or wait and
-        `reading` ones whose bodies are on their way: asked before the body of one is read."""
-        ...
+        """Raise ResourceExhaustedError where `identity` may have no further request.
+
+        It has those that run or wait, and `reading` others whose bodies are on their way. Called before a body is read.
+        """
 
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
         """The conversation as tokens, by the model's chat template."""
-        ...
 
     async def count(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """As `prompt`, for who wants no answer: its tokens are charged here."""
-        ...
+        """The tokens as of `prompt`, for a caller that wants no answer: they are charged here."""
 
     async def tokenize(self, model: str, text: str, special: bool, identity: str) -> tuple[int, ...]:
         """The ids of a text, which are charged."""
-        ...
 
-    async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str: ...
+    async def detokenize(self, model: str, tokens: Sequence[int], identity: str) -> str:
+        """The text of ids."""
 
     def words(self, model: str) -> Words:
         """The vocabulary of a deployment's model."""
-        ...

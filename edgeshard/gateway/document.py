@@ -1,7 +1,8 @@
-"""What the gateway's OpenAPI document says: the forms of bodies and answers."""
+"""The gateway's OpenAPI document: the forms of bodies and answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -10,11 +11,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from edgeshard.gateway.errors import ErrorBody
-from edgeshard.gateway.routes.chat import ChatRequest
-from edgeshard.gateway.routes.completions import CompletionRequest
-from edgeshard.gateway.routes.ollama import ChatBody, GenerateBody, ShowBody
-from edgeshard.gateway.routes.responses import ResponsesRequest
-from edgeshard.gateway.routes.texts import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 
@@ -128,16 +124,6 @@ class OllamaModel(BaseModel):
     capabilities: list[str]
 
 
-REQUESTS: tuple[type[BaseModel], ...] = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    ChatBody,
-    GenerateBody,
-    ShowBody,
-)
 _REFUSALS = {
     400: "What was asked for cannot be, or is not done here; `param` names the field.",
     401: "No API key, or one that is not known.",
@@ -153,14 +139,14 @@ _REFUSALS = {
 
 def answers_of(answer: type[BaseModel], *, stream: str = "", ollama: bool = False) -> dict[int | str, dict[str, Any]]:
     """FastAPI's `responses` of a route; `stream` is the media type of its stream."""
+    content: dict[str, Any] = {"content": {stream: {"schema": {}}}} if stream else {}
+    return refusals_of(ollama=ollama) | {200: {"model": answer, "description": "The answer.", **content}}
+
+
+def refusals_of(*, ollama: bool = False) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's `responses` of a route that gives nothing but errors."""
     refusal = OllamaError if ollama else ErrorBody
-    said: dict[int | str, dict[str, Any]] = {
-        status: {"model": refusal, "description": text} for status, text in _REFUSALS.items()
-    }
-    said[200] = {"model": answer, "description": "The answer."}
-    if stream:
-        said[200]["content"] = {stream: {"schema": {}}}
-    return said
+    return {status: {"model": refusal, "description": text} for status, text in _REFUSALS.items()}
 
 
 OPEN: dict[str, Any] = {"security": []}
@@ -173,13 +159,13 @@ def body_of(form: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe(app: FastAPI) -> None:
-    """Have the application's document name the bodies and the key."""
+def describe(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
+    """Have the application's document name the forms of `bodies`, and the key."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, definitions = models_json_schema([(form, "validation") for form in REQUESTS], ref_template=_REF)
+            _, definitions = models_json_schema([(form, "validation") for form in bodies], ref_template=_REF)
             components = made.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions.get("$defs", {}))
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

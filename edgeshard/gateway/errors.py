@@ -37,9 +37,9 @@ CODES = {
 }
 """Reasons that programs know by another `code`; the others are their own in lower case."""
 _MOST_FAULTS = 1000
-"""Of a body, that are looked at one by one."""
+"""The most faults of a body that are looked at one by one."""
 OLLAMA = "/api/"
-"""Of paths whose errors are Ollama's: a text."""
+"""The beginning of paths whose errors are Ollama's: a text."""
 
 
 class ErrorDetail(BaseModel):
@@ -55,11 +55,8 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-def status_of(error: EdgeShardError) -> int:
-    return STATUSES[error.code][0]
-
-
 def body_of(error: EdgeShardError) -> dict[str, Any]:
+    """The body of a typed error in OpenAI's form."""
     code = CODES.get(error.reason, error.reason.lower())
     return error_body(error.message, STATUSES[error.code][1], error.field or None, code)
 
@@ -79,20 +76,22 @@ def error_response(error: EdgeShardError, path: str = "") -> Response:
     if error.code is Code.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     body = {"error": error.message} if path.startswith(OLLAMA) else body_of(error)
-    return json_response(body, status_of(error), headers)
+    return json_response(body, STATUSES[error.code][0], headers)
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # What is no text (a lone surrogate) leaves as an escape, which JSON allows.
+    """The body as JSON. A lone surrogate, which is no text, leaves as an escape, which JSON allows."""
     return Response(
         json.dumps(body, separators=(",", ":"), allow_nan=False), status, headers, media_type="application/json"
     )
 
 
 def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 0) -> EdgeShardError:
-    """The error under the name that the caller knows the field by. What a context of `max_context` tokens (0: nobody
-    can tell) has no room for is said in OpenAI's words, too: LiteLLM and LangChain look for them in the text, and go
-    to a model with more room."""
+    """The error with the name that the caller knows the field by.
+
+    The error of a prompt that a context of `max_context` tokens (0: unknown) has no room for has OpenAI's words, too:
+    LiteLLM and LangChain look for them in the text, and go to a model with more room.
+    """
     name, message = names.get(error.field, error.field), error.message
     if name != error.field:
         message = message.replace(error.field, name)
@@ -105,11 +104,11 @@ def renamed(error: EdgeShardError, names: Mapping[str, str], max_context: int = 
 
 
 def refusal_of(error: ValidationError) -> InvalidArgumentError:
-    """The first thing that is wrong with a body, by the field's name; never what the field says, which is private."""
+    """The first fault of a body, by the field's name; never the field's value, which is private."""
     if error.error_count() > _MOST_FAULTS:
         return InvalidArgumentError(f"the body has {error.error_count()} faults", reason="INVALID_VALUE")
     found = error.errors(include_url=False, include_context=True, include_input=False)
-    # A union reports each of its kinds; what lies deepest was meant.
+    # A union reports each of its kinds; the deepest one was meant.
     first = max(found, key=lambda item: len(item["loc"])) if len({item["loc"][:1] for item in found}) == 1 else found[0]
     name = _name(first["loc"])
     match first["type"]:
@@ -121,34 +120,24 @@ def refusal_of(error: ValidationError) -> InvalidArgumentError:
             return InvalidArgumentError(f"{name} is required", field=name, reason="MISSING_REQUIRED_PARAMETER")
         case "json_invalid":
             return InvalidArgumentError("the body is not JSON", reason="INVALID_JSON")
-    return InvalidArgumentError(
-        f"{name or 'the body'}: {_lowered(first['msg'])}", field=name, reason=_reason(first.get("ctx"))
-    )
-
-
-def _reason(context: Mapping[str, Any] | None) -> str:
-    given = (context or {}).get("error")
-    return given.reason if isinstance(given, Refused) else "INVALID_VALUE"
+    given, message = first.get("ctx", {}).get("error"), first["msg"].removeprefix("Value error, ")
+    reason = given.reason if isinstance(given, Refused) else "INVALID_VALUE"
+    return InvalidArgumentError(f"{name or 'the body'}: {message[:1].lower()}{message[1:]}", field=name, reason=reason)
 
 
 class Refused(ValueError):
-    """Raised by a field's check: what the caller asks for is known, and not done here."""
+    """The error of a field's check: its value is known, and not supported here."""
 
     def __init__(self, message: str, reason: str = "UNSUPPORTED_VALUE") -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def _lowered(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return message[:1].lower() + message[1:]
-
-
 _KINDS = frozenset({"str", "int", "float", "bool", "none"})
 
 
 def _name(loc: tuple[int | str, ...]) -> str:
-    """`messages[0].content` of ('messages', 0, 'content'), without what pydantic says of a union's kinds."""
+    """The name `messages[0].content` of ('messages', 0, 'content'), without pydantic's names of a union's kinds."""
     name = ""
     for part in loc:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""What the gateway counts of its requests. Nothing here runs for each token."""
+"""The gateway's counts of its requests. Nothing here runs for each token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class HttpMetrics:
-    """Counters of the gateway's own, shown beside those of the `site`, where the gateway has them."""
+    """The gateway's own counters, shown beside those of the `site`, where the gateway has them."""
 
     def __init__(self, site: Metrics | None = None) -> None:
         registry = self._registry = CollectorRegistry()
@@ -34,16 +34,17 @@ class HttpMetrics:
         )
 
     def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """`status` is 0 where nothing was answered."""
+        """Count a request; `status` is 0 where it got no answer."""
         known = method if method in ("GET", "POST", "HEAD", "DELETE") else "other"
         self._requests.labels(known, route, str(status or 499)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def tokens_used(self, usage: Usage) -> None:
+        """Count the tokens of a request."""
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("generated").inc(usage.new_tokens)
 
     async def text(self) -> bytes:
-        """In Prometheus's text format."""
+        """All counters in Prometheus's text format."""
         own = generate_latest(self._registry)
         return own if self._site is None else own + (await self._site.exposed())[0]

@@ -1,4 +1,4 @@
-"""Tokens used by the answers of one HTTP request."""
+"""The tokens used by the answers of one HTTP request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeshard.domain.requests.generation import Finished, Started
 
 @dataclass(slots=True)
 class Usage:
-    """Of `per_prompt` answers to each prompt, in order; a prompt counts once. `cached` tokens are not known here."""
+    """The tokens of `per_prompt` answers to each prompt, in order; a prompt counts once."""
 
     per_prompt: int = 1
     new_tokens: int = 0
@@ -26,7 +26,7 @@ class Usage:
         self.new_tokens += event.new_token_count
 
     def record(self) -> dict[str, int]:
-        """As OpenAI's `usage`."""
+        """The counts as OpenAI's `usage`."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.new_tokens,

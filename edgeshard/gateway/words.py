@@ -1,4 +1,4 @@
-"""What single tokens of a model read, as far as answers needed them."""
+"""The texts of single tokens of a model, as far as answers needed them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Words:
-    """Asks for what it does not know yet, many at a time, and remembers it: at most the model's vocabulary."""
+    """The texts of a model's tokens. Unknown ones are asked for, many at a time, and kept: at most the vocabulary."""
 
     def __init__(self, ask: Callable[[Sequence[int]], Awaitable[Sequence[str]]]) -> None:
         self._ask = ask
         self._texts: dict[int, str] = {}
 
     async def learn(self, event: GenerationEvent) -> None:
-        """All that `text` will be asked of an event."""
+        """Ask for the texts of all tokens of an event that are not known yet."""
         unknown = [token for token in dict.fromkeys(_tokens(event)) if token not in self._texts]
         if unknown:
             self._texts.update(zip(unknown, await self._ask(unknown), strict=True))
 
     def text(self, token: int) -> str:
-        """Of a token within a text; a part of a character is U+FFFD."""
+        """The text of a token within a text; a part of a character is U+FFFD."""
         return self._texts.get(token, UNKNOWN)
 
 

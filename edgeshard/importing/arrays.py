@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file as numpy arrays, whatever type they have."""
+"""Tensors of a safetensors file as numpy arrays, in any type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PLAIN = {
 
 
 def read_array(tensor: StoredTensor) -> NDArray[Any]:
-    """The tensor's numbers; those of fewer than 32 bits that are no integers as float32. F8_E8M0 stays bytes."""
+    """The tensor's numbers, of its shape. Floats are read as float32, integers as they are, F8_E8M0 as bytes.
+
+    Raises DataLossError naming the tensor where its file ends too early.
+    """
     with open_regular(tensor.file) as file:
         file.seek(tensor.offset)
         data = file.read(tensor.size)
@@ -38,7 +41,7 @@ def read_array(tensor: StoredTensor) -> NDArray[Any]:
 
 
 def _e4m3() -> Floats:
-    """All numbers of eight bits with four of exponent and three of fraction, without infinities."""
+    """The 256 numbers of eight bits with four of exponent and three of fraction, without infinities, by their bits."""
     bits = np.arange(256, dtype=np.int32)
     exponent, fraction = (bits >> 3) & 15, (bits & 7) / 8
     magnitude = np.where(exponent == 0, fraction * 2.0**-6, (1 + fraction) * np.exp2(exponent - 7.0))

@@ -1,4 +1,4 @@
-"""Weights as numbers and as small integers in blocks: writing what must be written anew, and what that loses.
+"""Weights as numbers and as small integers in blocks: writing those that must change, and counting the loss.
 
 A block is `STORED_GROUP` inputs of a row (`IntegerFormat.stored_block_bytes`).
 """
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -28,11 +27,11 @@ _NEGLIGIBLE = 1e-30
 _INT4_DIVISORS = (-8.0, -9.0, -8.5, -7.5, -7.0, -6.5, 7.0, 7.5, 8.0)
 _ALIGNMENT = 64
 AT_ONCE = 1 << 22
-"""Elements that are converted at a time."""
+"""The number of elements that are converted at a time."""
 
 
 class Width(StrEnum):
-    """What weights become that EdgeShard cannot keep exactly as they are."""
+    """The formats for weights that EdgeShard cannot keep exactly as they are."""
 
     INT4 = "int4"
     INT8 = "int8"
@@ -42,6 +41,7 @@ class Width(StrEnum):
 
     @property
     def integers(self) -> IntegerFormat | None:
+        """The same as a format of small integers, None for one of floats."""
         return IntegerFormat(self) if self in (Width.INT4, Width.INT8) else None
 
 
@@ -50,27 +50,31 @@ _FLOATS = {Width.BFLOAT16: "BF16", Width.FLOAT16: "F16", Width.FLOAT32: "F32"}
 
 @dataclass(slots=True)
 class Loss:
-    """What became of the numbers that were rounded: `relative_error` is the root of squares of errors by those of
-    weights."""
+    """The loss of the numbers that were rounded."""
 
     elements: int = 0
     squares: float = 0.0
     errors: float = 0.0
 
     def add(self, before: Floats, after: Floats) -> None:
+        """Count numbers of any shape, as they were and as they are now."""
         self.elements += before.size
         self.squares += float(np.sum(np.square(before, dtype=np.float64)))
         self.errors += float(np.sum(np.square(before.astype(np.float64) - after)))
 
     @property
     def relative_error(self) -> float:
+        """The root of the errors' squares by the weights' squares."""
         return math.sqrt(self.errors / self.squares) if self.squares else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.elements / 1e6:.1f} M weights changed by {100 * self.relative_error:.2g} % (root mean square)"
 
 
 class TensorWriter:
-    """Writes converted tensors one behind the other into a file of `directory`; `loss` counts what was rounded.
+    """A writer of converted tensors, one behind the other, into a file of `directory`; `loss` counts its rounding.
 
-    `on_bytes` is called with the bytes written so far.
+    `on_bytes` is called with the bytes written so far. Every method raises ResourceExhaustedError for a full disk.
     """
 
     def __init__(self, directory: Path, on_bytes: Callable[[int], None] | None = None) -> None:
@@ -83,7 +87,7 @@ class TensorWriter:
         self._file = self._path.open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -95,7 +99,7 @@ class TensorWriter:
         parts: Iterator[bytes],
         integers: IntegerFormat | None = None,
     ) -> StoredTensor:
-        """Bytes as they are. `dtype` is the name that safetensors has for the type."""
+        """Write bytes as they are. `dtype` is the type's name in safetensors."""
         assert self._file is not None
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         offset = self._file.tell()
@@ -109,11 +113,11 @@ class TensorWriter:
     def integers(
         self, name: str, shape: tuple[int, ...], parts: Iterator[tuple[Integers, Floats]], integers: IntegerFormat
     ) -> StoredTensor:
-        """Values [rows, columns] and scales [rows, columns / 32] that are float16 already, some rows at a time."""
+        """Write values [rows, columns] and scales [rows, columns / 32], each a float16 already, some rows at a time."""
         return self.raw(name, "F32", shape, (to_blocks(*part, integers) for part in parts), integers)
 
     def rounded(self, name: str, shape: tuple[int, ...], parts: Iterator[Floats], width: Width) -> StoredTensor:
-        """Numbers, some rows at a time, in this width; a matrix whose rows are no whole groups is kept in bfloat16."""
+        """Write numbers, some rows at a time, in this width; a matrix without whole groups becomes bfloat16."""
         integers = width.integers
         if integers is not None and (len(shape) != 2 or shape[1] % STORED_GROUP):
             integers, width = None, Width.BFLOAT16
@@ -138,7 +142,7 @@ class TensorWriter:
 
 
 def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> bytes:
-    """Blocks of values [rows, columns] with scales [rows, groups] that float16 holds."""
+    """The blocks of values [rows, columns] with scales [rows, groups] that float16 holds."""
     rows, groups = scales.shape
     grouped = values.reshape(rows, groups, STORED_GROUP)
     blocks = np.empty((rows, groups, integers.stored_block_bytes), np.uint8)
@@ -152,14 +156,17 @@ def to_blocks(values: Integers, scales: Floats, integers: IntegerFormat) -> byte
 
 
 def dequantised(values: Integers, scales: Floats) -> Floats:
-    """Values [rows, columns] times scales [rows, groups] of as many columns each."""
+    """Values [rows, columns] times scales [rows, groups], each of as many columns: [rows, columns]."""
     rows, columns = values.shape
     grouped = values.reshape(rows, scales.shape[1], -1).astype(np.float32) * scales[..., None]
     return grouped.reshape(rows, columns)
 
 
 def quantise(weights: Floats, integers: IntegerFormat) -> tuple[Integers, Floats]:
-    """Nearest integers times a float16 scale for each group; int4 tries several scales and keeps the best."""
+    """Weights [rows, columns] as the nearest integers [rows, columns] and float16 scales [rows, columns / 32].
+
+    int4 tries several scales for each group and keeps the best.
+    """
     rows, columns = weights.shape
     grouped = weights.reshape(rows, -1, STORED_GROUP)
     if integers is IntegerFormat.INT8:
@@ -185,12 +192,12 @@ def _rounded(grouped: Floats, scales: Floats, integers: IntegerFormat) -> Intege
 
 
 def _half(scales: Floats) -> Floats:
-    """Rounded to float16, whose largest number is 65504."""
+    """The scales rounded to float16, whose largest number is 65504."""
     return np.clip(scales, -65504, 65504).astype(np.float16).astype(np.float32)
 
 
 def kept_scales(scales: Floats) -> Floats | None:
-    """These scales as float16 has them; None where that would change one by more than a thousandth."""
+    """The scales rounded to float16; None where that would change one by more than a thousandth."""
     halves = _half(scales)
     with np.errstate(invalid="ignore"):
         near = np.abs(halves - scales) <= np.abs(scales) * 2.0**-10
@@ -198,11 +205,12 @@ def kept_scales(scales: Floats) -> Floats | None:
 
 
 def to_bfloat16(numbers: Floats) -> NDArray[np.uint16]:
-    """To the nearest, ties to even; a NaN stays one."""
+    """The bits of numbers of any shape as bfloat16, rounded to the nearest, ties to even; a NaN stays one."""
     bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16)
 
 
 def from_bfloat16(halves: NDArray[np.uint16]) -> Floats:
+    """The numbers behind the bits of bfloat16, of the same shape."""
     return (halves.astype(np.uint32) << 16).view(np.float32)

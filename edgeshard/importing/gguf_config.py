@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of a model, as a config.json; and its tensors' names in a checkpoint."""
+"""The config.json of a model from the metadata of its GGUF file; and the names of its tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgeshard.architectures.gguf import ROPE_FACTORS, Gguf, GgufFields
 from edgeshard.architectures.registry import RECORDS
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 from edgeshard.importing.gguf_file import GgufFile
+from edgeshard.storage.forms import malformed
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -33,7 +34,7 @@ _READ = {name: record.gguf for name, record in RECORDS.items() if record.gguf is
 
 
 def form_of(file: GgufFile) -> Gguf:
-    """Raises UnsupportedModelError, by name, for an architecture that cannot be read from a GGUF file."""
+    """The record of the file's architecture. Raises UnsupportedModelError, by name, for one that cannot be read."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in _READ:
         raise UnsupportedModelError(
@@ -88,13 +89,16 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         raise UnsupportedModelError(
             f"{file.path.name}: keys and values differ in width", field="attention.value_length"
         )
-    if (eos := _eos(file)) is not None:
+    if type(eos := file.metadata.get("tokenizer.ggml.eos_token_id")) is int:
         config["eos_token_id"] = eos
     return config | form.config(fields)
 
 
 def checkpoint_name(file: GgufFile, tensor: str) -> str | None:
-    """What the tensor is called in a checkpoint; None for one that is not a weight of the decoder."""
+    """The tensor's name in a checkpoint; None for one that is not a weight of the decoder.
+
+    Raises UnsupportedModelError for one that the architecture has no place for.
+    """
     if tensor in _OUTSIDE:
         return _OUTSIDE[tensor]
     found = _BLOCK.fullmatch(tensor)
@@ -114,17 +118,8 @@ def checkpoint_name(file: GgufFile, tensor: str) -> str | None:
 def _vocabulary(file: GgufFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise InvalidArgumentError(
-            f"{file.path.name} has no matrix token_embd.weight",
-            field="token_embd.weight",
-            reason="MALFORMED_CHECKPOINT",
-        )
+        raise malformed(file.path.name, "has no matrix token_embd.weight", "token_embd.weight")
     return embedding.shape[0]
-
-
-def _eos(file: GgufFile) -> int | None:
-    value = file.metadata.get("tokenizer.ggml.eos_token_id")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _rope_factors(file: GgufFile) -> tuple[float, ...]:

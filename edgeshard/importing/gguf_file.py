@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies. Weights are not read here.
+"""The header of a GGUF file: its metadata, and the place of each tensor. Weights are not read here.
 
-Counts and lengths are the file's own words, so each is held against what is left of the file, and against a limit,
-before anything of that size is made. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Counts and lengths are the file's own words, so each is held against the rest of the file, and against a limit, before
+anything of that size is made. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.domain.errors import DataLossError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.storage.forms import TOKEN_LIMIT
+from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.storage.forms import TOKEN_LIMIT, malformed, truncated
 from edgeshard.storage.model_directory import open_regular
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ENTRIES_LIMIT = 4096
-"""Of the metadata; a file has some dozens."""
+"""The most entries of the metadata; a file has some dozens."""
 _VALUES_LIMIT = 4 * TOKEN_LIMIT
-"""In all lists of the metadata together: a tokenizer's are tokens, scores, types and merges."""
+"""The most values in all lists of the metadata together: a tokenizer's are tokens, scores, types and merges."""
 _TENSORS_LIMIT = 1 << 17
 _KEY_LIMIT = 256
 _TEXT_LIMIT = 4 << 20
-"""Bytes of one text; the longest are chat templates of some kilobytes."""
+"""The most bytes of one text; the longest are chat templates of some kilobytes."""
 _RANK_LIMIT = 4
 _ALIGNMENT_LIMIT = 1 << 20
 
@@ -60,12 +60,12 @@ TYPES = {
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
 }
-"""By the format's number: name, elements of a block, bytes of a block. All are types that weights are published in."""
+"""The types of published weights by the format's number: name, elements of a block, bytes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """`size` bytes at `offset` of the file. `shape` is as in a checkpoint, the row's length last."""
+    """A tensor's place: `size` bytes at `offset` of the file. `shape` is as in a checkpoint, the row's length last."""
 
     name: str
     type: str
@@ -90,13 +90,16 @@ def read_gguf(path: Path) -> GgufFile:
     with open_regular(path) as file:
         size = path.stat().st_size
         if size < 24:
-            raise _truncated(path, "the header")
+            raise truncated(path.name, "the header")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return parse_gguf(path, data, size)
 
 
 def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
-    """The header in `data`, the beginning of a file of `size` bytes; messages call it by `path`."""
+    """The header in `data`, the beginning of a file of `size` bytes, which messages call by `path`.
+
+    Raises as `read_gguf` does.
+    """
     reader = _Reader(path, data)
     if reader.take(4) != _MAGIC:
         raise _malformed(path, "does not begin as a GGUF file does")
@@ -127,8 +130,8 @@ def parse_gguf(path: Path, data: mmap.mmap | bytes, size: int) -> GgufFile:
             raise _malformed(path, f"has a tensor {tensor.name[:80]!r} that overlaps another", tensor.name)
         end = begin + tensor.size
         if end > size:
-            raise _truncated(path, f"tensor {tensor.name[:80]}")
-        tensors[tensor.name] = GgufTensor(tensor.name, tensor.type, tensor.shape, begin, tensor.size)
+            raise truncated(path.name, f"tensor {tensor.name[:80]}")
+        tensors[tensor.name] = replace(tensor, offset=begin)
     return GgufFile(path, metadata, tensors)
 
 
@@ -141,7 +144,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > len(self._data) - self.position:
-            raise _truncated(self._path, "the header")
+            raise truncated(self._path.name, "the header")
         begin = self.position
         self.position += count
         return self._data[begin : self.position]
@@ -179,7 +182,7 @@ class _Reader:
         return list(struct.unpack(f"<{count}{form[1]}", self.take(count * struct.calcsize(form))))
 
     def tensor(self) -> GgufTensor:
-        """As the file has it: its offset counts from the first tensor."""
+        """The entry of a tensor as the file has it: its offset counts from the first tensor."""
         name = self.text(_KEY_LIMIT)
         rank = self.scalar("<I")
         if not 1 <= rank <= _RANK_LIMIT:
@@ -200,10 +203,4 @@ class _Reader:
 
 
 def _malformed(path: Path, what: str, field: str = "") -> InvalidArgumentError:
-    return InvalidArgumentError(f"{path.name} {what}", field=field[:80] or path.name, reason="MALFORMED_CHECKPOINT")
-
-
-def _truncated(path: Path, what: str) -> DataLossError:
-    return DataLossError(
-        f"{path.name} ends before the end of {what}; fetch the file again", field=path.name, reason="TRUNCATED"
-    )
+    return malformed(path.name, what, field[:80])

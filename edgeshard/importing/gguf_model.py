@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: tensors where they lie in the file, but for those that must be written anew."""
+"""A GGUF file as a checkpoint: its tensors in their place in the file, but for those that must be written anew."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from edgeshard.importing.imported import CONVERTING, Imported, Progress
 from edgeshard.importing.stored_as import stored_quantisation
 from edgeshard.storage.checkpoint import Checkpoint, StoredFile, StoredTensor
 
-_FLOATS = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
+_FLOATS = frozenset({"F32", "F16", "BF16"})
 _INTEGERS = {"Q8_0": IntegerFormat.INT8, "Q4_0": IntegerFormat.INT4}
-_KEPT = frozenset({*_FLOATS, *_INTEGERS})
+_KEPT = _FLOATS | _INTEGERS.keys()
 _BYTES = {Width.INT4: 0.5625, Width.INT8: 1.0625, Width.BFLOAT16: 2.0, Width.FLOAT16: 2.0, Width.FLOAT32: 4.0}
 
 
 def open_gguf(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
     """The model in a GGUF file.
 
-    Float16, bfloat16, float32, Q8_0 and Q4_0 are kept bit for bit; other types are rounded to `width`. What is written
-    anew goes into files of `scratch`, which must stay while the checkpoint is read.
+    Float16, bfloat16, float32, Q8_0 and Q4_0 are kept bit for bit; other types are rounded to `width`. Tensors that are
+    written anew go into files of `scratch`, which must stay while the checkpoint is read.
 
     Raises as `read_gguf` and `config_of` do; FailedPreconditionError where the package that reads K-quants is missing.
     """
@@ -87,12 +87,12 @@ class _Opener:
     width: Width
 
     def stored(self, tensor: GgufTensor, name: str, data: mmap.mmap, writer: TensorWriter) -> StoredTensor:
-        """Where the tensor lies: in the file, or in the writer's where its bytes must change."""
+        """The tensor's place: in the file, or in the writer's where its bytes must change."""
         order = self._order(name, tensor)
         offset = self.form.unit_norms and "norm." in name
-        kept = _FLOATS.get(tensor.type), _INTEGERS.get(tensor.type)
-        if any(kept) and not offset:
-            dtype, integers = kept[0] or "F32", kept[1]
+        if tensor.type in _KEPT and not offset:
+            integers = _INTEGERS.get(tensor.type)
+            dtype = tensor.type if integers is None else "F32"
             if order is None:
                 return StoredTensor(name, dtype, tensor.shape, self.file.path, tensor.offset, tensor.size, integers)
             return writer.raw(name, dtype, tensor.shape, _in_order(tensor, data, order), integers)
@@ -102,7 +102,7 @@ class _Opener:
         return writer.rounded(name, tensor.shape, parts, self.width)
 
     def converted_bytes(self, named: Mapping[str, str | None]) -> int:
-        """About as much as will be written anew."""
+        """The bytes that will be written anew, about."""
         size = 0
         for tensor, name in named.items():
             stored = self.file.tensors[tensor]
@@ -111,7 +111,7 @@ class _Opener:
         return size
 
     def _order(self, name: str, tensor: GgufTensor) -> np.ndarray[Any, Any] | None:
-        """Which row of the file each row of the checkpoint is; None where they are the same."""
+        """The rows of the file in the checkpoint's order, [rows]; None where they are in order."""
         if not self.form.permuted:
             return None
         heads = {"q_proj": self.heads, "k_proj": self.kv_heads}.get(name.split(".")[-2])
@@ -123,14 +123,11 @@ class _Opener:
         rounded = Counter(t.type for t in self.file.tensors.values() if t.type not in _KEPT)
         if not rounded or not writer.loss.elements:
             return []
-        return [
-            f"{', '.join(rounded)} became {self.width}: {writer.loss.elements / 1e6:.1f} M weights changed by "
-            f"{100 * writer.loss.relative_error:.2g} % (root mean square)"
-        ]
+        return [f"{', '.join(rounded)} became {self.width}: {writer.loss}"]
 
 
 def _in_order(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any]) -> Iterator[bytes]:
-    """The tensor's rows in another order, whatever they are made of."""
+    """The tensor's rows in another order, in whatever type."""
     rows = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(tensor.shape[0], -1)
     step = max(1, AT_ONCE // rows.shape[1])
     for first in range(0, len(order), step):
@@ -151,7 +148,7 @@ def _numbers(tensor: GgufTensor, data: mmap.mmap, order: np.ndarray[Any, Any] | 
 
 
 def _decoder(kind: str) -> Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
-    """From rows of bytes to rows of numbers."""
+    """The function from rows of bytes of a type to rows of numbers. Raises FailedPreconditionError without gguf."""
     plain = {"F32": "<f4", "F16": "<f2"}
     if kind in plain:
         return lambda rows: rows.view(plain[kind])

@@ -12,12 +12,12 @@ from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.importing.gguf_file import GgufFile
-from edgeshard.storage.forms import SMALL_FILES, check_small_file
+from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 _MERGES_LIMIT = 1 << 30
-"""Of the squares of pieces' lengths together, which is the time that their merges take; real ones have a thousandth."""
+"""The most of the squares of pieces' lengths together, which their merges take as time; real ones have a thousandth."""
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -42,31 +42,27 @@ _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
 def tokenizer_files(file: GgufFile, notes: list[str]) -> dict[str, bytes]:
-    """The small files by name, none where the tokenizer is of a kind that is not known: `notes` then say so.
+    """The small files by name. A tokenizer of an unknown kind gives none, and a note of it in `notes`.
 
     Raises InvalidArgumentError for metadata that contradicts itself.
     """
-    files: dict[str, Any] = {}
-    if isinstance(whole := file.metadata.get("tokenizer.huggingface.json"), str):
-        files["tokenizer.json"] = json.loads(whole) if _is_json(whole) else None
-    else:
-        files["tokenizer.json"] = _tokenizer(file, notes)
-    if files["tokenizer.json"] is None:
+    whole = file.metadata.get("tokenizer.huggingface.json")
+    tokenizer = _object(whole) if isinstance(whole, str) else _tokenizer(file, notes)
+    if tokenizer is None:
         return {}
-    files["tokenizer_config.json"] = _config(file)
-    files["generation_config.json"] = _generation(file)
+    files = {TOKENIZER: tokenizer, TOKENIZER_SETTINGS: _config(file), GENERATION: _generation(file)}
     encoded = {name: json.dumps(value, ensure_ascii=False).encode() for name, value in files.items()}
-    encoded = {name: data for name, data in encoded.items() if name in SMALL_FILES}
     for name, data in encoded.items():
         check_small_file(name, data)
     return encoded
 
 
-def _is_json(text: str) -> bool:
+def _object(text: str) -> dict[str, Any] | None:
     try:
-        return isinstance(json.loads(text), dict)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _tokenizer(file: GgufFile, notes: list[str]) -> dict[str, Any] | None:
@@ -94,26 +90,16 @@ def _byte_level(file: GgufFile, split: str) -> dict[str, Any]:
     if pattern := _SPLITS[split]:
         splits.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added(tokens, types),
-        "normalizer": {"type": "NFC"} if split in _COMPOSED else None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*splits, {**byte_level, "use_regex": not _SPLITS[split]}],
-        },
-        "post_processor": _post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": merges,
-            "byte_fallback": False,
-            "ignore_merges": split in _WHOLE_WORDS_FIRST,
-        },
-    }
+    splits.append({**byte_level, "use_regex": not _SPLITS[split]})
+    return _document(
+        tokens,
+        types,
+        normalizer={"type": "NFC"} if split in _COMPOSED else None,
+        pre_tokenizer={"type": "Sequence", "pretokenizers": splits},
+        post_processor=_post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
+        decoder={**byte_level, "use_regex": True},
+        model={"merges": merges, "byte_fallback": False, "ignore_merges": split in _WHOLE_WORDS_FIRST},
+    )
 
 
 def _sentencepiece(file: GgufFile) -> dict[str, Any]:
@@ -129,38 +115,45 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added(tokens, types),
-        "normalizer": {"type": "Sequence", "normalizers": [*prefix, space]},
-        "pre_tokenizer": None,
-        "post_processor": _post(file, tokens, default=True),
-        "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
-        "model": {
-            "type": "BPE",
-            "vocab": {token: index for index, token in enumerate(tokens)},
+    return _document(
+        tokens,
+        types,
+        normalizer={"type": "Sequence", "normalizers": [*prefix, space]},
+        pre_tokenizer=None,
+        post_processor=_post(file, tokens, default=True),
+        decoder={"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
+        model={
             "merges": merges_by_score(tokens, types, scores),
             "unk_token": _text_of(tokens, unknown),
             "fuse_unk": True,
             "byte_fallback": True,
             "ignore_merges": False,
         },
+    )
+
+
+def _document(tokens: Sequence[str], types: Sequence[int], *, model: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """The tokenizer.json of a BPE; `model` has the keys beside its type and vocabulary."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added(tokens, types),
+        **parts,
+        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, **model},
     }
 
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
-    """SentencePiece joins the two neighbours whose union has the highest score: the same as merges in that order."""
+    """The merges of BPE that join as SentencePiece does: two neighbours whose union has the highest score go first."""
     known = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
     ranked = sorted((-score, index) for index, score in enumerate(scores) if tokens[index] in known)
-    merges = []
-    for _, index in ranked:
-        token = tokens[index]
-        merges += [
-            [token[:cut], token[cut:]] for cut in range(1, len(token)) if token[:cut] in known and token[cut:] in known
-        ]
-    return merges
+    return [
+        [token[:cut], token[cut:]]
+        for token in (tokens[index] for _, index in ranked)
+        for cut in range(1, len(token))
+        if token[:cut] in known and token[cut:] in known
+    ]
 
 
 def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
@@ -181,7 +174,7 @@ def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any] | None:
-    """The token before each text, and the one behind it, where the model wants them."""
+    """The post-processor that puts tokens before and behind each text, where the model wants them."""
     ends = []
     for flag, key, wanted in (("add_bos_token", "bos_token_id", default), ("add_eos_token", "eos_token_id", False)):
         chosen = file.metadata.get(f"tokenizer.ggml.{flag}", wanted) is True
@@ -203,26 +196,24 @@ def _post(file: GgufFile, tokens: Sequence[str], default: bool) -> dict[str, Any
 def _config(file: GgufFile) -> dict[str, Any]:
     tokens, _ = _tokens(file)
     named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    values: dict[str, Any] = {}
-    for name, key in named.items():
-        text = _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id"))
-        if text is not None:
-            values[name] = text
+    values = {
+        name: _text_of(tokens, file.metadata.get(f"tokenizer.ggml.{key}_token_id")) for name, key in named.items()
+    }
     template = file.metadata.get("tokenizer.chat_template")
-    return values | ({"chat_template": template} if isinstance(template, str) else {})
+    values["chat_template"] = template if isinstance(template, str) else None
+    return {name: text for name, text in values.items() if text is not None}
 
 
 def _generation(file: GgufFile) -> dict[str, Any]:
-    """An answer ends with the end of a text, and with that of a turn."""
+    """The generation_config.json: an answer ends with the end of a text, and with the end of a turn."""
     found = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    ends = sorted({token for token in found if isinstance(token, int) and not isinstance(token, bool)})
+    ends = sorted({token for token in found if type(token) is int})
     bos = file.metadata.get("tokenizer.ggml.bos_token_id")
     return ({"eos_token_id": ends} if ends else {}) | ({"bos_token_id": bos} if isinstance(bos, int) else {})
 
 
 def _text_of(tokens: Sequence[str], index: object) -> str | None:
-    valid = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < len(tokens)
-    return tokens[index] if valid and isinstance(index, int) else None
+    return tokens[index] if type(index) is int and 0 <= index < len(tokens) else None
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
@@ -233,8 +224,5 @@ def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
 
 
 def _malformed(file: GgufFile, key: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{file.path.name}: tokenizer.ggml.{key} is missing or contradicts the rest of the tokenizer",
-        field=f"tokenizer.ggml.{key}",
-        reason="MALFORMED_CHECKPOINT",
-    )
+    name = f"tokenizer.ggml.{key}"
+    return malformed(f"{file.path.name}: {name}", "is missing or contradicts the rest of the tokenizer", name)

@@ -1,16 +1,15 @@
 """Models of the Hugging Face Hub, by huggingface_hub: its cache, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 
-A broken connection goes on where it stopped, five times without a byte; after a command that was ended, files that
-are whole are kept.
+A broken connection goes on where it stopped, five times without a byte. After a command that was ended, whole files
+are kept.
 
-Only safetensors and the small files of a model are fetched, never code and never pickled weights. What the Hub says a
-file's sha256 is, is compared here. The snapshot is used where the cache has it.
+Only safetensors and the small files of a model are fetched, never code and never pickled weights. Each file is compared
+with the sha256 that the Hub names for it. The snapshot is used where the cache has it.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -35,10 +34,10 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
-from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config_json
+from edgeshard.storage.blobs import sha256_of
+from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config
 from edgeshard.storage.files import free_bytes
 from edgeshard.storage.forms import SMALL_FILES, decode_text, parse_json_object
-from edgeshard.storage.model_directory import ModelDirectory
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -46,13 +45,12 @@ if TYPE_CHECKING:
 _CONFIG, _SINGLE, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _PARALLEL = 4
-_HASH_BYTES = 4 << 20
 _NO_EXTRA = f"models of the Hub need the package huggingface_hub, of the models extra: {extra_line('models')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A model of the Hub as it was found: its commit, and its files with their sizes and, of large ones, sha256."""
+    """A model of the Hub as it was found: its commit, its files' sizes in bytes, and the sha256 of large ones."""
 
     name: str
     commit: str
@@ -61,11 +59,11 @@ class Repository:
 
 
 def fetch(name: str, revision: str, progress: Progress) -> Path:
-    """The directory of the snapshot in the Hub's cache, with all that EdgeShard needs of it.
+    """The directory of the snapshot in the Hub's cache, with all files that EdgeShard needs.
 
     Offline the cached snapshot is taken. Raises NotFoundError, DeniedError for a gated one,
     UnsupportedModelError for a model that is not run or has no safetensors (before any byte of weights is fetched),
-    DataLossError for a file that is not what the Hub says, UnavailableError, FailedPreconditionError without the
+    DataLossError for a file with another sha256 than the Hub's, UnavailableError, FailedPreconditionError without the
     package.
     """
     hub = _Hub(name, progress)
@@ -99,7 +97,7 @@ def config_of(name: str, revision: str) -> dict[str, Any]:
         if found is not None:
             _check_sizes(found)
         directory = hub.cached(revision) if found is None else hub.config(found, revision)
-    return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
+    return read_config(directory)
 
 
 class _Hub:
@@ -116,7 +114,7 @@ class _Hub:
         self._tally = _Tally(progress)
 
     def find(self, revision: str) -> Repository | None:
-        """None where the Hub cannot be reached."""
+        """The model at the Hub; None where it cannot be reached."""
         from httpx2 import ConnectError, TimeoutException
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -133,7 +131,7 @@ class _Hub:
         )
 
     def cached(self, revision: str) -> Path:
-        """The snapshot as it was when the Hub was asked last, if all of it is there."""
+        """The snapshot of the last download. Raises UnavailableError unless all of it is there."""
         config = self._library.try_to_load_from_cache(self._name, _CONFIG, revision=revision or None)
         directory = Path(config).parent if isinstance(config, str) else None
         if directory is None or not _is_complete(directory):
@@ -145,25 +143,24 @@ class _Hub:
         return directory
 
     def config(self, found: Repository, revision: str) -> Path:
-        """The snapshot's directory with its config.json; the cache notes which commit the revision is."""
-        path = self._library.hf_hub_download(
-            self._name, _CONFIG, revision=revision or "main", tqdm_class=self._tally.bars(), library_name="edgeshard"
-        )
-        if Path(path).parent.name != found.commit:
+        """The snapshot's directory with its config.json; the cache notes the revision's commit."""
+        directory = self._downloaded(_CONFIG, revision or "main").parent
+        if directory.name != found.commit:
             raise UnavailableError(f"{self._name} changed while it was downloaded: try again", field="model")
-        return Path(path).parent
+        return directory
 
     def progress_of(self, found: Repository, files: list[str]) -> None:
-        self._tally.begin(sum(found.sizes[file] for file in files))
+        """Tell the progress of these files from now on."""
+        self._tally.done, self._tally.total = 0, sum(found.sizes[file] for file in files)
 
     def download(self, found: Repository, files: list[str]) -> Path:
-        """All of these files in the cache, each what the Hub says it is; the snapshot's directory."""
+        """The snapshot's directory with all of these files, each with the sha256 that the Hub names."""
         with ThreadPoolExecutor(_PARALLEL) as pool:
             pending = [pool.submit(self._file, found, file) for file in files]
             try:
                 paths = [one.result() for one in pending]
             except BaseException:
-                self._tally.stop()
+                self._tally.stopped = True
                 raise
         return paths[0].parent
 
@@ -172,17 +169,9 @@ class _Hub:
         if isinstance(known, str):
             self._tally.add(found.sizes[file])
             return Path(known)
-        path = Path(
-            self._library.hf_hub_download(
-                self._name,
-                file,
-                revision=found.commit,
-                tqdm_class=self._tally.bars(),
-                library_name="edgeshard",
-            )
-        )
+        path = self._downloaded(file, found.commit)
         expected = found.sha256.get(file)
-        if expected is not None and _sha256(path) != expected:
+        if expected is not None and sha256_of(path) != expected:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             raise DataLossError(
@@ -193,57 +182,49 @@ class _Hub:
             )
         return path
 
+    def _downloaded(self, file: str, revision: str) -> Path:
+        options: dict[str, Any] = {"tqdm_class": self._tally.bars(), "library_name": "edgeshard"}
+        return Path(self._library.hf_hub_download(self._name, file, revision=revision, **options))
+
 
 class _Tally:
-    """Bytes of several downloads at once."""
+    """The bytes of several downloads at once."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._lock = threading.Lock()
-        self._done = self._total = 0
-        self._stopped = False
-
-    def begin(self, total: int) -> None:
-        self._done, self._total = 0, total
-
-    def stop(self) -> None:
-        self._stopped = True
+        self.done = self.total = 0
+        self.stopped = False
+        """Whether the download of another file failed."""
 
     def add(self, count: float) -> None:
+        """Count bytes that arrived. Raises UnavailableError once `stopped`."""
         with self._lock:
-            self._done += int(count)
-            done = self._done
-        if self._stopped:
+            self.done += int(count)
+            done = self.done
+        if self.stopped:
             raise UnavailableError("another file could not be downloaded", field="model")
-        if self._total:
-            self._progress(DOWNLOADING, min(done, self._total), self._total)
+        if self.total:
+            self._progress(DOWNLOADING, min(done, self.total), self.total)
 
-    def bars(self) -> type[_Bar]:
-        """A class, as huggingface_hub wants one."""
+    def bars(self) -> type[Any]:
+        """The class of a file's progress bar, as huggingface_hub wants one."""
         tally = self
 
-        class Bar(_Bar):
+        class Bar:
             def __init__(self, *args: object, initial: int = 0, **options: object) -> None:
-                super().__init__(tally, initial)
+                self.update(initial)
+
+            def __enter__(self) -> Bar:
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                pass
+
+            def update(self, count: float | None = 1) -> None:
+                tally.add(count or 0)
 
         return Bar
-
-
-class _Bar:
-    """What huggingface_hub takes for the progress bar of one file."""
-
-    def __init__(self, tally: _Tally, initial: int) -> None:
-        self._tally = tally
-        self.update(initial)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def update(self, count: float | None = 1) -> None:
-        self._tally.add(count or 0)
 
 
 def _check_weights(found: Repository) -> None:
@@ -268,7 +249,7 @@ def _check_weights(found: Repository) -> None:
 
 
 def _check_sizes(found: Repository) -> None:
-    """Refuse what would not be read, before it is fetched: anybody can make a repository."""
+    """Refuse files that would not be read, before they are fetched: anybody can make a repository."""
     for file in (*SMALL_FILES, _CONFIG, _INDEX):
         size = found.sizes.get(file, 0)
         if size > {_CONFIG: CONFIG_LIMIT_BYTES, _INDEX: HEADER_LIMIT_BYTES}.get(file, size):
@@ -277,8 +258,8 @@ def _check_sizes(found: Repository) -> None:
 
 
 def _check_config(directory: Path) -> None:
-    """Refuse what is not run before weights are fetched."""
-    config = parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
+    """Refuse a model that is not run, before its weights are fetched."""
+    config = read_config(directory)
     settings = quantisation_of(config)
     if settings is not None:
         check_method(settings)
@@ -304,8 +285,10 @@ def _index_of(directory: Path) -> dict[str, Any]:
 
 
 def _shards(directory: Path, found: Repository) -> list[str]:
+    """The files of the weights, sorted. Raises InvalidArgumentError for names of files that the model does not have."""
     named = _index_of(directory).get("weight_map")
-    shards = sorted(set(named.values())) if isinstance(named, dict) and all(map(_is_text, named.values())) else []
+    names = list(named.values()) if isinstance(named, dict) else []
+    shards = sorted(set(names)) if all(isinstance(name, str) for name in names) else []
     missing = [shard for shard in shards if shard not in found.sizes or not shard.endswith(".safetensors")]
     if missing or not shards:
         raise InvalidArgumentError(
@@ -316,66 +299,51 @@ def _shards(directory: Path, found: Repository) -> list[str]:
     return shards
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(_HASH_BYTES):
-            digest.update(data)
-    return digest.hexdigest()
-
-
 @contextmanager
 def _translated(name: str, revision: str) -> Iterator[None]:
-    """The errors of huggingface_hub as ours, which say what to do."""
-    from huggingface_hub import constants, errors
+    """Turn the errors of huggingface_hub into typed ones with advice."""
+    from huggingface_hub import errors
 
-    where = f"{constants.ENDPOINT}/{name}"
     try:
         yield
     except EdgeShardError:
         raise
-    except errors.GatedRepoError:
-        raise DeniedError(
-            f"{name} is gated: accept its terms at {where}, then give a token of that account in HF_TOKEN (or log in "
-            "with `hf auth login`)",
-            field="model",
-            reason="GATED_REPOSITORY",
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise NotFoundError(
-            f"{name} has no revision {revision[:80]}; {where}/commits/main shows them", field="model"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise NotFoundError(
-            f"{name} is not at {constants.ENDPOINT}: check its name; a private one needs a token in HF_TOKEN",
-            field="model",
-        ) from None
-    except errors.LocalEntryNotFoundError:
-        raise UnavailableError(
-            f"the Hub at {constants.ENDPOINT} went away before all of {name} arrived; whole files are kept, try again",
-            field="model",
-        ) from None
-    except errors.EntryNotFoundError as error:
-        raise NotFoundError(f"{name} lacks a file that it lists: {_short(error)}", field="model") from None
-    except errors.HfHubHTTPError as error:
-        raise UnavailableError(f"the Hub refused {name}: {_short(error)}; try again later", field="model") from None
-    except errors.HFValidationError as error:
-        raise InvalidArgumentError(f"{name} is no name of a model: {_short(error)}", field="model") from None
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            raise ResourceExhaustedError(
-                f"the disk of the Hub's cache is full ({free_bytes(Path(constants.HF_HUB_CACHE))} bytes free): make "
-                "room, or move it with HF_HOME",
-                field="model",
-                reason="DISK_FULL",
-            ) from None
-        raise UnavailableError(
-            f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again", field="model"
-        ) from None
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, OSError, ValueError) as error:
+        raise _typed(error, name, revision) from None
+
+
+def _typed(error: Exception, name: str, revision: str) -> EdgeShardError:
+    from huggingface_hub import constants, errors
+
+    kind: type[EdgeShardError] = UnavailableError
+    hub, reason = constants.ENDPOINT, ""
+    match error:
+        case errors.GatedRepoError():
+            kind, reason = DeniedError, "GATED_REPOSITORY"
+            what = (
+                f"{name} is gated: accept its terms at {hub}/{name}, then give a token of that account in HF_TOKEN (or "
+                "log in with `hf auth login`)"
+            )
+        case errors.RevisionNotFoundError():
+            kind, what = NotFoundError, f"{name} has no revision {revision[:80]}; {hub}/{name}/commits/main shows them"
+        case errors.RepositoryNotFoundError():
+            kind = NotFoundError
+            what = f"{name} is not at {hub}: check its name; a private one needs a token in HF_TOKEN"
+        case errors.LocalEntryNotFoundError():
+            what = f"the Hub at {hub} went away before all of {name} arrived; whole files are kept, try again"
+        case errors.EntryNotFoundError():
+            kind, what = NotFoundError, f"{name} lacks a file that it lists: {_short(error)}"
+        case errors.HfHubHTTPError():
+            what = f"the Hub refused {name}: {_short(error)}; try again later"
+        case errors.HFValidationError():
+            kind, what = InvalidArgumentError, f"{name} is no name of a model: {_short(error)}"
+        case OSError(errno=errno.ENOSPC):
+            kind, reason = ResourceExhaustedError, "DISK_FULL"
+            free = free_bytes(Path(constants.HF_HUB_CACHE))
+            what = f"the disk of the Hub's cache is full ({free} bytes free): make room, or move it with HF_HOME"
+        case _:
+            what = f"{name} could not be downloaded: {_short(error)}; whole files are kept, try again"
+    return kind(what, field="model", reason=reason)
 
 
 def _short(error: BaseException) -> str:

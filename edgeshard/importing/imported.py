@@ -1,4 +1,4 @@
-"""A model that is ready to be added, whatever form it came in."""
+"""A model that is ready to be added, from a source of any form."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from edgeshard.storage.checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is done (`DOWNLOADING`, `CONVERTING`), bytes so far and in all, from the thread that does it; what
-it raises ends the work."""
+"""A call with the kind of work (`DOWNLOADING`, `CONVERTING`), the bytes so far and in all, from the working thread; an
+error that it raises ends the work."""
 DOWNLOADING, CONVERTING = "downloading", "converting"
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`notes` say what an operator should know, such as a loss."""
+    """A checkpoint, and notes for an operator, such as about a loss."""
 
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()

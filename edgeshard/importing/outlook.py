@@ -1,4 +1,4 @@
-"""What a model would be in the store, from its config.json or its file's header alone: no weights are read."""
+"""The config.json that a model would have in the store, from its own or its file's header: no weights are read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from edgeshard.importing.gguf_model import stored_types
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
 from edgeshard.importing.sources import Source
 from edgeshard.importing.stored_as import stored_quantisation
-from edgeshard.storage.checkpoint import read_config_json
-from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.checkpoint import read_config
 from edgeshard.storage.inputs import read_json
-from edgeshard.storage.model_directory import ModelDirectory
 
 
 def config_of(source: Source, width: Width) -> dict[str, Any]:
-    """The config.json that the model would have in the store. Raises as adding it would, as far as can be told."""
+    """The config.json that the model would have in the store. Raises as adding it does, as far as can be told."""
     path = source.path
     if path is None:
         config = hub.config_of(source.repository, source.revision)
     elif path.is_dir():
-        config = parse_json_object(read_config_json(ModelDirectory.at(path)), "config.json")
+        config = read_config(path)
     elif path.suffix.lower() == ".gguf":
         file = read_gguf(path.resolve())
         config = gguf_config.config_of(file)
@@ -44,7 +42,7 @@ def _stored(config: dict[str, Any], stored_as: Quantisation | None) -> dict[str,
 
 
 def _expected(settings: Mapping[str, Any], width: Width) -> Quantisation | None:
-    """As what weights of this `quantization_config` would be stored; the head is whole in nearly all of them."""
+    """The form in which weights of this `quantization_config` would be stored; nearly all of them have a whole head."""
     kind = _integers(check_method(settings), settings, width)
     return None if kind is None else Quantisation.of(kind, WHOLE_HEAD)
 

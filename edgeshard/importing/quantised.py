@@ -1,4 +1,4 @@
-"""Checkpoints that others quantised: read, and written as what the kernels run, or refused by name.
+"""Quantised checkpoints of others: read and written in a form that the kernels run, or refused by name.
 
 Integers with a scale for whole groups of 32 inputs stay as they are; everything else is rounded to a chosen width.
 """
@@ -16,33 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, parse_config
-from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
+from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised, kept_scales
 from edgeshard.importing.imported import CONVERTING, Imported, Progress
-from edgeshard.importing.packings import Matrix
+from edgeshard.importing.packings import Matrix, malformed
 from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
-from edgeshard.storage.checkpoint import Checkpoint, StoredTensor, read_config_json, small_files, stored_tensors
-from edgeshard.storage.forms import parse_json_object
+from edgeshard.storage.checkpoint import Checkpoint, StoredTensor, read_config, small_files, stored_tensors
 from edgeshard.storage.model_directory import ModelDirectory
 
 _KEYS = ("quantization_config", "compression_config")
 _METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4")
 _SCALES = frozenset({"weight_scale", "weight_scale_inv"})
-_PARTS = _SCALES | {
-    "weight_packed",
-    "weight_shape",
-    "weight_zero_point",
-    "weight_g_idx",
-    "weight_global_scale",
-    "qweight",
-    "qzeros",
-    "scales",
-    "g_idx",
-}
-# Of activations and of the KV cache, which EdgeShard rounds in its own way.
+_PARTS = _SCALES.union(
+    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale"),
+    ("qweight", "qzeros", "scales", "g_idx"),
+)
+# Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
 _NOT_WEIGHTS = frozenset(
     {"input_scale", "output_scale", "input_zero_point", "input_global_scale", "input_scale_ub"}
     | {"q_scale", "k_scale", "v_scale"}
@@ -52,7 +44,7 @@ Parts = dict[str, StoredTensor]
 
 
 def quantisation_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says of how its weights were quantised; None where they were not."""
+    """The settings in config.json by which its weights were quantised; None where they were not."""
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
         for key in _KEYS:
@@ -70,12 +62,12 @@ def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """The checkpoint of a directory whose config.json says how its weights were quantised.
+    """The checkpoint of a directory whose config.json has the settings of quantised weights.
 
     Raises UnsupportedModelError for a method that is not read, and as `open_checkpoint` does.
     """
     model = ModelDirectory.at(directory)
-    config = parse_json_object(read_config_json(model), "config.json")
+    config = read_config(directory)
     settings = quantisation_of(config)
     assert settings is not None
     method = check_method(settings)
@@ -103,7 +95,7 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
 
 
 def check_method(settings: Mapping[str, Any]) -> str:
-    """How the weights were quantised. Raises UnsupportedModelError, by name, for what is not read."""
+    """The method by which the weights were quantised. Raises UnsupportedModelError, by name, for others."""
     method = settings.get("quant_method") or ("compressed-tensors" if settings.get("config_groups") else "")
     if method not in _METHODS:
         raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
@@ -118,7 +110,7 @@ def check_method(settings: Mapping[str, Any]) -> str:
 
 
 def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor], dict[str, Parts]]:
-    """Tensors that are whole, and by the weight's name those of which quantised weights are made."""
+    """The whole tensors, and the parts of quantised weights by the weight's name and the end of their own."""
     modules: defaultdict[str, Parts] = defaultdict(dict)
     whole: dict[str, StoredTensor] = {}
     for tensor in tensors:
@@ -137,7 +129,7 @@ def sorted_parts(tensors: tuple[StoredTensor, ...]) -> tuple[list[StoredTensor],
 
 @dataclass(slots=True)
 class Converter:
-    """Makes one weight after the other of what stands for it; `config` is that of the model with whole weights."""
+    """A reader of weights from their parts; `config` is the one of the model with whole weights."""
 
     config: Mapping[str, Any]
     method: str
@@ -146,17 +138,16 @@ class Converter:
     writer: TensorWriter
 
     def stored(self, name: str, parts: Parts) -> StoredTensor:
-        """Raises InvalidArgumentError naming the tensor where its parts are not what they should be."""
+        """The place of a weight that was read from `parts` and written anew.
+
+        Raises InvalidArgumentError naming the tensor where its parts contradict one another.
+        """
         try:
             return self._stored(name, parts)
         except (ArithmeticError, IndexError, KeyError, TypeError, ValueError) as error:
             # Shapes and types are a stranger's, in more combinations than could be looked for one by one.
-            raise InvalidArgumentError(
-                f"tensor {name} has parts whose shapes or types contradict one another ({type(error).__name__}); fetch "
-                "the checkpoint again",
-                field=name,
-                reason="MALFORMED_CHECKPOINT",
-            ) from None
+            kind = type(error).__name__
+            raise malformed(name, f"has parts whose shapes or types contradict one another ({kind})") from None
 
     def _stored(self, name: str, parts: Parts) -> StoredTensor:
         arrays = {key: read_array(part) for key, part in parts.items()}
@@ -167,8 +158,8 @@ class Converter:
         if matrix.values is None or scales is None:
             numbers = matrix.scales if matrix.values is None else dequantised(matrix.values, matrix.scales)
             _check_finite(name, numbers)
-            fits = may_be_integers(self.config, name, 2)
-            width = self.width if fits or self.width.integers is None else Width.BFLOAT16
+            fits = self.width.integers is None or may_be_integers(self.config, name, 2)
+            width = self.width if fits else Width.BFLOAT16
             return self.writer.rounded(name, numbers.shape, iter([numbers]), width)
         if not np.array_equal(scales, matrix.scales):
             self.writer.loss.add(dequantised(matrix.values, matrix.scales), dequantised(matrix.values, scales))
@@ -190,19 +181,15 @@ class Converter:
             if parts["weight_scale"].stored_dtype in ("U8", "F8_E8M0"):
                 return packings.mxfp4(name, arrays)
             raise _refused(f"tensor {name} is NVFP4 or another format of 4-bit floats that is not read")
-        weight = parts.get("weight")
-        if weight is not None and weight.stored_dtype == "I8" and "weight_scale" in parts:
+        dtype = parts["weight"].stored_dtype if "weight" in parts else ""
+        if dtype == "I8" and "weight_scale" in parts:
             return packings.integers(name, arrays)
-        if (
-            weight is not None
-            and weight.stored_dtype.startswith("F8_E")
-            and {"weight_scale", "weight_scale_inv"} & {*parts}
-        ):
+        if dtype.startswith("F8_E") and _SCALES & parts.keys():
             return packings.floats(self._block())(name, arrays)
         raise _refused(f"tensor {name} is stored as {', '.join(sorted(parts))}, which is not read")
 
     def _block(self) -> tuple[int, int] | None:
-        """Rows and columns that share a scale of FP8, where config.json says so."""
+        """The (rows, columns) that share a scale of FP8, where config.json says so."""
         groups = self.settings.get("config_groups")
         found = self.settings.get("weight_block_size")
         for group in groups.values() if isinstance(groups, Mapping) else ():
@@ -215,7 +202,7 @@ class Converter:
         return found[0], found[1]
 
     def _experts(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
-        """Matrices of all experts in MXFP4, [experts, outputs, inputs]; whole they are [experts, inputs, outputs]."""
+        """The matrices of all experts in MXFP4, [experts, outputs, inputs], written as [experts, inputs, outputs]."""
         if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 3:
             raise _refused(f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read")
         count, outputs = arrays["_blocks"].shape[:2]
@@ -236,19 +223,12 @@ class Converter:
         loss = self.writer.loss
         if not loss.errors:
             return []
-        return [
-            f"{self.method} became {self.width} where EdgeShard has no exact form: {loss.elements / 1e6:.1f} M weights "
-            f"changed by {100 * loss.relative_error:.2g} % (root mean square)"
-        ]
+        return [f"{self.method} became {self.width} where EdgeShard has no exact form: {loss}"]
 
 
 def _check_finite(name: str, numbers: Floats) -> None:
     if not np.isfinite(numbers).all():
-        raise InvalidArgumentError(
-            f"tensor {name} has weights that are no numbers; fetch the checkpoint again",
-            field=name,
-            reason="MALFORMED_CHECKPOINT",
-        )
+        raise malformed(name, "has weights that are no numbers")
 
 
 def _refused(what: str) -> UnsupportedModelError:

@@ -1,4 +1,4 @@
-"""What an operator may name as a model: a directory, a GGUF file, or a repository of the Hub."""
+"""The sources that an operator may name as a model: a directory, a GGUF file, or a repository of the Hub."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
 from edgeshard.importing.imported import Imported, Progress
 from edgeshard.importing.quantised import open_quantised, quantisation_of
-from edgeshard.storage.checkpoint import open_checkpoint, read_config_json
-from edgeshard.storage.forms import parse_json_object
-from edgeshard.storage.model_directory import ModelDirectory
+from edgeshard.storage.checkpoint import open_checkpoint, read_config
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model by where it is: a path, or a repository and a revision of it."""
+    """The place of a model: a path, or a repository and a revision of it."""
 
     path: Path | None = None
     repository: str = ""
@@ -32,7 +30,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What it is called in the store unless a name is given, in the characters that a name may have."""
+        """The model's name in the store unless another is given, in the characters that a name may have."""
         if self.path is None:
             text = self.repository.partition("/")[2]
         else:
@@ -42,9 +40,9 @@ class Source:
 
 
 def parse_source(text: str) -> Source:
-    """`./DIR`, `FILE.gguf` or `OWNER/NAME[@REVISION]`; what is there on this machine goes first.
+    """The source behind `./DIR`, `FILE.gguf` or `OWNER/NAME[@REVISION]`; a path of this machine goes first.
 
-    Raises NotFoundError for a path that is not there, InvalidArgumentError for what is neither.
+    Raises NotFoundError for a path that is not there, and for a text that is none of them.
     """
     with suppress(OSError, RuntimeError, ValueError):  # no path at all, such as a text that is too long for one
         path = Path(text).expanduser()
@@ -59,9 +57,8 @@ def parse_source(text: str) -> Source:
 
 
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
-    """A directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
-    config = parse_json_object(read_config_json(ModelDirectory.at(path)), "config.json")
-    if quantisation_of(config) is not None:
+    """The model in a directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
+    if quantisation_of(read_config(path)) is not None:
         return open_quantised(path, scratch, width, progress)
     return Imported(open_checkpoint(path))
 
@@ -74,11 +71,10 @@ def opened(source: Source, width: Width, progress: Progress) -> Iterator[Importe
     """
     path = fetch(source.repository, source.revision, progress) if source.path is None else source.path
     with tempfile.TemporaryDirectory(prefix="edgeshard-") as scratch:
-        if path.is_file() and path.suffix.lower() != ".gguf":
-            raise InvalidArgumentError(
-                f"{path} is a file, but no .gguf; name the directory of a checkpoint", field="model"
-            )
-        if path.is_file():
+        if not path.is_file():
+            yield open_directory(path, Path(scratch), width, progress)
+        elif path.suffix.lower() == ".gguf":
             yield open_gguf(path.resolve(), Path(scratch), width, progress)
         else:
-            yield open_directory(path, Path(scratch), width, progress)
+            what = f"{path} is a file, but no .gguf; name the directory of a checkpoint"
+            raise InvalidArgumentError(what, field="model")

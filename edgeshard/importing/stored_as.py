@@ -1,12 +1,19 @@
-"""How a node keeps weights that are stored as small integers, read off the tensors."""
+"""The form in which a node keeps weights that are stored as small integers, read off the tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgeshard.architectures import HEAD_WEIGHT, architecture_named, canonical_name, integers_of, parse_config
-from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
+from edgeshard.architectures import (
+    HEAD_WEIGHT,
+    ModelShape,
+    architecture_named,
+    canonical_name,
+    integers_of,
+    parse_config,
+)
+from edgeshard.domain.models.dtypes import WHOLE_HEAD, Quantisation
 from edgeshard.storage.checkpoint import StoredTensor
 
 
@@ -21,34 +28,27 @@ def may_be_integers(config: Mapping[str, Any], tensor: str, dimensions: int) -> 
 
 
 def stored_quantisation(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> Quantisation | None:
-    """How a node keeps these weights without rounding them again; None where no matrix of a block is integers.
+    """The form in which these weights are not rounded again; None where no matrix of a block is integers.
 
-    Where blocks have both formats it is int8, which holds the values of int4.
+    Blocks with both formats are kept as int8, which holds the values of int4.
     """
     shape = parse_config(config)
     head_name = architecture_named(shape.architecture).embedding if shape.tied else HEAD_WEIGHT
-    head: IntegerFormat | None = None
-    blocks: set[IntegerFormat] = set()
-    for tensor in tensors:
-        name = canonical_name(shape.architecture, tensor.name)
-        if tensor.integers is None:
-            continue
-        if name == head_name:
-            head = tensor.integers
-        elif name != HEAD_WEIGHT and integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None:
-            blocks.add(tensor.integers)
+    heads = [t.integers for t in tensors if t.integers and canonical_name(shape.architecture, t.name) == head_name]
+    blocks = {tensor.integers for tensor in _matrices(shape, tensors) if tensor.integers}
     if not blocks:
         return None
-    return Quantisation.of(max(blocks, key=lambda kind: kind.stored_block_bytes), head or WHOLE_HEAD)
+    return Quantisation.of(max(blocks, key=lambda kind: kind.stored_block_bytes), heads[-1] if heads else WHOLE_HEAD)
 
 
 def whole_matrices(config: Mapping[str, Any], tensors: Sequence[StoredTensor]) -> int:
-    """How many matrices of blocks are no integers, though they may be."""
-    shape = parse_config(config)
-    names = [(canonical_name(shape.architecture, tensor.name), tensor) for tensor in tensors]
-    return sum(
-        tensor.integers is None
-        and name != HEAD_WEIGHT
-        and integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None
-        for name, tensor in names
-    )
+    """The number of matrices of blocks that are no integers, though they may be."""
+    return sum(tensor.integers is None for tensor in _matrices(parse_config(config), tensors))
+
+
+def _matrices(shape: ModelShape, tensors: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
+    """The tensors that are matrices of blocks and may be small integers."""
+    for tensor in tensors:
+        name = canonical_name(shape.architecture, tensor.name)
+        if name != HEAD_WEIGHT and integers_of(shape, name, len(tensor.shape), Quantisation.INT8) is not None:
+            yield tensor

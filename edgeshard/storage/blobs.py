@@ -40,7 +40,7 @@ class BlobFile:
 
 
 class BlobDirectory:
-    """Blocking file operations on blobs; safe to call from any thread as long as one caller writes a blob at a time."""
+    """Blocking file operations on blobs. Any thread may call them, as long as one caller writes a blob at a time."""
 
     def __init__(self, root: Path) -> None:
         self._root = root / "sha256"
@@ -49,16 +49,17 @@ class BlobDirectory:
         self._hashed: dict[Digest, tuple[int, Any]] = {}
 
     def locate(self, digest: Digest) -> BlobLocation | None:
-        """Where the bytes of a complete blob lie, None when it is not there."""
+        """The place of a complete blob, None when it is not there."""
         path = self.path(digest)
         size = _size(path)
         return self.linked.find(digest) if size is None else BlobLocation(path, 0, size)
 
     def path(self, digest: Digest) -> Path:
-        """Its own file, when it has one and is complete. Raises InvalidArgumentError unless `digest` is a sha256."""
+        """The path of a complete blob's own file. Raises InvalidArgumentError unless `digest` is a sha256."""
         return self._root / check_digest(digest)[:2] / digest
 
     def partial_path(self, digest: Digest) -> Path:
+        """The path of a blob's file while it arrives."""
         path = self.path(digest)
         return path.with_name(path.name + _PARTIAL)
 
@@ -66,25 +67,26 @@ class BlobDirectory:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def size(self, digest: Digest) -> int | None:
-        """Bytes of a complete blob, None when it is not there."""
+        """The bytes of a complete blob, None when it is not there."""
         location = self.locate(digest)
         return None if location is None else location.size
 
     def received(self, digest: Digest) -> int:
-        """Bytes of the partial file, 0 when there is none."""
+        """The bytes of the partial file, 0 when there is none."""
         return _size(self.partial_path(digest)) or 0
 
     def truncate(self, digest: Digest, size: int) -> None:
-        """Make the partial file, and cut it to `size` bytes, which must not be more than it has."""
+        """Make the partial file, and cut it to `size` bytes, no more than it has.
+
+        Raises ResourceExhaustedError when the disk is full.
+        """
         path = self.partial_path(digest)
         self._hashed[digest] = (0, hashlib.sha256())
         with naming_full_disk(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.ftruncate(descriptor, size)
-            finally:
-                os.close(descriptor)
+            with os.fdopen(descriptor, "wb") as file:
+                file.truncate(size)
 
     def write(self, digest: Digest, offset: int, data: bytes) -> None:
         """Put `data` at `offset` of the partial file. Raises ResourceExhaustedError when the disk is full."""
@@ -114,7 +116,7 @@ class BlobDirectory:
             sync(path.parent)
 
     def adopt(self, digest: Digest, path: Path) -> None:
-        """Give a file of this file system, whose sha256 is known and which nobody else has, its name as a blob."""
+        """Give a file of this file system its name as a blob; its sha256 is known, and it has no other owner."""
         target = self.path(digest)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.rename(target)
@@ -157,19 +159,19 @@ class BlobDirectory:
         os.utime(self.path(digest))
 
     def remove(self, *digests: Digest) -> None:
-        """Remove blobs and what has arrived of them; nothing happens to those that are not there."""
+        """Remove blobs, complete or partial; a blob that is not there is passed over."""
         for digest in digests:
             self.path(digest).unlink(missing_ok=True)
             self.forget_received(digest)
         self.linked.remove(digests)
 
     def forget_received(self, digest: Digest) -> None:
-        """Remove what has arrived of a blob that is not complete."""
+        """Remove the partial file of a blob."""
         self._hashed.pop(digest, None)
         self.partial_path(digest).unlink(missing_ok=True)
 
     def files(self) -> Iterator[BlobFile]:
-        """Every blob with a file of its own, complete or partial; files of other names are passed over."""
+        """The blobs with a file of their own, complete or partial; files of other names are passed over."""
         for path in sorted(self._root.glob("??/*")):
             name = path.name.removesuffix(_PARTIAL)
             if path.is_symlink() or not path.is_file() or not name.startswith(path.parent.name):
@@ -182,16 +184,17 @@ class BlobDirectory:
 
 
 def blob_size(item: TensorInfo | FileInfo) -> int:
+    """The bytes of an item as they are stored."""
     return item.stored_bytes if isinstance(item, TensorInfo) else item.size
 
 
 def manifest_items(manifest: ModelManifest) -> tuple[TensorInfo | FileInfo, ...]:
-    """Everything of a manifest that has bytes of its own."""
+    """The items of a manifest that have bytes of their own: its tensors, then its files."""
     return (*manifest.tensors, *manifest.files)
 
 
 def blob_sizes(items: Iterable[TensorInfo | FileInfo]) -> dict[Digest, int]:
-    """Bytes of every distinct blob. Raises InvalidArgumentError when one digest stands for two sizes."""
+    """The bytes of every distinct blob. Raises InvalidArgumentError when one digest stands for two sizes."""
     sizes: dict[Digest, int] = {}
     for item in items:
         size = blob_size(item)
@@ -205,15 +208,17 @@ def blob_sizes(items: Iterable[TensorInfo | FileInfo]) -> dict[Digest, int]:
 
 
 def missing_blob(digest: Digest) -> NotFoundError:
+    """The error of a blob that is not there."""
     return NotFoundError(f"blob {digest} is not in the store: add its model again", field="sha256", reason="NO_BLOB")
 
 
 def sha256_of(path: Path) -> Digest:
+    """The sha256 of a whole file."""
     return sha256_at(BlobLocation(path, 0, path.stat().st_size))
 
 
 def sha256_at(location: BlobLocation) -> Digest:
-    """Of what is there; of less when the file ends before."""
+    """The sha256 of the bytes that are there, fewer than `location` says when the file ends before."""
     sha256, remaining = hashlib.sha256(), location.size
     with location.path.open("rb") as file:
         file.seek(location.offset)

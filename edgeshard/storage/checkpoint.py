@@ -1,6 +1,6 @@
 """Reading a Hugging Face checkpoint on disk: safetensors headers, the shard index, the small files beside them.
 
-What a file says is checked before it is used: sizes are capped before reading, offsets must tile the file
+The contents of a file are checked before they are used: sizes are capped before reading, offsets must tile the file
 exactly, shapes must match byte counts, and file names in an index are names, never paths. Weights are never unpickled.
 Format: https://huggingface.co/docs/safetensors, an 8-byte little-endian length, a JSON header, then the tensors' bytes.
 """
@@ -28,17 +28,17 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
 from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
-from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object
+from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+"""A call with (bytes done, bytes in all)."""
 
 HEADER_LIMIT_BYTES = 32 << 20
 CONFIG_LIMIT_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 256 << 20
-"""Of a file that travels with a model, unless its name has a limit of its own."""
+"""The most bytes of a file that travels with a model, unless its name has a limit of its own."""
 _FILE_LIMITS = {
     "tokenizer.json": 64 << 20,
     "generation_config.json": CONFIG_LIMIT_BYTES,
@@ -70,16 +70,16 @@ _BITS = {
     for name in names.split()
 }
 _NAME_LIMIT = 512
-"""Characters of a tensor's name; a message takes no more."""
+"""The most characters of a tensor's name; a message takes no more."""
 _SHARDS_LIMIT = 4096
 _NOT_HASHED = Digest("0" * 64)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
+    """The place of one tensor: `size` bytes at `offset` of `file`. `stored_dtype` is the format's own name.
 
-    `integers`: the bytes are those blocks, of numbers that `stored_dtype` holds.
+    Where `integers` is given, the bytes are blocks of that format, of numbers that `stored_dtype` holds.
     """
 
     name: str
@@ -92,7 +92,7 @@ class StoredTensor:
 
     @property
     def dtype(self) -> DType:
-        """Raises UnsupportedModelError for an element type EdgeShard does not run."""
+        """The type of the elements. Raises UnsupportedModelError for one that EdgeShard does not run."""
         if self.stored_dtype not in _DTYPES:
             raise UnsupportedModelError(
                 f"tensor {self.name} in {self.file.name} has type {self.stored_dtype}; "
@@ -123,6 +123,7 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
+        """The decoded config.json. Raises InvalidArgumentError."""
         return parse_json_object(self.config_json, _CONFIG)
 
 
@@ -137,17 +138,22 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     model = ModelDirectory.at(directory)
     config_json = read_config_json(model)
-    parse_config(parse_json_object(config_json, _CONFIG))
+    parse_config(parse_json_object(config_json, _CONFIG))  # refuses before any header is read
     return Checkpoint(model.root, config_json, stored_tensors(model), small_files(model))
 
 
 def read_config_json(model: ModelDirectory) -> str:
-    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for what is no text."""
+    """The text of config.json. Raises NotFoundError, and InvalidArgumentError for bytes that are no text."""
     return decode_text(_read(model.file(_CONFIG), _CONFIG, CONFIG_LIMIT_BYTES), _CONFIG)
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """The decoded config.json of a model directory. Raises NotFoundError or InvalidArgumentError."""
+    return parse_json_object(read_config_json(ModelDirectory.at(directory)), _CONFIG)
+
+
 def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
-    """All tensors of a directory, whatever they are for. Raises as `open_checkpoint` does."""
+    """All tensors of a directory, whatever their purpose. Raises as `open_checkpoint` does."""
     if model.has(_SINGLE):
         return read_header(model.file(_SINGLE), _SINGLE)
     if model.has(_INDEX):
@@ -169,7 +175,7 @@ def _small_file(model: ModelDirectory, name: str) -> StoredFile:
 
 
 def check_file_size(name: str, size: int) -> None:
-    """Raise InvalidArgumentError naming a file that is larger than a node would read: it parses the files it knows."""
+    """Raise InvalidArgumentError naming a file that is larger than a node reads, which parses the files it knows."""
     limit = _FILE_LIMITS.get(name, FILE_LIMIT_BYTES)
     if size > limit:
         raise InvalidArgumentError(
@@ -188,7 +194,7 @@ def build_manifest(name: str, checkpoint: Checkpoint, progress: Progress | None 
 
 
 def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
-    """The manifest without digests: what can be said before the weights are read. Raises as `build_manifest` does."""
+    """The manifest as it is known before the weights are read, without digests. Raises as `build_manifest` does."""
     model_name = ModelName(check_name(name, "name"))
     config = checkpoint.config
     architecture = parse_config(config).architecture
@@ -203,27 +209,25 @@ def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
 def hash_manifest(
     draft: ModelManifest, locations: Sequence[BlobLocation], progress: Progress | None = None
 ) -> ModelManifest:
-    """The draft with the sha256 of what lies at `locations`: of its tensors, then of its small files."""
-    total = draft.stored_bytes
-    done = 0
+    """The draft with the sha256 of the bytes at `locations`: those of its tensors, then those of its small files.
 
-    def digest_of(location: BlobLocation, what: str) -> Digest:
-        nonlocal done
-        sha256 = hashlib.sha256()
-        for chunk in read_chunks(location, what, CHUNK_BYTES):
-            sha256.update(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, total)
-        return Digest(sha256.hexdigest())
-
-    count = len(draft.tensors)
+    Raises DataLossError for a file that ends too early.
+    """
+    total, done, count = draft.stored_bytes, 0, len(draft.tensors)
     names = [f"tensor {t.name}" for t in draft.tensors] + [f"file {f.name}" for f in draft.files]
     # Stable order of files and offsets, so that a spinning disk reads forward.
     order = sorted(
         range(len(names)), key=lambda index: (index >= count, locations[index].path, locations[index].offset)
     )
-    digests = {index: digest_of(locations[index], names[index]) for index in order}
+    digests: dict[int, Digest] = {}
+    for index in order:
+        sha256 = hashlib.sha256()
+        for chunk in read_chunks(locations[index], names[index], CHUNK_BYTES):
+            sha256.update(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
+        digests[index] = Digest(sha256.hexdigest())
     return replace(
         draft,
         tensors=tuple(replace(tensor, sha256=digests[index]) for index, tensor in enumerate(draft.tensors)),
@@ -232,29 +236,30 @@ def hash_manifest(
 
 
 def item_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> list[BlobLocation]:
-    """Where on this machine the bytes of the manifest's tensors, then of its small files, lie."""
-    tensors = {tensor.name: tensor for tensor in checkpoint.tensors}
-    files = {file.name: file for file in checkpoint.files}
-    return [_location(tensors[info.name]) for info in manifest.tensors] + [
-        BlobLocation(files[info.name].path, 0, info.size) for info in manifest.files
-    ]
+    """The places on this machine of the manifest's tensors, then of its small files."""
+    tensors = {tensor.name: BlobLocation(tensor.file, tensor.offset, tensor.size) for tensor in checkpoint.tensors}
+    files = {file.name: BlobLocation(file.path, 0, file.size) for file in checkpoint.files}
+    return [tensors[info.name] for info in manifest.tensors] + [files[info.name] for info in manifest.files]
 
 
 def blob_locations(checkpoint: Checkpoint, manifest: ModelManifest) -> dict[Digest, BlobLocation]:
-    """Where on this machine the bytes of every blob of the manifest lie."""
+    """The places on this machine of every blob of the manifest."""
     digests = [tensor.sha256 for tensor in manifest.tensors] + [file.sha256 for file in manifest.files]
     return dict(zip(digests, item_locations(checkpoint, manifest), strict=True))
 
 
 def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int = 0) -> Generator[bytes, None, None]:
-    """The bytes of `location` from `start` on; `what` names them in the error of a file that ends too early."""
+    """The bytes of `location` from `start` on, at most `chunk_bytes` at a time.
+
+    Raises DataLossError, which calls them `what`, for a file that ends too early.
+    """
     with open_regular(location.path) as file:
         file.seek(location.offset + start)
         remaining = location.size - start
         while remaining > 0:
             chunk = file.read(min(chunk_bytes, remaining))
             if not chunk:
-                raise _truncated(location.path.name, what)
+                raise truncated(location.path.name, what)
             remaining -= len(chunk)
             yield chunk
 
@@ -262,7 +267,7 @@ def read_chunks(location: BlobLocation, what: str, chunk_bytes: int, start: int 
 def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
     """The tensors of one safetensors file, in the order of their bytes. Reads the header only.
 
-    `name` is what messages call the file, which in a cache has another.
+    Messages call the file `name`, since it has another one in a cache.
 
     Raises DataLossError for a file shorter than its header says, InvalidArgumentError for any other broken rule.
     """
@@ -271,14 +276,13 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
         file_bytes = os.fstat(file.fileno()).st_size
         prefix = file.read(_LENGTH.size)
         if len(prefix) < _LENGTH.size:
-            raise _truncated(name, "the header")
+            raise truncated(name, "the header")
         (header_bytes,) = _LENGTH.unpack(prefix)
         if header_bytes > HEADER_LIMIT_BYTES:
-            raise malformed(
-                name, f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
-            )
+            what = f"says its header has {header_bytes} bytes; at most {HEADER_LIMIT_BYTES} are accepted"
+            raise malformed(name, what)
         if header_bytes > file_bytes - _LENGTH.size:
-            raise _truncated(name, "the header")
+            raise truncated(name, "the header")
         header = file.read(header_bytes)
     data_start = _LENGTH.size + header_bytes
     return parse_header(header, path, data_start, file_bytes - data_start, name)
@@ -287,7 +291,7 @@ def read_header(path: Path, name: str = "") -> tuple[StoredTensor, ...]:
 def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, name: str) -> tuple[StoredTensor, ...]:
     """The tensors a header describes, given that `data_bytes` bytes follow it, beginning at `data_start` of `path`.
 
-    `name` is what messages call the file.
+    Messages call the file `name`. Raises as `read_header` does.
     """
     if not header.startswith(b"{"):
         raise malformed(name, "has a header that is not a JSON object")
@@ -300,7 +304,7 @@ def parse_header(header: bytes, path: Path, data_start: int, data_bytes: int, na
     expected = data_start
     for tensor in tensors:
         if tensor.offset + tensor.size > data_start + data_bytes:
-            raise _truncated(name, f"tensor {tensor.name}", tensor.name)
+            raise truncated(name, f"tensor {tensor.name}", tensor.name)
         if tensor.offset != expected:
             what = "overlaps the tensor before it" if tensor.offset < expected else "leaves a hole before it"
             raise malformed(name, f"has a tensor {tensor.name} that {what}", tensor.name)
@@ -322,16 +326,14 @@ def _parse_entry(file_name: str, name: str, entry: object, path: Path, data_star
         shown = dtype[:40] if isinstance(dtype, str) else type(dtype).__name__
         raise malformed(file_name, f"gives tensor {name} the unknown type {shown!r}", name, "UNKNOWN_DTYPE")
     if not _is_size_list(shape) or len(shape) > _RANK_LIMIT:
-        raise malformed(
-            file_name, f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more", name
-        )
+        what = f"gives tensor {name} a shape that is not at most {_RANK_LIMIT} sizes of 0 or more"
+        raise malformed(file_name, what, name)
     if not _is_size_list(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise malformed(file_name, f"gives tensor {name} data_offsets that are not [begin, end]", name)
     begin, end = offsets
     if math.prod(shape) * _BITS[dtype] != (end - begin) * 8:
-        raise malformed(
-            file_name, f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}", name
-        )
+        what = f"gives tensor {name} {end - begin} bytes, which do not fit type {dtype} and shape {shape}"
+        raise malformed(file_name, what, name)
     return StoredTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
@@ -346,9 +348,8 @@ def _read_shards(model: ModelDirectory) -> tuple[StoredTensor, ...]:
         raise malformed(_INDEX, "has no weight_map", "weight_map")
     for shard in weight_map.values():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or ".." in shard:
-            raise malformed(
-                _INDEX, f"names the file {_shown(shard)}; it must be a plain *.safetensors name", "weight_map"
-            )
+            shown = repr(shard[:80]) if isinstance(shard, str) else f"of type {type(shard).__name__}"
+            raise malformed(_INDEX, f"names the file {shown}; it must be a plain *.safetensors name", "weight_map")
     shards = sorted(set(weight_map.values()))
     if len(shards) > _SHARDS_LIMIT:
         raise malformed(_INDEX, f"names {len(shards)} files; at most {_SHARDS_LIMIT} are accepted", "weight_map")
@@ -358,14 +359,10 @@ def _read_shards(model: ModelDirectory) -> tuple[StoredTensor, ...]:
             raise NotFoundError(f"{shard}, which {_INDEX} names, is missing from {model.root}", field=shard)
         tensors += [t for t in read_header(model.file(shard), shard) if weight_map.get(t.name) == shard]
     found = {tensor.name for tensor in tensors}
-    for name, shard in weight_map.items():
-        if name not in found:
-            raise DataLossError(
-                f"tensor {name[:_NAME_LIMIT]} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint "
-                "again",
-                field=name[:_NAME_LIMIT],
-                reason="MISSING_TENSOR",
-            )
+    if missing := [name for name in weight_map if name not in found]:
+        name, shard = missing[0][:_NAME_LIMIT], weight_map[missing[0]]
+        what = f"tensor {name} is missing from {shard}, where {_INDEX} says it is; fetch the checkpoint again"
+        raise DataLossError(what, field=name, reason="MISSING_TENSOR")
     return tuple(tensors)
 
 
@@ -389,24 +386,10 @@ def _read(path: Path, name: str, limit_bytes: int) -> bytes:
     return data
 
 
-def _shown(value: object) -> str:
-    return repr(value[:80]) if isinstance(value, str) else f"of type {type(value).__name__}"
-
-
 def _is_text(name: str) -> bool:
-    """False for lone surrogates, which JSON can spell but no message can carry."""
+    """Whether a message can carry the name: not where it has a lone surrogate, which JSON can spell."""
     try:
         name.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _location(tensor: StoredTensor) -> BlobLocation:
-    return BlobLocation(tensor.file, tensor.offset, tensor.size)
-
-
-def _truncated(file_name: str, what: str, field: str = "") -> DataLossError:
-    return DataLossError(
-        f"{file_name} ends before the end of {what}; fetch the file again", field=field or file_name, reason="TRUNCATED"
-    )

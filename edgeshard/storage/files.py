@@ -1,4 +1,4 @@
-"""Writing files so that a crash leaves the old or the new one, and a full disk as a typed error."""
+"""Writes that leave the old file or the new one after a crash, and a typed error for a full disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """A full disk as a typed error that names the directory; other errors of the system pass."""
+    """Turn the error of a full disk into a ResourceExhaustedError that names the directory; let other errors pass."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
 
 
 def free_bytes(path: Path) -> int:
-    """Of the disk that a file is on or will be on: what this process may use of it."""
+    """The bytes that this process may still use of the disk that a file is on or will be on."""
     while not path.exists():
         path = path.parent
     status = os.statvfs(path)
@@ -57,6 +57,7 @@ def free_bytes(path: Path) -> int:
 
 
 def full_disk(path: Path, what: str) -> ResourceExhaustedError:
+    """The error of a disk that has no room for `what`, to be written at `path`."""
     return ResourceExhaustedError(
         f"the disk of {path.parent} is full ({free_bytes(path)} bytes are free), so {what} cannot be written; free "
         "space or move --state-dir",

@@ -1,19 +1,17 @@
-"""JSON from strangers: read within a bound of memory; and the small files of a model, held against their form.
+"""JSON from strangers, read within a bound of memory; and the small files of a model, held against their form.
 
-A small file is checked where it is added, and again by who takes it. None of it is code, but the tokenizer's library
-trusts some numbers: what makes it allocate gigabytes or panic is refused by name.
+A small file is checked where it is added, and again by each process that takes it. None of it is code, but the
+tokenizer's library trusts some numbers: a file that makes it allocate gigabytes or panic is refused by name.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import codecs
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.requests.chat import GenerationDefaults
 from edgeshard.storage import growth
 
@@ -22,16 +20,16 @@ TOKENIZER_SETTINGS, CHAT_TEMPLATE = "tokenizer_config.json", "chat_template.jinj
 EXPERT_TABLE = "edgeshard_experts.json"
 EXPERT_TABLE_PARTS = ("base", "last", "earlier")
 JSON_VALUES_LIMIT = 1 << 22
-"""Of one document: each takes some 60 bytes of memory and may be spelled by 2. The largest tokenizers have half."""
+"""The most values of one document. Each takes some 60 bytes of memory and may be spelled by 2; the largest tokenizers
+have half of them."""
 TOKEN_LIMIT = 1 << 22
-"""Of a vocabulary; the largest published ones have a quarter of a million."""
+"""The most tokens of a vocabulary; the largest published ones have a quarter of a million."""
 _EOS_LIMIT = 4096
 _TEMPLATES_LIMIT = 16
-_CHARSMAP = "precompiled_charsmap"
 
 
 def parse_json_object(text: str, name: str) -> dict[str, Any]:
-    """The JSON object in `text`; raises InvalidArgumentError, naming `name`, for anything else or a repeated key."""
+    """The JSON object in `text`. Raises InvalidArgumentError, naming `name`, for anything else or a repeated key."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
@@ -51,14 +49,14 @@ def parse_json_object(text: str, name: str) -> dict[str, Any]:
 
 
 def json_values(text: str | bytes) -> int:
-    """No fewer than the values that parsing would make; commas and brackets in strings count too."""
+    """An upper bound of the values that parsing would make; commas and brackets in strings count too."""
     if isinstance(text, bytes):
-        return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
-    return 1 + text.count(",") + text.count("[") + text.count("{")
+        return 1 + sum(map(text.count, (b",", b"[", b"{")))
+    return 1 + sum(map(text.count, (",", "[", "{")))
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Raises InvalidArgumentError for bytes that are not UTF-8."""
+    """The text of `data`. Raises InvalidArgumentError, naming `name`, for bytes that are not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -67,14 +65,18 @@ def decode_text(data: bytes, name: str) -> str:
 
 def check_small_file(name: str, data: bytes) -> None:
     """Raise InvalidArgumentError unless a file that travels with a model has the form that its name promises."""
-    check = _CHECKS.get(name)
-    if check is None:
+    if name not in _CHECKS:
         raise malformed(name, f"is not a file of a model; those are {', '.join(_CHECKS)}")
-    check(decode_text(data, name))
+    text = decode_text(data, name)
+    if (check := _CHECKS[name]) is not None:
+        check(parse_json_object(text, name))
 
 
 def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
-    """As `check_small_file`, as far as can be told piece by piece: a daemon must not stand still to parse it whole."""
+    """Check a small file as far as can be told piece by piece: a daemon must not stand still to parse it whole.
+
+    Raises InvalidArgumentError as `check_small_file` does.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")()
     values, begins = 0, True
     try:
@@ -94,7 +96,7 @@ def skim_small_file(name: str, chunks: Iterable[bytes]) -> None:
 
 
 def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
-    """End-of-sequence ids of a generation_config.json, None where it has none. Raises InvalidArgumentError."""
+    """The end-of-sequence ids of a generation_config.json, None where it has none. Raises InvalidArgumentError."""
     found = generation_config.get("eos_token_id")
     items = found if isinstance(found, list) else [] if found is None else [found]
     if len(items) > _EOS_LIMIT or not all(_is_token(item) for item in items):
@@ -103,9 +105,10 @@ def eos_tokens_of(generation_config: dict[str, Any]) -> frozenset[int] | None:
 
 
 def defaults_of(generation_config: dict[str, Any]) -> GenerationDefaults:
-    """What a generation_config.json recommends. Raises InvalidArgumentError for what no request may ask for.
+    """The options that a generation_config.json recommends.
 
     `do_sample: false` is greedy, whatever stands beside it; without it a temperature counts, as with other servers.
+    Raises InvalidArgumentError for a value that no request may ask for.
     """
     if generation_config.get("do_sample") is False:
         return GenerationDefaults(temperature=0.0)
@@ -128,7 +131,10 @@ def defaults_of(generation_config: dict[str, Any]) -> GenerationDefaults:
 
 
 def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
-    """The chat templates in a tokenizer_config.json by name, "default" for one without. Raises InvalidArgumentError."""
+    """The chat templates in a tokenizer_config.json by name; a single one is called "default".
+
+    Raises InvalidArgumentError.
+    """
     found = tokenizer_settings.get("chat_template")
     if found is None:
         return {}
@@ -142,17 +148,21 @@ def templates_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
 
 
 def special_tokens_of(tokenizer_settings: dict[str, Any]) -> dict[str, str]:
-    """The special tokens that a tokenizer_config.json names, such as `bos_token`, by their texts."""
-    tokens: dict[str, str] = {}
-    for name, value in tokenizer_settings.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
+    """The texts of the special tokens in a tokenizer_config.json, by their names, such as `bos_token`."""
+    named = {name: value for name, value in tokenizer_settings.items() if name.endswith("_token")}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def malformed(name: str, what: str, field: str = "", reason: str = "MALFORMED_CHECKPOINT") -> InvalidArgumentError:
+    """The error of a file `name` that is not as it must be; `what` goes on with the sentence."""
     return InvalidArgumentError(f"{name} {what}", field=field or name, reason=reason)
+
+
+def truncated(name: str, what: str, field: str = "") -> DataLossError:
+    """The error of a file `name` that ends within `what`."""
+    message = f"{name} ends before the end of {what}; fetch the file again"
+    return DataLossError(message, field=field or name, reason="TRUNCATED")
 
 
 def _check_tokenizer(values: dict[str, Any]) -> None:
@@ -168,13 +178,13 @@ def _check_tokenizer(values: dict[str, Any]) -> None:
     if not isinstance(added, list) or not all(isinstance(item, dict) and _is_token(item.get("id")) for item in added):
         raise malformed(TOKENIZER, f"has added_tokens with an id that is not between 0 and {TOKEN_LIMIT}")
     _check_merges(model)
-    for found in _found({key: part for key, part in values.items() if key != "model"}, _CHARSMAP):
+    for found in _found({key: part for key, part in values.items() if key != "model"}, growth.CHARSMAP):
         _check_charsmap(found)
     _check_growth(values)
 
 
 def _check_growth(values: dict[str, Any]) -> None:
-    """A chain of steps that each double a text takes all memory for a prompt of four letters."""
+    """Refuse steps that make a text too long: a chain that doubles it takes all memory for a prompt of four letters."""
     for found, most, what in (
         (growth.text_growth(values), growth.MOST_GROWTH, "a normalizer and a pre_tokenizer that make a text"),
         (growth.decoded_growth(values), growth.MOST_DECODED_GROWTH, "a decoder that makes a text"),
@@ -190,7 +200,7 @@ def _check_growth(values: dict[str, Any]) -> None:
 
 
 def _check_merges(model: dict[str, Any]) -> None:
-    """The library cuts the prefix off the second half of each merge, and panics where it is longer than that."""
+    """Refuse merges at which the library panics: it cuts the prefix off the second half of each, however short."""
     prefix = model.get("continuing_subword_prefix")
     if not prefix:
         return
@@ -206,19 +216,16 @@ def _check_merges(model: dict[str, Any]) -> None:
 
 
 def _check_charsmap(value: object) -> None:
-    """The library allocates what the first four bytes say, whatever follows them."""
+    """Refuse a map that is cut short: the library allocates as much as its first four bytes say."""
     if value is None:
         return
-    try:
-        data = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-    except (binascii.Error, ValueError):
-        data = b""
+    data = growth.charsmap_bytes(value)
     if len(data) < 4 or int.from_bytes(data[:4], "little") > len(data) - 4:
-        raise malformed(TOKENIZER, f"has a {_CHARSMAP} that is shorter than it says")
+        raise malformed(TOKENIZER, f"has a {growth.CHARSMAP} that is shorter than it says")
 
 
 def _found(value: object, key: str) -> Iterator[object]:
-    """Whatever stands under `key` anywhere in a document."""
+    """The values under `key`, wherever they stand in a document."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -234,28 +241,24 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < TOKEN_LIMIT
 
 
-def _check_generation(values: dict[str, Any]) -> None:
-    eos_tokens_of(values)
-
-
 def expert_table_of(values: dict[str, Any]) -> dict[str, list[Any]]:
-    """The three arrays of a table that forecasts experts; what is in them is for the node to check, by its model."""
+    """The three arrays of a table that forecasts experts, by name; a node checks their items, by its model.
+
+    Raises InvalidArgumentError for one that is missing.
+    """
     for part in EXPERT_TABLE_PARTS:
         if not isinstance(values.get(part), list):
             raise malformed(EXPERT_TABLE, f"has no list {part!r}")
     return {part: values[part] for part in EXPERT_TABLE_PARTS}
 
 
-def _json_of(name: str, check: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
-    return lambda text: check(parse_json_object(text, name))
-
-
-_CHECKS: dict[str, Callable[[str], object]] = {
-    TOKENIZER: _json_of(TOKENIZER, _check_tokenizer),
-    GENERATION: _json_of(GENERATION, _check_generation),
-    TOKENIZER_SETTINGS: _json_of(TOKENIZER_SETTINGS, templates_of),
-    CHAT_TEMPLATE: lambda text: None,
-    EXPERT_TABLE: _json_of(EXPERT_TABLE, expert_table_of),
+_CHECKS: dict[str, Callable[[dict[str, Any]], object] | None] = {
+    TOKENIZER: _check_tokenizer,
+    GENERATION: eos_tokens_of,
+    TOKENIZER_SETTINGS: templates_of,
+    CHAT_TEMPLATE: None,
+    EXPERT_TABLE: expert_table_of,
 }
+"""The check of each small file; a file without one is any text."""
 SMALL_FILES = tuple(_CHECKS)
 """The names of the files that travel with a model."""

@@ -1,4 +1,4 @@
-"""By how much a tokenizer.json can make a text longer: a bound from the file alone, without running any of it.
+"""Bounds of how much longer a tokenizer.json can make a text, from the file alone, without running any of it.
 
 A tokenizer replaces, prepends and decomposes before it looks for tokens, and each step doubles a text at little cost in
 the file: forty in a row make a terabyte of a byte. Steps are told by their keys and not by their `type`, because the
@@ -15,16 +15,17 @@ from math import prod
 from typing import Any
 
 MOST_GROWTH = 64.0
-"""Of a text before tokens are looked for. By this bound those of the families that are served have 1 to 12."""
+"""The most of a text before tokens are looked for; the tokenizers of the families that are served have 1 to 12."""
 MOST_DECODED_GROWTH = 64.0
-"""Of the text of tokens, which other tokenizers leave as long as it is or double."""
+"""The most of the text of tokens, which ordinary tokenizers leave as long as it is or double."""
 MOST_REPEATS = 8.0
-"""Of a text's tokens among the special ones that are put around them."""
+"""The most times that a text's tokens may stand among the special tokens around them."""
 
-_CHARSMAP = "precompiled_charsmap"
+CHARSMAP = "precompiled_charsmap"
+"""The key of a map of characters, in base64: the size of a trie in four bytes, the trie, and texts behind it."""
 _SEQUENCES = ("normalizers", "pretokenizers", "decoders", "processors")
 _FACTORS = {
-    # Bytes of UTF-8 for one, at most: Unicode says so in its FAQ on normalisation.
+    # The most bytes of UTF-8 for one, by Unicode's FAQ on normalisation.
     "NFC": 3.0,
     "NFD": 3.0,
     "NFKC": 11.0,
@@ -32,8 +33,8 @@ _FACTORS = {
     "Lowercase": 1.5,
     # Spaces around each ideograph of 3 bytes, decomposed, in lower case.
     "BertNormalizer": 5 / 3 * 3.0 * 1.5,
-    # Of decoders: a space for each token, which has a byte at least; or one between all letters, where what they look
-    # for is empty.
+    # Decoders: a space for each token, which has a byte at least; or one between all letters, where they look for an
+    # empty text.
     "WordPiece": 2.0,
     "BPEDecoder": 3.0,
     "CTC": 4.0,
@@ -43,25 +44,25 @@ _WITHOUT_A_TYPE = _FACTORS["BertNormalizer"]
 
 
 def text_growth(tokenizer: Mapping[str, Any]) -> float:
-    """Bytes that tokens are looked for in, at most, for one of a text: by the document's normaliser and pre-tokeniser.
+    """The most bytes that tokens are looked for in, for each byte of a text, by the normaliser and the pre-tokeniser.
 
-    Never too low; too high where what matters is what a regular expression matches. An empty text counts as one byte.
+    The bound is never too low. It may be too high where a regular expression decides. An empty text counts as one byte.
     """
     return _growth(tokenizer.get("normalizer")) * _growth(tokenizer.get("pre_tokenizer"))
 
 
 def decoded_growth(tokenizer: Mapping[str, Any]) -> float:
-    """The same of the text of tokens, by the document's decoder."""
+    """The most bytes of an answer's text for each byte of its tokens' texts, by the document's decoder."""
     return _growth(tokenizer.get("decoder"))
 
 
 def repeats(tokenizer: Mapping[str, Any]) -> float:
-    """How often the tokens of a text may be among those that come of it, by the document's post-processor."""
+    """The most times that the tokens of a text stand in its result, by the document's post-processor."""
     return prod(_repeats(step) for step in _leaves(tokenizer.get("post_processor")))
 
 
 def loaded_growth(tokenizer: Any) -> float:
-    """`text_growth` of a `tokenizers.Tokenizer`, which says of its parts what a document would."""
+    """The `text_growth` of a `tokenizers.Tokenizer`, whose parts describe themselves as a document does."""
     parts = {"normalizer": tokenizer.normalizer, "pre_tokenizer": tokenizer.pre_tokenizer}
     return text_growth({key: json.loads(part.__getstate__()) for key, part in parts.items() if part is not None})
 
@@ -90,8 +91,11 @@ def _growth_of_one(step: Mapping[str, Any]) -> float:
     if isinstance(step.get("prepend"), str):
         # Once for each text between added tokens, and such a text has a byte at least.
         return 1.0 + _bytes(step["prepend"])
-    if _CHARSMAP in step:
-        return float(max(1, _longest_mapped(step[_CHARSMAP])))
+    if CHARSMAP in step:
+        data = charsmap_bytes(step[CHARSMAP])
+        # Behind the trie stand the texts, each with a zero byte at its end.
+        texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
+        return float(max(1, *map(len, texts)))
     if "replacement" in step:
         # For a space, or in front of a piece that does not begin with one.
         return 1.0 + _bytes(step["replacement"])
@@ -102,21 +106,22 @@ def _growth_of_one(step: Mapping[str, Any]) -> float:
 
 
 def _replaced(pattern: object, content: int) -> float:
-    """What is not looked for stays as it is. An expression, or an empty text, may match between all bytes and at both
-    ends."""
+    """The most bytes for each byte of a text in which a pattern is replaced by `content` bytes.
+
+    The rest stays as it is. An expression, or an empty text, may match between all bytes and at both ends.
+    """
     text = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(text, str) and text:
         return max(1.0, content / _bytes(text))
     return 1.0 + 2.0 * content
 
 
-def _longest_mapped(charsmap: object) -> int:
-    """Bytes of the longest text in a map of characters: behind its trie, each with a zero byte at its end."""
+def charsmap_bytes(charsmap: object) -> bytes:
+    """A map of characters without its base64; b"" where it has none."""
     try:
-        data = base64.b64decode(charsmap, validate=True) if isinstance(charsmap, str) else b""
+        return base64.b64decode(charsmap, validate=True) if isinstance(charsmap, str) else b""
     except (binascii.Error, ValueError):
-        return 1
-    return max(map(len, data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")))
+        return b""
 
 
 def _repeats(step: Mapping[str, Any]) -> float:

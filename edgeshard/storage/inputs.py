@@ -1,4 +1,4 @@
-"""Files that an operator names: read up to a limit, and parsed into a typed error whatever they hold."""
+"""Files that an operator names, read up to a limit and parsed, with a typed error for every fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ TOML_LIMIT_BYTES = 2 << 20
 
 
 def read_input(path: Path, what: str, field: str, reason: str = "", limit_bytes: int = INPUT_LIMIT_BYTES) -> str:
-    """The text of a file, which may be a pipe. Raises InvalidArgumentError of `field`; `what` begins its message."""
+    """The text of a file or a pipe, at most `limit_bytes` long.
+
+    Raises InvalidArgumentError of `field` and `reason`, whose message begins with `what`.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(limit_bytes + 1)
@@ -32,11 +35,12 @@ def read_input(path: Path, what: str, field: str, reason: str = "", limit_bytes:
 
 
 def read_toml(path: Path, what: str, field: str, reason: str = "") -> dict[str, Any]:
-    """The decoded file. Raises InvalidArgumentError as `read_input` does, and for what is not TOML."""
+    """The decoded file. Raises InvalidArgumentError as `read_input` does, and for a text that is not TOML."""
     return parse_toml(read_input(path, what, field, reason, TOML_LIMIT_BYTES), what, field, reason)
 
 
 def parse_toml(text: str, what: str, field: str, reason: str = "") -> dict[str, Any]:
+    """The decoded text. Raises InvalidArgumentError as `read_toml` does."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError, a number of ten thousand digits
@@ -44,7 +48,7 @@ def parse_toml(text: str, what: str, field: str, reason: str = "") -> dict[str, 
 
 
 def read_json(path: Path, what: str, field: str, reason: str = "") -> Any:
-    """The decoded file. Raises InvalidArgumentError as `read_input` does, and for what is not JSON."""
+    """The decoded file. Raises InvalidArgumentError as `read_input` does, and for a text that is not JSON."""
     text = read_input(path, what, field, reason)
     try:
         if json_values(text) > JSON_VALUES_LIMIT:

@@ -1,10 +1,10 @@
-"""Files of others that a store uses where they lie: linked into it, with a note of which blob is at which bytes.
+"""Other owners' files that a store uses in their place: linked into it, with a note of each blob's bytes.
 
 A model on the store's own file system is not copied. `linked/NAME` is a hard link to its file; where the file is not
-the process's own, a clone when the file system can share blocks; and otherwise a copy. `linked/NAME.json` says where in
-it which blob lies. A hard link keeps the bytes when their owner deletes the file, and not when the owner writes into
-it: whoever reads a blob compares the sha256 of what it has read. Small files, which are read again and again, are
-copied instead (`copy`).
+the process's own, a clone when the file system can share blocks; and otherwise a copy. `linked/NAME.json` has the
+offset and the size of each blob in it. A hard link keeps the bytes when their owner deletes the file, and not when the
+owner writes into it: so each reader of a blob compares the sha256 of the bytes. Small files, which are read again and
+again, are copied instead (`copy`).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NOTE = ".json"
 
 @dataclass(frozen=True, slots=True)
 class BlobLocation:
-    """`size` bytes at `offset` of a local file."""
+    """A place of bytes: `size` of them at `offset` of a local file."""
 
     path: Path
     offset: int
     size: int
     is_linked: bool = False
-    """Whether others may write to the file: only what was read and then compared with its sha256 is known."""
+    """Whether another owner may write to the file: its bytes are known only once their sha256 was compared."""
 
 
 class LinkedFiles:
@@ -52,27 +52,23 @@ class LinkedFiles:
         self._blobs: dict[Digest, BlobLocation] = {}
 
     def take(self, source: Path, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
-        """A file of this directory with what `file` has, which is open and lies at `source`; no blob is in it yet.
+        """A file of this directory with the bytes of the open `file`, which lies at `source`; no blob is in it yet.
 
-        `room_bytes` is asked where it must be copied. Raises ResourceExhaustedError for a full disk.
+        `room_bytes` gives the bytes that a copy may have. Raises ResourceExhaustedError for a full disk.
         """
-
-        def make(target: Path) -> None:
-            if not _hard_linked(source, file, target):
-                _clone_or_copy(file, target, room_bytes)
-
-        return self._made(make)
+        return self._made(source, file, room_bytes)
 
     def copy(self, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
-        """As `take`, and nobody else has the file."""
-        return self._made(lambda to: _clone_or_copy(file, to, room_bytes))
+        """A file as of `take` that has no other owner."""
+        return self._made(None, file, room_bytes)
 
-    def _made(self, make: Callable[[Path], None]) -> Path:
+    def _made(self, source: Path | None, file: BinaryIO, room_bytes: Callable[[], int]) -> Path:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._directory / f"{uuid.uuid4().hex}{TEMPORARY}"
         try:
             with naming_full_disk(temporary):
-                make(temporary)
+                if source is None or not _hard_linked(source, file, temporary):
+                    _clone_or_copy(file, temporary, room_bytes)
             path = temporary.with_suffix("")
             temporary.rename(path)
         finally:
@@ -83,42 +79,40 @@ class LinkedFiles:
         """Note that these blobs lie in files of this directory."""
         with self._lock:
             self._refresh()
+            noted = {**self._blobs, **blobs}
             for path in {at.path for at in blobs.values()}:
-                here = self._in(path) | {digest: at for digest, at in blobs.items() if at.path == path}
-                self._write(path, here)
+                self._write(path, {digest: at for digest, at in noted.items() if at.path == path})
 
     def find(self, digest: Digest) -> BlobLocation | None:
-        """Where a blob lies; None when it is not here, or its file has become too short."""
+        """The place of a blob; None when it is not here, or its file has become too short."""
         with self._lock:
             self._refresh()
             found = self._blobs.get(digest)
         return replace(found, is_linked=True) if found is not None and _holds(found) else None
 
     def digests(self) -> Collection[Digest]:
-        """Of all blobs that are noted."""
+        """The digests of all blobs that are noted."""
         with self._lock:
             self._refresh()
             return tuple(self._blobs)
 
     def remove(self, digests: Collection[Digest]) -> None:
-        """Forget blobs, and drop the files that none is left of."""
+        """Forget blobs, and drop the files in which no other is left."""
         with self._lock:
             self._refresh()
-            changed = {self._blobs[digest].path for digest in digests if digest in self._blobs}
-            for path in changed:
-                self._write(path, {digest: at for digest, at in self._in(path).items() if digest not in digests})
+            gone = self._blobs.keys() & digests
+            left = {digest: at for digest, at in self._blobs.items() if digest not in gone}
+            for path in {self._blobs[digest].path for digest in gone}:
+                self._write(path, {digest: at for digest, at in left.items() if at.path == path})
 
     def drop_unused(self, paths: Collection[Path] | None = None) -> None:
-        """Remove files that no blob is noted in: of these, or (None) all that a process left which died."""
+        """Remove files in which no blob is noted: of `paths`, or of all files, such as a process left that died."""
         with self._lock:
             self._refresh()
             used = {at.path for at in self._blobs.values()}
             for path in self._files() if paths is None else paths:
                 if path.suffix != _NOTE and path not in used:
                     path.unlink(missing_ok=True)
-
-    def _in(self, path: Path) -> dict[Digest, BlobLocation]:
-        return {digest: at for digest, at in self._blobs.items() if at.path == path}
 
     def _write(self, path: Path, blobs: Mapping[Digest, BlobLocation]) -> None:
         note = path.with_name(path.name + _NOTE)
@@ -148,7 +142,7 @@ class LinkedFiles:
 
 
 def _read_note(note: Path) -> dict[Digest, BlobLocation]:
-    """A damaged note is as none: its blobs are asked for again."""
+    """The places in a note; none of a damaged one, so that its blobs are asked for again."""
     path = note.with_name(note.name.removesuffix(_NOTE))
     try:
         values = json.loads(note.read_text(encoding="utf-8"))["blobs"]

@@ -1,4 +1,4 @@
-"""A model that lies on the coordinator's own machine: how a client names its files, and how a store finds them."""
+"""A model on the coordinator's own machine: the names that a client gives its files, and how a store finds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_THIS_MACHINE = "NOT_THIS_MACHINE"
 
 
 def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
-    """What tells a store on this machine where the files of a checkpoint lie. Reads the first bytes of each."""
+    """The description of a checkpoint's files for a store on this machine. Reads the first bytes of each."""
     locations = item_locations(checkpoint, draft)
     paths = sorted({location.path for location in locations})
     files = []
@@ -32,7 +32,7 @@ def local_model(checkpoint: Checkpoint, draft: ModelManifest) -> LocalModel:
 
 
 def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
-    """(index of a file, offset, size) of each of the model's tensors and small files.
+    """The (index of a file, offset, size) of each of the model's tensors, then of its small files.
 
     Raises InvalidArgumentError where a client puts one outside of its files.
     """
@@ -53,10 +53,10 @@ def places(model: LocalModel) -> tuple[tuple[int, int, int], ...]:
 
 
 def open_local(wanted: LocalFile) -> BinaryIO:
-    """The file that a client described, when it is the same one here.
+    """The open file that a client described, when it is the same one here.
 
     Raises FailedPreconditionError with reason NOT_THIS_MACHINE where there is none, or another, or it may not be read:
-    its sender sends the bytes then.
+    the client sends the bytes then.
     """
     try:
         if not wanted.path.startswith("/"):
@@ -71,7 +71,8 @@ def open_local(wanted: LocalFile) -> BinaryIO:
 
 
 def not_this_machine() -> FailedPreconditionError:
-    # Not which file, nor why: it may be another machine's caller who asks.
+    """The error of files that are not found here."""
+    # It names no file and no cause: a caller on another machine may have asked.
     return FailedPreconditionError(
         "the coordinator does not find the model's files on its machine: send them",
         field="files",

@@ -54,7 +54,7 @@ def test_the_file_of_its_own_counts_then_the_settings_of_the_tokenizer() -> None
 def test_special_tokens_are_named_and_become_their_ids() -> None:
     settings = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "add_bos_token": True}
     model = model_with(settings, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
-    tokens = model.prompt(HELLO).tokens
+    tokens = model.tokenize(rendered(model), special=False)
     assert (tokens[0], tokens[-1]) == (1, 2) and model.detokenize(tokens) == "<s>Hello</s>"
 
 
@@ -116,13 +116,13 @@ def test_defaults_that_no_request_may_have_are_refused(values: dict[str, Any]) -
 
 def test_what_is_missing_is_said_with_what_to_do() -> None:
     with pytest.raises(FailedPreconditionError, match=r"put a chat_template\.jinja into its directory") as caught:
-        model_with().prompt(HELLO)
+        model_with().render(HELLO)
     assert caught.value.reason == "NO_CHAT_TEMPLATE"
     with pytest.raises(FailedPreconditionError) as caught:
         ChatModel.from_files({})
     assert caught.value.reason == "NO_TOKENIZER"
     with pytest.raises(InvalidArgumentError) as refused:
-        model_with({}, "x").prompt(Conversation(HELLO.messages, TOOLS))
+        model_with({}, "x").render(Conversation(HELLO.messages, TOOLS))
     assert (refused.value.field, refused.value.reason) == ("tools", "NO_TOOLS")
     for settings in ({"chat_template": 7}, {"chat_template": [{"name": "x"}]}):
         with pytest.raises(InvalidArgumentError, match="chat_template"):

@@ -27,6 +27,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard.domain.requests.generation import FinishReason, Started, Token
 from edgeshard.proto.v1 import admin_pb2, inference_pb2
+from edgeshard.proto.v1.inference_pb2_grpc import InferenceServiceStub
 
 pytestmark = pytest.mark.timing
 
@@ -40,10 +41,8 @@ async def happens(event: Any, seconds: float = 60.0) -> bool:
 
 def keep_calls(client: Client) -> list[Any]:
     """Every call the client makes, kept alive: gRPC also cancels what is garbage-collected, which is not the point."""
-    connection = client._connection
     calls: list[Any] = []
-    connection.open()
-    stub: Any = connection._inference
+    stub = client._connection._stub(InferenceServiceStub)
     generate = stub.Generate
 
     def keeping(*arguments: Any, **options: Any) -> Any:

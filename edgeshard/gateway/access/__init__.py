@@ -1,1 +1,1 @@
-"""Who may send a request, and how much of it."""
+"""The callers that may send a request, and the limits of its body."""

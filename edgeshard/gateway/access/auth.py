@@ -1,4 +1,4 @@
-"""Who sends requests, and what lets them in."""
+"""The callers of the gateway, and the check of their keys."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from edgeshard.gateway.backend import Backend
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: the identity that quotas and logs know, and the models it may use (None: all)."""
+    """The sender of a request: the identity that quotas and logs know, and the models it may use (None: all)."""
 
     identity: str
     models: frozenset[str] | None = None
 
     def may_use(self, served: ServedModel) -> bool:
+        """Whether the caller may use this model."""
         return self.models is None or not self.models.isdisjoint((served.deployment, served.model))
 
     def find(self, site: Backend, model: str) -> ServedModel:
-        """What answers under this name. A key for some models alone hears nothing of others, not even whether they are
-        there. Raises DeniedError naming `model`, and what `Backend.find` raises."""
+        """The model that answers under this name.
+
+        A key for some models alone hears nothing of others, not even whether they are there. Raises DeniedError naming
+        `model`, and as `Backend.find` does.
+        """
         try:
             return site.find(model, self.models)
         except NotFoundError:
@@ -39,18 +43,17 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """Whom the entrance let in."""
+    """The caller that the entrance let in."""
     caller = request.scope["state"]["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
 class Authenticator(Protocol):
-    """Who may come in."""
+    """The check of keys."""
 
     def enter(self, key: str | None, what: str, address: str) -> Caller:
-        """The caller that shows `key`, None without one; `what` is asked for, from `address` (host:port).
+        """The caller with `key` (None: without one) that asks for `what` from `address` (host:port).
 
         Raises UnauthenticatedError.
         """
-        ...

@@ -1,4 +1,4 @@
-"""How a body is read: within a budget of memory, in all and for each identity, and no slower than it may be.
+"""Reading a body within a budget of memory, in all and for each identity, and within a time.
 
 A place is taken before the first byte is read. A large body is parsed in its turn, and the event loop has most of its
 time between two: no thread could parse it meanwhile, since the parser holds the interpreter until it is done.
@@ -27,34 +27,34 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.errors import refusal_of
 
 MOST_BODY_BYTES = 32 << 20
-"""Of a request: a batch of the longest prompts."""
+"""The most bytes of a request's body: a batch of the longest prompts."""
 MOST_BYTES = 96 << 20
-"""Of all bodies that are read or parsed."""
+"""The most bytes of all bodies that are read or parsed."""
 ALWAYS_BYTES = 1 << 20
-"""An identity may have so much beyond that: what others send keeps nobody from asking."""
+"""The bytes that an identity may have beyond that, so that others' bodies do not lock it out."""
 LEAST_BYTES = 64 << 10
-"""A body counts as so much at least, since that may be buffered before it is looked at."""
+"""The least bytes that a body counts as, since so many may be buffered before it is looked at."""
 BODY_LIMIT_S = 120.0
 GRACE_S = 10.0
 LEAST_BPS = 16 << 10
-"""Behind the grace a body must have come at this rate."""
+"""The bytes a second at which a body must come after the grace."""
 MOST_PARTS, MOST_ITEMS = 1 << 18, 1 << 20
-"""Of a body: lists, objects and fields; and what stands in lists. A few bytes of it become hundreds when they are read,
-and nothing else runs in this process meanwhile. What looks like them in a text counts too."""
+"""The most lists, objects and fields of a body; and the most items of its lists. A few bytes become hundreds when they
+are read, and nothing else runs in this process meanwhile. Their signs in a text count too."""
 LARGE_BYTES = 256 << 10
-"""A longer body is parsed in its turn: so much takes a millisecond, and the most that is taken a tenth of a second."""
+"""The bytes above which a body is parsed in its turn: so many take a millisecond, the longest body 100."""
 REST = 3.0
-"""Times what a large body took, until the next one."""
+"""The pause after a large body, in times of its parsing."""
 _MOST_WAITING = 1 << 10
 
 FormT = TypeVar("FormT", bound=BaseModel)
 PlaceCheck = Callable[[str, int], None]
-"""`Backend.check_place`"""
+"""A call as `Backend.check_place`."""
 
 
 @dataclass(slots=True)
 class BodyBudget:
-    """Bytes of bodies that are held, by identity. Pure."""
+    """The bytes of bodies that are held, by identity. Pure."""
 
     most: int = MOST_BYTES
     most_of_one: int = MOST_BODY_BYTES
@@ -62,7 +62,10 @@ class BodyBudget:
     _held: dict[str, int] = field(default_factory=dict)
 
     def take(self, identity: str, size: int) -> None:
-        """Raises ResourceExhaustedError for what this identity has too much of, UnavailableError for what all have."""
+        """Count `size` more bytes of an identity's body.
+
+        Raises ResourceExhaustedError where the identity would have too many, UnavailableError where all together would.
+        """
         held = self._held.get(identity, 0) + size
         # Without keys everyone is one identity, which has all there is.
         most = self.most_of_one if identity else self.most
@@ -85,6 +88,7 @@ class BodyBudget:
         self.total += size
 
     def give_back(self, identity: str, size: int) -> None:
+        """Count `size` bytes less."""
         self.total -= size
         self._held[identity] -= size
         if not self._held[identity]:
@@ -92,7 +96,7 @@ class BodyBudget:
 
 
 def patience_s(received: int) -> float:
-    """Seconds from its beginning by which more of a body must have come, of which so many bytes have."""
+    """The seconds from a body's beginning by which more must follow, once `received` bytes are there."""
     return min(BODY_LIMIT_S, GRACE_S + received / LEAST_BPS)
 
 
@@ -127,12 +131,12 @@ class Bodies:
         return self._budget.total
 
     def reading(self, identity: str) -> int:
-        """Requests of an identity that want a place and whose bodies are on their way."""
+        """The requests of an identity that want a place and whose bodies are on their way."""
         return self._reading.get(identity, 0)
 
     @contextmanager
     def place(self, identity: str, check_place: PlaceCheck | None) -> Iterator[None]:
-        """Held while a body is read. Raises what `check_place` does; None is for what takes no place."""
+        """A place held while a body is read; None is for a request without one. Raises as `check_place` does."""
         if check_place is None:
             yield
             return
@@ -147,8 +151,10 @@ class Bodies:
 
     @contextmanager
     def room(self, identity: str, declared: int) -> Iterator[Callable[[int], None]]:
-        """Memory for a body that says to have `declared` bytes; what is given says how many it has so far. Raises, and
-        has that raise, what `BodyBudget.take` does."""
+        """The memory for a body that declares `declared` bytes; the call that it gives takes the bytes so far.
+
+        Both raise as `BodyBudget.take` does.
+        """
         taken = max(LEAST_BYTES, declared)
         self._budget.take(identity, taken)
 
@@ -165,7 +171,7 @@ class Bodies:
             self._budget.give_back(identity, taken)
 
     async def parsed(self, identity: str, body: bytearray, form: type[FormT]) -> FormT:
-        """Raises as `parse` does."""
+        """The body as `form`, in its turn where it is large. Raises as `parse` does."""
         if len(body) <= LARGE_BYTES:
             return parse(body, form)
         large = _Large(body, form)
@@ -195,7 +201,7 @@ class Bodies:
 
 
 async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck | None = None) -> FormT:
-    """The body as `form`; `check_place` says whether whoever asks may have a place for it.
+    """The body as `form`; `check_place` refuses a caller that may have no place for it.
 
     Raises InvalidArgumentError naming the field, DeadlineError for a body that does not come, ResourceExhaustedError
     and UnavailableError where there is no place or no memory for it.
@@ -208,11 +214,9 @@ async def read_body(request: Request, form: type[FormT], check_place: PlaceCheck
 
 
 def parse(body: bytearray, form: type[FormT]) -> FormT:
-    """Raises InvalidArgumentError naming the field."""
+    """The body as `form`. Raises InvalidArgumentError naming the field."""
     if sum(map(body.count, (b"{", b"[", b'":'))) > MOST_PARTS or body.count(b",") > MOST_ITEMS:
-        raise InvalidArgumentError(
-            "the body has too many parts: send less at once", field="body", reason="BODY_TOO_LARGE"
-        )
+        raise _too_large("too many parts: send less at once")
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
@@ -222,7 +226,7 @@ def parse(body: bytearray, form: type[FormT]) -> FormT:
 
 
 def _declared(request: Request) -> int:
-    """The server has looked at its form."""
+    """The bytes that the request declares, in a header whose form the server has checked."""
     size = int(request.headers.get("content-length", 0))
     _check_size(size)
     return size
@@ -230,9 +234,11 @@ def _declared(request: Request) -> int:
 
 def _check_size(size: int) -> None:
     if size > MOST_BODY_BYTES:
-        raise InvalidArgumentError(
-            f"the body has more than {MOST_BODY_BYTES} bytes", field="body", reason="BODY_TOO_LARGE"
-        )
+        raise _too_large(f"more than {MOST_BODY_BYTES} bytes")
+
+
+def _too_large(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(f"the body has {what}", field="body", reason="BODY_TOO_LARGE")
 
 
 async def _body_of(request: Request, grow: Callable[[int], None]) -> bytearray:

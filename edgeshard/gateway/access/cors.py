@@ -9,20 +9,20 @@ from urllib.parse import urlsplit
 from edgeshard.domain.errors import InvalidArgumentError
 
 Headers = Mapping[str, str]
-"""Of a request, by names in lower case."""
+"""The headers of a request, by names in lower case."""
 
 ANY = "*"
 EXPOSED = "x-request-id, retry-after, retry-after-ms, x-should-retry"
-"""Headers of answers that a page may read."""
+"""The headers of answers that a page may read."""
 _ALWAYS = ("authorization", "content-type")
 _NAMES = re.compile(r"[A-Za-z0-9-]{1,64}( *, *[A-Za-z0-9-]{1,64}){0,63}")
 _PREFLIGHT_S = 600
 
 
 class Origins:
-    """Where pages come from that may read answers, such as `https://chat.example`, or `*` for all.
+    """The origins of pages that may read answers, such as `https://chat.example`, or `*` for all.
 
-    They never get leave to send cookies or the like: a page needs a key of its own, in Authorization.
+    Pages never get leave to send cookies or the like: each needs a key of its own, in Authorization.
     """
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
@@ -30,18 +30,20 @@ class Origins:
 
     @property
     def any(self) -> bool:
+        """Whether all pages may."""
         return ANY in self._allowed
 
     def allows(self, headers: Headers) -> bool:
+        """Whether the request comes from such a page."""
         origin = headers.get("origin")
         return origin is not None and (self.any or origin in self._allowed)
 
     def is_preflight(self, method: str, headers: Headers) -> bool:
-        """Whether a browser asks, for such a page, what it may send."""
+        """Whether a browser asks for the rights of such a page."""
         return method == "OPTIONS" and "access-control-request-method" in headers and self.allows(headers)
 
     def headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """What an answer to a request with these headers says to the browser."""
+        """The headers of the answer to a request with these headers."""
         if not self._allowed:
             return []
         vary = [] if self.any else [(b"vary", b"Origin")]  # A cache must not hand one page what another may read.
@@ -55,7 +57,7 @@ class Origins:
         ]
 
     def preflight(self, headers: Headers) -> dict[str, str]:
-        """What it may send: any header that it names, for those that are not known here have no effect."""
+        """The headers of the answer to a preflight. A page may send any header; unknown ones have no effect."""
         asked = headers.get("access-control-request-headers", "")
         named = [name.strip().lower() for name in asked.split(",")] if _NAMES.fullmatch(asked.strip()) else []
         return {
@@ -69,7 +71,7 @@ NOBODY = Origins()
 
 
 def parse_origins(texts: Iterable[str]) -> Origins:
-    """Raises InvalidArgumentError for what no browser sends as an Origin: it would never match."""
+    """The origins in these texts. Raises InvalidArgumentError for one that no browser sends: it would not match."""
     origins = tuple(texts)
     for text in origins:
         if text != ANY and not _is_origin(text):

@@ -1,4 +1,4 @@
-"""What happens to every HTTP request before and after its route: a request id, the key, counting, errors as bodies."""
+"""The steps of every HTTP request before and after its route: a request id, the key, counting, errors as bodies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from edgeshard.gateway.metrics import HttpMetrics
 log = structlog.get_logger()
 
 OPEN = frozenset({("GET", "/"), ("HEAD", "/"), ("GET", "/health"), ("GET", "/version"), ("GET", "/api/version")})
-"""What is answered without a key: that this is here, and its version."""
+"""The requests that are answered without a key: for a sign of life, and for the version."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class GatewayMiddleware:
-    """The outermost layer. `local_only` says that only loopback's own names may stand in Host and Origin: pages of any
-    site that somebody reads on this machine can send requests here. Those of `origins` may."""
+    """The outermost layer. With `local_only`, Host and Origin must have loopback's own names, or Origin one of
+    `origins`: pages of any site that somebody reads on this machine can send requests here."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class GatewayMiddleware:
         return caller
 
     def _check_local(self, headers: Headers) -> None:
-        """Raise DeniedError for what a page of another site has a browser send."""
+        """Raise DeniedError for a request that a page of another site has a browser send."""
         if not self._local_only:
             return
         origin = None if self._origins.allows(headers) else headers.get("origin")

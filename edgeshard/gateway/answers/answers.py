@@ -1,4 +1,4 @@
-"""The answers of one HTTP request: several streams of tokens as one, and what ends them when the client leaves."""
+"""The answers of one HTTP request: several streams of tokens as one, ended when the client leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,16 +16,16 @@ from edgeshard.domain.requests.generation import Finished, GenerationEvent
 ResultT = TypeVar("ResultT")
 
 Opened = Callable[[], AsyncGenerator[GenerationEvent, None]]
-"""Begins one answer."""
+"""The call that begins one answer."""
 Answers = AsyncGenerator[tuple[int, GenerationEvent], None]
 """The events of all answers, each with its answer's number."""
 
 _READ_AHEAD = 32
-"""Events of one answer that wait while another's are written; what comes after those waits with the request."""
+"""The events of one answer that wait while another's are written; later ones wait with the request."""
 
 
 async def answers(opened: Sequence[Opened], at_once: int) -> Answers:
-    """All answers together, at most `at_once` of them running. Each ends with Finished; an error of one ends all."""
+    """The events of all answers, at most `at_once` of them running. Each ends with Finished, or an error ends all."""
     if len(opened) == 1:
         async with aclosing(opened[0]()) as events:
             async for event in events:
@@ -64,12 +63,8 @@ async def _merged(opened: Sequence[Opened], at_once: int) -> Answers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """What `work` gives; it is cancelled when the client leaves before. Raises CancelledRequestError then."""
-    return await _unless_left(request.receive, work)
-
-
-async def _unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of `work`, which is cancelled when the client leaves before: then raises CancelledRequestError."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +84,7 @@ async def _left(receive: Receive) -> None:
 
 
 class Streamed(Response):
-    """An answer that is written as it comes. Its parts end when the client leaves."""
+    """A response that is written part by part, until the client leaves."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], media_type: str) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"}, media_type=media_type)
@@ -98,7 +93,7 @@ class Streamed(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(CancelledRequestError):  # Nobody reads what would be said.
-            await _unless_left(receive, self._write(send))
+            await unless_left(receive, self._write(send))
 
     async def _write(self, send: Send) -> None:
         async with aclosing(self._parts) as parts:

@@ -23,45 +23,53 @@ from edgeshard.gateway.words import Words
 
 EVENT_STREAM = "text/event-stream"
 LINES = "application/x-ndjson"
-"""Media types of streams: OpenAI's and Ollama's."""
+"""The media types of streams: OpenAI's and Ollama's."""
+AT_ONCE = 16
+"""The answers of one request that run at the same time; the others of a batch wait for them."""
 
 
 class ResponseWriter(ABC):
-    """Takes the events of all answers in turn: either by `part` or by `gather`."""
+    """A writer of one request's answers. It takes their events in turn: either by `part` or by `gather`."""
 
     media_type = EVENT_STREAM
 
     def __init__(self, usage: Usage, words: Words | None = None) -> None:
         self.usage = usage
         self.words = words
-        """There where texts of single tokens are wanted."""
+        """The texts of single tokens, where they are wanted."""
+
+    async def learn(self, event: GenerationEvent) -> None:
+        """Ask for the texts of single tokens that this event needs, before `part` or `gather` takes it."""
+        if self.words is not None:
+            await self.words.learn(event)
 
     @abstractmethod
     def part(self, answer: int, event: GenerationEvent) -> str:
-        """What an event adds to the stream, "" for nothing."""
+        """The text that an event adds to the stream, "" for nothing."""
 
     @abstractmethod
     def last_part(self) -> str:
-        """Behind the last event."""
+        """The text behind that of the last event."""
 
     @abstractmethod
-    def gather(self, answer: int, event: GenerationEvent) -> None: ...
+    def gather(self, answer: int, event: GenerationEvent) -> None:
+        """Keep an event for `record`."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What was gathered."""
+        """The whole response."""
 
     def failed(self, error: EdgeShardError) -> str:
-        """What the stream says of an error in its midst."""
+        """The text of an error in the midst of the stream."""
         return sse(body_of(error))
 
     def done(self) -> str:
-        """The very end of the stream, after an error too."""
-        return "data: [DONE]\n\n"
+        """The text at the very end of the stream, also after an error."""
+        return ""
 
 
 class ChunkWriter(ResponseWriter):
-    """Writes a stream of chunks, each of which begins with the same head and has one choice."""
+    """A writer of chunks, each of which begins with the same head and has one choice."""
 
     def __init__(self, usage: Usage, words: Words | None, prefix: str, kind: str, model: str, with_usage: bool) -> None:
         super().__init__(usage, words)
@@ -71,11 +79,14 @@ class ChunkWriter(ResponseWriter):
         self._end = '],"usage":null}\n\n' if with_usage else "]}\n\n"
 
     def chunk(self, answer: int, said: str, scores: str, reason: str) -> str:
-        """`said` is what the choice says, as a JSON key and its value."""
+        """The chunk with a choice; `said` is a JSON key and its value."""
         return f'{self._begin}{answer},{said},"logprobs":{scores},"finish_reason":{reason}}}{self._end}'
 
     def last_part(self) -> str:
         return sse({**self.head, "choices": [], "usage": self.usage.record()}) if self._with_usage else ""
+
+    def done(self) -> str:
+        return "data: [DONE]\n\n"
 
 
 def sse(record: dict[str, Any]) -> str:
@@ -84,40 +95,37 @@ def sse(record: dict[str, Any]) -> str:
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """In OpenAI's words. Raises CancelledRequestError for a request that an operator ended: it is no whole answer."""
+    """The reason in OpenAI's words. Raises CancelledRequestError for a request that an operator ended."""
     if reason is FinishReason.CANCELLED:
         raise CancelledRequestError("the request was cancelled by somebody else", reason="CANCELLED")
     return reason.value
 
 
 async def respond(
-    request: Request, opened: Sequence[Opened], at_once: int, run: ResponseWriter, metrics: HttpMetrics, *, stream: bool
+    request: Request, opened: Sequence[Opened], run: ResponseWriter, metrics: HttpMetrics, *, stream: bool
 ) -> Response:
-    """The response to a request, as a stream or whole."""
-    events = answers(opened, at_once)
-    if stream:
-        return await _started(request, events, run, metrics)
-    await unless_left(request, _gathered(events, run))
-    metrics.tokens_used(run.usage)
-    return json_response(run.record())
+    """The response to a request, as a stream or whole.
+
+    A stream begins with the first event, so that an error until then is refused by a status. Raises EdgeShardError.
+    """
+    events = answers(opened, min(AT_ONCE, len(opened)))
+    if not stream:
+        await unless_left(request.receive, _gathered(events, run))
+        metrics.tokens_used(run.usage)
+        return json_response(run.record())
+    try:
+        first = await unless_left(request.receive, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return Streamed(_parts(first, events, run, metrics), run.media_type)
 
 
 async def _gathered(events: Answers, run: ResponseWriter) -> None:
     async with aclosing(events):
         async for answer, event in events:
-            if run.words is not None:
-                await run.words.learn(event)
+            await run.learn(event)
             run.gather(answer, event)
-
-
-async def _started(request: Request, events: Answers, run: ResponseWriter, metrics: HttpMetrics) -> Streamed:
-    """The stream, once its first event is there: what is refused until then is refused by a status."""
-    try:
-        first = await unless_left(request, anext(events))
-    except BaseException:
-        await events.aclose()
-        raise
-    return Streamed(_parts(first, events, run, metrics), run.media_type)
 
 
 async def _parts(
@@ -125,13 +133,11 @@ async def _parts(
 ) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(events):
-            if run.words is not None:
-                await run.words.learn(first[1])
+            await run.learn(first[1])
             if text := run.part(*first):
                 yield text.encode()
             async for answer, event in events:
-                if run.words is not None:
-                    await run.words.learn(event)
+                await run.learn(event)
                 if text := run.part(answer, event):
                     yield text.encode()
         if text := run.last_part():

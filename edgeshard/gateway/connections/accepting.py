@@ -1,5 +1,5 @@
-"""The gateway's listening socket: every connection is counted from the moment it is accepted, before TLS has said a
-word, and has its time to say what it wants."""
+"""The gateway's listening socket: every connection is counted from the moment it is accepted, before any TLS, and has a
+limited time for its request's head."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from edgeshard.gateway.connections.connection_limits import Crowd, neighbourhood
 
 HEAD_LIMIT_S = 10.0
-"""From the connection's beginning, or from the first byte of a later request, to the end of its headers."""
+"""The seconds from a connection's beginning, or from the first byte of a later request, to the end of its headers."""
 _AT_ONCE = 16
-"""Connections that are accepted before those that are there have their turn: a flood must not push out a connection
+"""The connections that are accepted at once, before older ones have their turn: a flood must not push out a connection
 before its first bytes were looked at."""
 _BREAKING = struct.pack("ii", 1, 0)
-"""Of SO_LINGER: closing breaks the connection."""
+"""The value of SO_LINGER by which closing breaks the connection."""
 
 
 class Guest(socket.socket):
@@ -28,13 +28,13 @@ class Guest(socket.socket):
     deadline: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Break it; the system, too, keeps nothing for a client that may never take it."""
+        """Break the connection; the system, too, keeps nothing for a client that may never take it."""
         if self.fileno() < 0:
             return
         self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _BREAKING)
         if self.transport is not None:
             self.transport.abort()
-        else:  # still in its handshake: whoever reads it finds its end
+        else:  # still in its handshake, whose reader finds the end
             with suppress(OSError):  # the other side was quicker
                 self.shutdown(socket.SHUT_RDWR)
 
@@ -46,7 +46,7 @@ class Guest(socket.socket):
 
 
 class Door(socket.socket):
-    """Listens. Who may stay is decided by a `Crowd`."""
+    """The listening socket. A `Crowd` decides which connections stay."""
 
     def __init__(self, family: int, kind: int, number: int) -> None:
         super().__init__(family, kind, number)
@@ -55,7 +55,7 @@ class Door(socket.socket):
         self._accepted = 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """As that of every socket, in the event loop."""
+        """Accept a connection, as every socket does, in the event loop."""
         loop = asyncio.get_running_loop()
         if self._accepted >= _AT_ONCE:
             raise BlockingIOError
@@ -75,7 +75,7 @@ class Door(socket.socket):
         return self._guests[transport.get_extra_info("socket").fileno()]
 
     def showed_key(self, guest: Guest, identity: str) -> bool:
-        """A request came over it with the key of `identity`. False where that has too many connections, all busy."""
+        """Note a request with the key of `identity`. False where that has too many connections, all busy."""
         going = self.crowd.showed_key(guest.fileno(), identity)
         if going == guest.fileno():
             return False
@@ -83,6 +83,7 @@ class Door(socket.socket):
         return True
 
     def left(self, guest: Guest) -> None:
+        """Forget a connection that is closed."""
         number = guest.fileno()
         if self._guests.get(number) is guest:
             del self._guests[number]

@@ -1,5 +1,5 @@
-"""A connection of the gateway's. uvicorn bounds neither how long one may take to say what it wants, nor to take an
-answer, and h11 reads more than HTTP allows; and whoever cannot show a key can open one."""
+"""A connection of the gateway, with limits. uvicorn bounds neither the time of a request's head nor that of taking an
+answer, and h11 reads more than HTTP allows; and a client without a key can open one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from edgeshard.gateway.connections import accepting
 from edgeshard.gateway.connections.accepting import Door, Guest
 
 STALLED_S = 120.0
-"""A client that takes nothing for so long is taken for gone."""
+"""The seconds without taking anything after which a client is taken for gone."""
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 class _StrictLines(ReceiveBuffer):
-    """Lines end with CR LF. Who takes a bare LF for an end, too, sees other requests than a proxy in front that does
-    not; h11 has no option for it."""
+    """A buffer whose lines end with CR LF. A server that takes a bare LF for an end, too, sees other requests than a
+    proxy in front that does not; h11 has no option for it."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         data = bytes(self)
@@ -33,7 +33,7 @@ class _StrictLines(ReceiveBuffer):
 
 
 class _Strict(h11.Connection):
-    """Refuses a request whose length is said twice: by RFC 9112, 6.3, it may be an attempt to smuggle another."""
+    """A connection that refuses a request with two lengths, by which another may be smuggled (RFC 9112, 6.3)."""
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__(h11.SERVER, most_bytes)
@@ -49,7 +49,7 @@ class _Strict(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """Given to uvicorn as the class of its connections, all of which came through `door`."""
+    """The class of uvicorn's connections, all of which came through `door`."""
 
     def __init__(self, door: Door, **options: Any) -> None:
         super().__init__(**options)
@@ -83,22 +83,21 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        is_busy = self.cycle is not None and not self.cycle.response_complete
-        if is_busy:
+        if self._is_busy:
             _cancel(self._head)
             self._head = None
         elif self._head is None:
             self._head = self._abort_after(accepting.HEAD_LIMIT_S)
-        self._tell(is_busy)
+        self._tell()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._tell(self.cycle is not None and not self.cycle.response_complete)
+        self._tell()
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP, perhaps in the midst of a body: nothing is said of the request that it belongs to, and
-        nothing after an answer."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        """Refuse bytes that are no HTTP, perhaps in the midst of a body, without an answer to the request around them,
+        and without a word after an answer."""
+        if self._is_busy:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -122,9 +121,13 @@ class Connection(H11Protocol):
         if self.transport.get_write_buffer_size() and self._stalled is None:
             self._stalled = self._abort_after(STALLED_S)
 
-    def _tell(self, is_busy: bool) -> None:
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _tell(self) -> None:
         if self._guest is not None:
-            self._door.crowd.busy(self._guest.fileno(), is_busy)
+            self._door.crowd.busy(self._guest.fileno(), self._is_busy)
 
     def _abort_after(self, limit_s: float) -> asyncio.TimerHandle:
         return self.loop.call_later(limit_s, self._abort)

@@ -1,4 +1,4 @@
-"""Which connections may stay where too many come: those that have shown a key before those that have not. Pure."""
+"""The choice of connections that stay where too many come: a connection with a key goes before one without. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 MOST_CONNECTIONS = 512
-"""This process has its nodes' connections, too."""
+"""The most connections of all; this process has its nodes' connections, too."""
 MOST_KEYLESS = 384
-"""Connections from one address that have shown no key; one more costs the oldest of them its place. Some hundred may be
+"""The most connections from one address without a key; one more costs the oldest of them its place. Some hundred may be
 there for a moment: a program that begins as many requests at once dials first and speaks then."""
 MOST_OF_ONE = 384
-"""Connections of one identity, so that no key has them all."""
+"""The most connections of one identity, so that no key has them all."""
 
 
 @dataclass(slots=True)
@@ -25,8 +25,10 @@ class _Guest:
 
 
 class Crowd:
-    """All connections of a listener, by numbers that the caller chooses, in the order they came. Methods return
-    the number of one that must go now, which the caller ends and reports with `left`."""
+    """All connections of a listener, by numbers that the caller chooses, in the order of their arrival.
+
+    Methods return the number of a connection that must go now: the caller ends it and calls `left`.
+    """
 
     def __init__(
         self, most: int = MOST_CONNECTIONS, most_keyless: int = MOST_KEYLESS, most_of_one: int = MOST_OF_ONE
@@ -42,8 +44,10 @@ class Crowd:
         return len(self._guests)
 
     def came(self, number: int, address: str) -> int | None:
-        """Who makes room for a connection that was accepted: a stranger where there is one, else an idle connection of
-        whoever has the most; this one itself where all are busy. None where there is room."""
+        """The connection that makes room for a new one; None where there is room.
+
+        It is a stranger's where there is one, else an idle connection of the identity with the most, else the new one.
+        """
         self._guests[number] = _Guest(address)
         self._strangers[address] += 1
         if self._strangers[address] > self._most_strangers:
@@ -58,7 +62,7 @@ class Crowd:
         return _first(self._idle_of_most(), number)
 
     def showed_key(self, number: int, identity: str) -> int | None:
-        """Who makes room where this identity has too many: its own oldest idle connection, else this one."""
+        """The connection that makes room where this identity has too many: its oldest idle one, else this one."""
         guest = self._guests.get(number)
         if guest is None or guest.identity == identity:
             return None
@@ -70,11 +74,12 @@ class Crowd:
         return _first(self._idle_of(identity), number)
 
     def busy(self, number: int, is_busy: bool) -> None:
-        """Whether it has a request that is not answered yet."""
+        """Note whether a connection has a request that is not answered yet."""
         if (guest := self._guests.get(number)) is not None:
             guest.is_busy = is_busy
 
     def left(self, number: int) -> None:
+        """Forget a connection that has ended."""
         if (guest := self._guests.pop(number, None)) is not None:
             self._uncount(guest)
 
@@ -90,10 +95,8 @@ class Crowd:
         return next(n for n, guest in self._guests.items() if guest.identity is None and guest.address == address)
 
     def _idle_of_most(self) -> int | None:
-        for identity, _ in self._known.most_common():
-            if (number := self._idle_of(identity)) is not None:
-                return number
-        return None
+        idle = (self._idle_of(identity) for identity, _ in self._known.most_common())
+        return next((number for number in idle if number is not None), None)
 
     def _idle_of(self, identity: str) -> int | None:
         idle = (n for n, guest in self._guests.items() if guest.identity == identity and not guest.is_busy)
@@ -101,7 +104,7 @@ class Crowd:
 
 
 def neighbourhood(address: str) -> str:
-    """What counts as one address: of IPv6 the network of 64 bits, which is one customer's."""
+    """The network that counts as one address: of IPv6 the 64 bits of one customer."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

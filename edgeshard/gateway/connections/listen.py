@@ -1,4 +1,4 @@
-"""Where the gateway listens, and the rule that nothing off loopback is plain HTTP."""
+"""The gateway's address, and the rule that nothing off loopback is plain HTTP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class HttpListen:
-    """Where to listen: HOST:PORT, with the PEM files of a certificate beyond loopback. `host` is what a URL names
-    where the address is none that others could dial."""
+    """The address to listen at: HOST:PORT, with the PEM files of a certificate beyond loopback. `host` is the host in
+    the URL where others could not dial the address."""
 
     address: str
     cert: Path | None = None
@@ -26,6 +26,7 @@ class HttpListen:
 
     @property
     def is_local(self) -> bool:
+        """Whether the address is a loopback's."""
         return is_loopback(split_address(self.address, "http-listen")[0])
 
     def check(self) -> None:
@@ -62,7 +63,7 @@ class HttpListen:
             ) from None
 
     def version(self) -> tuple[int, ...]:
-        """Changes whenever one of the files does, or who may read it; () for one that is gone."""
+        """A value that changes with the files and with their permissions; () where one is gone."""
         assert self.cert is not None and self.key is not None
         try:
             found = [path.stat() for path in (self.cert, self.key)]
@@ -72,13 +73,13 @@ class HttpListen:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal for that of a key which has one, and the daemon would wait."""
+    """Give no password: OpenSSL would ask for one at the terminal, and the daemon would wait."""
     return ""
 
 
 class Following:
-    """The server's side of TLS, which takes up a certificate that was renewed at the next handshake: `context` is the
-    listener's for good. While the files cannot be used, the certificate before is shown."""
+    """The server's side of TLS, which takes up a renewed certificate at the next handshake. `context` stays the
+    listener's. While the files cannot be used, the certificate before is shown."""
 
     def __init__(self, listen: HttpListen) -> None:
         self._listen = listen

@@ -22,13 +22,13 @@ from edgeshard.rpc.tls import join_address, split_address
 log = structlog.get_logger()
 
 STOP_LIMIT_S = 1.0
-"""Streams that are still open when the process ends have this long to say so."""
+"""The seconds that open streams have for their last words when the process ends."""
 BACKLOG = 2048
-"""Connections that wait to be accepted."""
+"""The most connections that wait to be accepted."""
 
 
 class _Server(uvicorn.Server):
-    """Signals are the host's own, and so is the clock: a gateway that nobody calls is not woken."""
+    """A server that leaves signals and the clock to its host: a gateway without requests is not woken."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
 
 
 class GatewayServer:
-    """`await start()` listens at `url`; `await stop()` ends what is open."""
+    """The listener. `await start()` listens at `url`; `await stop()` ends all that is open."""
 
     def __init__(self, app: ASGIApp, listen: HttpListen) -> None:
         self.url = ""
@@ -54,7 +54,7 @@ class GatewayServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises as `HttpListen.check`, and UnavailableError where the address is taken."""
+        """Listen at `url`. Raises as `HttpListen.check`, and UnavailableError where the address is taken."""
         self._listen.check()
         following = None if self._listen.cert is None else Following(self._listen)
         bound = self._bind()
@@ -85,6 +85,7 @@ class GatewayServer:
         self.url = f"{scheme}://{join_address(self._listen.host or host, port)}"
 
     async def stop(self) -> None:
+        """Stop listening, and end open streams."""
         if self._server is not None and self._serving is not None:
             self._server.ending.set()
             with contextlib.suppress(TimeoutError):

@@ -1,1 +1,1 @@
-"""The routes: OpenAI's and Ollama's requests, and what they become."""
+"""The routes: OpenAI's and Ollama's requests, and their way to the engine and back."""

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
-from edgeshard.gateway.answers.response_writer import ChunkWriter, respond
-from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.answers.response_writer import ChunkWriter
 from edgeshard.gateway.errors import Refused, renamed
-from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
-from edgeshard.gateway.routes.reading import Gathered, Reading
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
+from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import ToolChoice
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
@@ -82,12 +79,7 @@ class ChatRequest(ChatRequestModel, FormedFields):
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
-        return Conversation(
-            json.dumps(self.messages),
-            json.dumps(tools) if tools else "",
-            json.dumps(variables) if variables else "",
-            self.add_generation_prompt is not False,
-        )
+        return conversation_of(self.messages, tools, variables, self.add_generation_prompt)
 
     def choices(self) -> int:
         return self.n or 1
@@ -100,41 +92,30 @@ class ChatRequest(ChatRequestModel, FormedFields):
 
     @property
     def names(self) -> dict[str, str]:
-        """Fields of the engine by their names here."""
+        """The names here of fields of the engine."""
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {**NAMES, "max_new_tokens": limit, "guide": self.guide_field()}
 
 
-class Chats:
-    """The route. `backend` generates."""
-
-    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
-        self._backend = backend
-        self._metrics = metrics
+class Chats(AnswerRoutes):
+    """The route of chat completions."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ChatRequest, self._backend.check_place)
-        caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, asked.model)
         try:
-            making = chat_answers(
-                self._backend, served, asked, asked.conversation, asked.tools, asked.tool_choice, caller.identity
-            )
-            made = await unless_left(request, making)
+            tools, choice = asked.tools, asked.tool_choice
+            made = await self._chat_answers(request, served, asked, asked.conversation, tools, choice)
             words = self._backend.words(served.deployment) if asked.logprobs else None
             run = ChatRun(asked, served.deployment, words, made)
-            opened = [
-                partial(self._backend.generate, served.deployment, generation, caller.identity)
-                for generation in made.generations
-            ]
-            return await respond(request, opened, len(opened), run, self._metrics, stream=bool(asked.stream))
+            return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, asked.names, served.max_context) from None
 
 
 @dataclass(slots=True)
 class _Choice:
-    """An answer as it gathers; `scores` are its tokens' log-probabilities that were not written yet."""
+    """An answer as it gathers; `scores` are the log-probabilities of tokens that were not written yet."""
 
     reading: Reading
     gathered: Gathered = field(default_factory=Gathered)
@@ -174,7 +155,7 @@ class ChatRun(ChunkWriter):
         if isinstance(event, Started):
             self.usage.started(answer, event)
         else:
-            choice.gathered.add(self._take(choice, event))
+            choice.gathered.add(*self._take(choice, event))
 
     def record(self) -> dict[str, Any]:
         choices = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -24,10 +24,8 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason, respond
-from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.answers.response_writer import ChunkWriter, finish_reason
 from edgeshard.gateway.errors import Refused, renamed
-from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import (
     MOST_CHOICES,
     MOST_PROMPTS,
@@ -37,15 +35,16 @@ from edgeshard.gateway.routes.fields import (
     TokenId,
     never,
 )
+from edgeshard.gateway.routes.prompts import AnswerRoutes
 from edgeshard.gateway.usage import Usage
 from edgeshard.gateway.words import Words
 
 DEFAULT_NEW_TOKENS = 16
 """As OpenAI's."""
-AT_ONCE = 16
-"""Answers of one request that run at the same time; the others of a batch wait for them."""
 NAMES = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "stop_tokens": "stop_token_ids"}
-"""Fields of the engine by their names here."""
+"""The names here of fields of the engine."""
+_SCORES = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+"""The lists of OpenAI's `logprobs`, in the order of `_Choice.scored`."""
 
 _Tokens = Annotated[list[TokenId], Field(min_length=1), FirstFault]
 _Prompts = Annotated[
@@ -84,7 +83,7 @@ class CompletionRequest(FormedFields):
         return [item if isinstance(item, str) else tuple(item) for item in self.prompt]
 
     def generations(self) -> list[Generation]:
-        """One for each answer: those of the first prompt first."""
+        """One request to the engine for each answer, beginning with the first prompt's."""
         seed, guide = self.first_seed(), self.guide()
         return [
             Generation(
@@ -104,89 +103,66 @@ class CompletionRequest(FormedFields):
         ]
 
 
-class Completions:
-    """The route. `backend` generates."""
-
-    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
-        self._backend = backend
-        self._metrics = metrics
+class Completions(AnswerRoutes):
+    """The route of text completions."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, CompletionRequest, self._backend.check_place)
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
         generations = asked.generations()
-        opened = [
-            partial(self._backend.generate, served.deployment, generation, caller.identity)
-            for generation in generations
-        ]
         try:
             for generation in generations:
                 generation.validate()
             words = None if asked.logprobs is None else self._backend.words(served.deployment)
             echoes = await self._echoes(asked, served.deployment, caller.identity)
             run = CompletionRun(asked, served.deployment, words, echoes)
-            return await respond(request, opened, AT_ONCE, run, self._metrics, stream=bool(asked.stream))
+            return await self._respond(request, served, generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, {**NAMES, "guide": asked.guide_field()}, served.max_context) from None
 
     async def _echoes(self, asked: CompletionRequest, model: str, identity: str) -> tuple[str, ...]:
-        """What each prompt reads, where answers begin with it."""
-        if not asked.echo:
-            return ()
-        texts = []
-        for prompt in asked.prompts():
-            if not isinstance(prompt, str):
-                prompt = await self._backend.detokenize(model, prompt, identity)
-            texts.append(prompt)
-        return tuple(texts)
+        """The text of each prompt, where answers begin with it."""
+        prompts = asked.prompts() if asked.echo else ()
+        read = self._backend.detokenize
+        return tuple([item if isinstance(item, str) else await read(model, item, identity) for item in prompts])
 
 
 @dataclass(slots=True)
 class _Choice:
-    """An answer as it gathers: its text, and the log-probabilities of the tokens that were not written yet."""
+    """An answer as it gathers: its text, and the log-probabilities of tokens that were not written yet."""
 
     parts: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     offset: int = 0
     prompt: tuple[int, ...] = ()
-    tokens: list[str] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
-    top: list[dict[str, float] | None] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    scored: list[tuple[str, float | None, dict[str, float] | None, int]] = field(default_factory=list)
 
     def score(self, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self.tokens.append(text)
-        self.logprobs.append(logprob)
-        self.top.append(top)
-        self.offsets.append(self.offset)
+        """Add a token; its log-probability is None where nothing came before it."""
+        self.scored.append((text, logprob, top, self.offset))
         self.offset += len(text)
 
     def scores(self) -> dict[str, Any]:
-        record = {
-            "tokens": self.tokens,
-            "token_logprobs": self.logprobs,
-            "top_logprobs": self.top,
-            "text_offset": self.offsets,
-        }
-        self.tokens, self.logprobs, self.top, self.offsets = [], [], [], []
-        return record
+        """The tokens since the last call, as OpenAI's `logprobs`."""
+        scored, self.scored = self.scored, []
+        return {name: [item[place] for item in scored] for place, name in enumerate(_SCORES)}
 
 
 class CompletionRun(ChunkWriter):
-    """The answers to one request, whole or in parts; `echoes` are what they begin with, for each prompt."""
+    """The answers to one request, whole or in parts; `echoes` are the texts that they begin with, for each prompt."""
 
     def __init__(self, asked: CompletionRequest, model: str, words: Words | None, echoes: tuple[str, ...]) -> None:
         with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         super().__init__(Usage(asked.n or 1), words, "cmpl", "text_completion", model, with_usage)
         self._asked = asked
         self._echoes = echoes
-        self._choices: dict[int, _Choice] = {}
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
 
     def part(self, answer: int, event: GenerationEvent) -> str:
         choice, text = self._take(answer, event)
         is_last = choice.finish_reason is not None
-        if not text and not is_last and not choice.tokens:
+        if not text and not is_last and not choice.scored:
             return ""
         scores = "null" if self._asked.logprobs is None else json.dumps(choice.scores(), separators=(",", ":"))
         reason = f'"{choice.finish_reason}"' if is_last else "null"
@@ -209,9 +185,7 @@ class CompletionRun(ChunkWriter):
         return {**self.head, "choices": choices, "usage": self.usage.record()}
 
     def _take(self, answer: int, event: GenerationEvent) -> tuple[_Choice, str]:
-        choice = self._choices.get(answer)
-        if choice is None:
-            choice = self._choices[answer] = _Choice()
+        choice = self._choices[answer]
         match event:
             case Token():
                 if self.words is not None:
@@ -242,5 +216,5 @@ class CompletionRun(ChunkWriter):
         return "" if self.words is None else self.words.text(token)
 
     def _top(self, top: tuple[TokenLogprob, ...]) -> dict[str, float] | None:
-        """By what they read; of several that read the same, the likeliest."""
+        """The log-probabilities by the tokens' texts; of several with the same text, the likeliest one's."""
         return {self._text(item.token): item.logprob for item in reversed(top)} if self._asked.logprobs else None

@@ -1,6 +1,6 @@
 """Fields that several request bodies share.
 
-What is not done here is refused by its name and never ignored; a value that means what happens anyway is taken.
+A field that is not supported is refused by its name and never ignored; the value that is in force anyway is taken.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from edgeshard.gateway.errors import Refused
 from edgeshard.gateway.routes.schemas import closed
 
 MOST_CHOICES = 16
-"""Answers for one prompt."""
+"""The most answers for one prompt."""
 MOST_PROMPTS = 256
 
 
 FirstFault = Field(fail_fast=True)
-"""Of a list: one fault is enough to refuse it, and a body has room for a million of them."""
+"""The mark of a list that one fault refuses: a body has room for a million of them."""
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 Items = Annotated[list[dict[str, Any]], FirstFault]
-"""Messages, tools and the like, whose own form is looked at where they are used."""
+"""Messages, tools and the like, whose own form is checked where they are used."""
 
 
 class RequestModel(BaseModel):
@@ -50,7 +50,7 @@ def _only(*values: Any) -> Callable[[Any], Any]:
 
 Zero = Annotated[float | None, AfterValidator(_only(0)), Field(default=None, description="0, or left out")]
 Taken = Annotated[Any, Field(default=None, description="taken, and not used")]
-"""What describes a request to its sender's accounts and has no effect on the answer."""
+"""A field for its sender's accounts, without an effect on the answer."""
 
 
 def never(kind: Any) -> Any:
@@ -59,7 +59,7 @@ def never(kind: Any) -> Any:
 
 
 def only(kind: Any, *values: Any) -> Any:
-    """A field that takes what happens anyway."""
+    """A field that takes the values in force anyway."""
     return Annotated[kind | None, AfterValidator(_only(*values)), Field(default=None, description=f"one of {values}")]
 
 
@@ -86,12 +86,12 @@ Bias = Annotated[
     Field(default=None, description="token ids with -100 to 100 for each, at most 300"),
 ]
 Penalty = Annotated[float | None, Field(default=None, ge=-2, le=2, allow_inf_nan=False)]
-"""On tokens of the answer."""
+"""A penalty on tokens of the answer."""
 Share = Annotated[float | None, Field(default=None, ge=0, le=1, allow_inf_nan=False)]
 
 
 class SamplingFields(RequestModel):
-    """How tokens are chosen, in OpenAI's words, and with what this engine has beside them."""
+    """The choice of tokens, in OpenAI's words, and with further options of this engine."""
 
     temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
@@ -118,8 +118,8 @@ class SamplingFields(RequestModel):
         logprobs: bool,
         top_logprobs: int,
     ) -> Sampling:
-        """Of answer number `choice`, each from a seed of its own. What is not given is the model's `defaults`, or
-        OpenAI's."""
+        """The sampling of answer number `choice`, each with its own seed. A field that is not given has the model's
+        `defaults`, or OpenAI's."""
         return Sampling(
             temperature=_first(self.temperature, defaults.temperature, 1.0),
             top_k=int(max(0, _first(self.top_k, defaults.top_k, 0))),
@@ -135,10 +135,11 @@ class SamplingFields(RequestModel):
         )
 
     def first_seed(self) -> int:
-        """What was asked for, or chance."""
+        """The seed that was asked for, or a random one."""
         return secrets.randbits(63) if self.seed is None else self.seed % 2**64
 
     def stop_strings(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
         if self.stop is None or self.stop == "":
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -158,6 +159,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 def schema_guide(schema: dict[str, Any], open_objects: bool) -> Guide:
+    """The guide of an answer by a JSON schema, closed but for `open_objects`."""
     return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema if open_objects else closed(schema)))
 
 
@@ -166,6 +168,7 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = None
 
     def guide(self, open_objects: bool) -> Guide | None:
+        """The guide that the format asks for. Raises InvalidArgumentError for contradicting fields."""
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise InvalidArgumentError(
                 "response_format: json_schema goes with its type, and with no other", field="response_format"
@@ -176,7 +179,7 @@ class ResponseFormat(RequestModel):
 
 
 class GuidedFields(SamplingFields):
-    """What the answer must be; at most one of them."""
+    """The form that the answer must have, by one field at most."""
 
     guided_json: str | dict[str, Any] | None = Field(default=None, description="a JSON schema")
     guided_regex: str | None = None
@@ -186,18 +189,18 @@ class GuidedFields(SamplingFields):
     )
 
     def form(self) -> tuple[str, Guide | None]:
-        """What the API's own field asks for, with its name."""
+        """The name of the API's own field for the answer's form, and the guide that it asks for."""
         return "", None
 
     def guide(self) -> Guide | None:
-        """Raises InvalidArgumentError where several are given."""
+        """The guide of the answer. Raises InvalidArgumentError where several are given."""
         given = self._guides()
         if len(given) > 1:
             raise InvalidArgumentError(f"{given[1][0]}: the answer has a form already", field=given[1][0])
         return given[0][1] if given else None
 
     def guide_field(self) -> str:
-        """The name of what is given."""
+        """The name of the field that gives a guide."""
         return next((name for name, _ in self._guides()), "response_format")
 
     def _guides(self) -> list[tuple[str, Guide]]:

@@ -1,33 +1,28 @@
-"""Ollama's face, for tools that speak nothing else: its chat, generate and lists. What it asks of models' files and of
-memory is nobody's business here: the site decides that."""
+"""Ollama's API, for tools that speak no other: its chat, generate and lists. Options about models' files and memory are
+taken and not used: the site decides those."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgeshard import __version__
+from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
 from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
-from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter, respond
-from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import json_response, renamed
-from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import (
-    GuidedFields,
     Items,
     Penalty,
     RequestModel,
@@ -38,8 +33,8 @@ from edgeshard.gateway.routes.fields import (
     never,
     schema_guide,
 )
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
-from edgeshard.gateway.routes.reading import Gathered, Reading
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
+from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.usage import Usage
 
 NAMES = {
@@ -50,9 +45,9 @@ NAMES = {
     "variables": "think",
 }
 LATEST = ":latest"
-"""Ollama's clients append it to a name without a tag."""
+"""The tag that Ollama's clients append to a name without one."""
 FOREVER = "9999-12-31T23:59:59Z"
-"""When a model leaves memory: Ollama's own say so, too, where it stays."""
+"""The time at which a model leaves memory, as Ollama writes it for one that stays."""
 
 
 class Options(RequestModel):
@@ -80,18 +75,8 @@ class Options(RequestModel):
     numa: Taken = None
 
 
-_SAME = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "open_objects",
-)
-"""Options that this engine has by the same name."""
+_SAME = Options.model_fields.keys() & ChatRequestModel.model_fields.keys()
+"""The options that this engine has by the same name, such as `temperature`."""
 
 
 class OllamaFields(RequestModel):
@@ -113,13 +98,15 @@ class OllamaFields(RequestModel):
             is_json=self.format == "json",
         )
 
-    def variables(self) -> str:
+    def variables(self) -> dict[str, Any]:
+        """The variables of the chat template."""
         if self.think is None:
-            return ""
+            return {}
         effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
-        return json.dumps({"enable_thinking": bool(self.think), **effort})
+        return {"enable_thinking": bool(self.think), **effort}
 
     def check(self, served: ServedModel) -> None:
+        """Raise InvalidArgumentError for more context than the deployment has."""
         wanted = self.options.num_ctx if self.options is not None else None
         if wanted is not None and wanted > served.max_context > 0:
             raise InvalidArgumentError(
@@ -133,7 +120,7 @@ class ChatBody(OllamaFields):
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [_message(message, place) for place, message in enumerate(self.messages)]
-        return Conversation(json.dumps(messages), json.dumps(tools) if tools else "", self.variables())
+        return conversation_of(messages, tools, self.variables())
 
 
 class GenerateBody(OllamaFields):
@@ -147,7 +134,7 @@ class GenerateBody(OllamaFields):
 
     def conversation(self, tools: Sequence[Any]) -> Conversation:
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        return Conversation(json.dumps([*messages, {"role": "user", "content": self.prompt}]), "", self.variables())
+        return conversation_of([*messages, {"role": "user", "content": self.prompt}], None, self.variables())
 
 
 class ShowBody(RequestModel):
@@ -156,7 +143,7 @@ class ShowBody(RequestModel):
     verbose: Taken = None
 
 
-class _Sampled(ChatRequestModel, GuidedFields):
+class _Sampled(ChatRequestModel):
     most: int | None = None
     schema_: dict[str, Any] | None = None
     is_json: bool = False
@@ -171,14 +158,12 @@ class _Sampled(ChatRequestModel, GuidedFields):
 
 
 def _message(message: dict[str, Any], place: int) -> dict[str, Any]:
-    """In OpenAI's form: calls have ids, and arguments that are text."""
-    images, changed = message.get("images"), {key: value for key, value in message.items() if key != "images"}
-    if images:
-        raise InvalidArgumentError(
-            f"messages[{place}].images: models here read text alone", field=f"messages[{place}].images"
-        )
-    name = changed.pop("tool_name", None)
-    if name is not None:
+    """A message in OpenAI's form: calls have ids, and arguments that are text."""
+    changed = dict(message)
+    if changed.pop("images", None):
+        field = f"messages[{place}].images"
+        raise InvalidArgumentError(f"{field}: models here read text alone", field=field)
+    if (name := changed.pop("tool_name", None)) is not None:
         changed["name"] = name
     calls = changed.get("tool_calls")
     if isinstance(calls, list):
@@ -200,7 +185,7 @@ def _called(call: Any, call_id: str) -> Any:
 
 
 class _AsItIs:
-    """Reads an answer to a prompt that no template made."""
+    """A reader of the answer to a prompt without a template."""
 
     calls = 0
 
@@ -211,43 +196,24 @@ class _AsItIs:
         return []
 
 
-class Ollama:
-    """Its routes."""
-
-    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
-        self._backend = backend
-        self._metrics = metrics
-
-    async def version(self) -> Response:
-        return json_response({"version": __version__})
+class Ollama(AnswerRoutes):
+    """The routes of Ollama's API."""
 
     async def tags(self, request: Request) -> Response:
         return self._listed(request, lambda served: {"modified_at": _time(self._backend.added_at(served.deployment))})
 
     async def running(self, request: Request) -> Response:
         """What is in memory: whatever is served, for as long as it is. Where the weights lie, `edgectl` says."""
-
-        def more(served: ServedModel) -> dict[str, Any]:
-            return {"expires_at": FOREVER, "size_vram": 0, "context_length": served.max_context}
-
-        return self._listed(request, more)
+        more = {"expires_at": FOREVER, "size_vram": 0}
+        return self._listed(request, lambda served: {**more, "context_length": served.max_context})
 
     def _listed(self, request: Request, more: Callable[[ServedModel], dict[str, Any]]) -> Response:
-        caller = caller_of(request)
-        models = []
-        for served in self._backend.models():
-            if caller.may_use(served):
-                stored = self._backend.stored(served.deployment)
-                models.append(
-                    {
-                        "name": served.deployment,
-                        "model": served.deployment,
-                        "size": 0 if stored is None else stored.stored_bytes,
-                        "digest": "" if stored is None else stored.manifest_digest,
-                        "details": _details(served, stored),
-                        **more(served),
-                    }
-                )
+        caller, stored = caller_of(request), self._backend.stored
+        models = [
+            {**_described(served, stored(served.deployment)), **more(served)}
+            for served in self._backend.models()
+            if caller.may_use(served)
+        ]
         return json_response({"models": models})
 
     async def show(self, request: Request) -> Response:
@@ -267,8 +233,8 @@ class Ollama:
         served = self._find(request, asked.model)
         if not asked.messages:
             return _loaded(asked.model, {"message": {"role": "assistant", "content": ""}})
-        who = caller_of(request).identity
-        making = chat_answers(self._backend, served, asked.sampled(), asked.conversation, asked.tools, None, who)
+        asked.check(served)
+        making = self._chat_answers(request, served, asked.sampled(), asked.conversation, asked.tools, None)
         return await self._answer(request, asked, served, making, is_chat=True)
 
     async def generate(self, request: Request) -> Response:
@@ -276,13 +242,13 @@ class Ollama:
         served = self._find(request, asked.model)
         if not asked.prompt:
             return _loaded(asked.model, {"response": ""})
-        who = caller_of(request).identity
-        making = self._as_it_is(asked, served) if asked.raw else self._by_template(asked, served, who)
+        asked.check(served)
+        making = self._as_it_is(asked, served) if asked.raw else self._by_template(request, asked, served)
         return await self._answer(request, asked, served, making, is_chat=False)
 
-    async def _by_template(self, asked: GenerateBody, served: ServedModel, who: str) -> ChatAnswers:
+    async def _by_template(self, request: Request, asked: GenerateBody, served: ServedModel) -> ChatAnswers:
         try:
-            return await chat_answers(self._backend, served, asked.sampled(), asked.conversation, None, None, who)
+            return await self._chat_answers(request, served, asked.sampled(), asked.conversation, None, None)
         except EdgeShardError as error:
             if error.reason != "NO_CHAT_TEMPLATE":
                 raise
@@ -307,26 +273,20 @@ class Ollama:
         return caller_of(request).find(self._backend, model.removesuffix(LATEST))
 
     async def _answer(
-        self, request: Request, asked: OllamaFields, served: ServedModel, making: Any, *, is_chat: bool
+        self,
+        request: Request,
+        asked: OllamaFields,
+        served: ServedModel,
+        making: Coroutine[Any, Any, ChatAnswers],
+        *,
+        is_chat: bool,
     ) -> Response:
         try:
-            made: ChatAnswers = await unless_left(request, _checked(asked, served, making))
+            made = await making
             run = OllamaRun(asked.model, made, is_chat=is_chat)
-            caller = caller_of(request)
-            opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]
-            return await respond(request, opened, 1, run, self._metrics, stream=asked.stream is not False)
+            return await self._respond(request, served, made.generations, run, asked.stream is not False)
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
-
-
-async def _checked(asked: OllamaFields, served: ServedModel, making: Any) -> ChatAnswers:
-    try:
-        asked.check(served)
-    except EdgeShardError:
-        making.close()
-        raise
-    made: ChatAnswers = await making
-    return made
 
 
 class OllamaRun(ResponseWriter):
@@ -343,25 +303,21 @@ class OllamaRun(ResponseWriter):
         self._began, self._first = time.monotonic(), 0.0
 
     def part(self, answer: int, event: GenerationEvent) -> str:
-        lines = [self._line(self._delta(delta), "false}\n") for delta in self._take(answer, event)]
-        return "".join(lines)
+        return "".join(self._line(self._delta(delta), "false}\n") for delta in self._take(answer, event))
 
     def last_part(self) -> str:
-        return self._line(self._said("", ""), json.dumps(True) + self._end() + "}\n")
+        return self._line(self._said("", ""), f"true{self._end()}}}\n")
 
     def failed(self, error: EdgeShardError) -> str:
         return json.dumps({"error": error.message}) + "\n"
 
-    def done(self) -> str:
-        return ""
-
     def gather(self, answer: int, event: GenerationEvent) -> None:
-        self._gathered.add(self._take(answer, event))
+        self._gathered.add(*self._take(answer, event))
 
     def record(self) -> dict[str, Any]:
         answer = self._gathered
         said = self._said(answer.content, answer.reasoning, answer.calls)
-        record: dict[str, Any] = json.loads(self._line(said, json.dumps(True) + self._end() + "}"))
+        record: dict[str, Any] = json.loads(self._line(said, f"true{self._end()}}}"))
         return record
 
     def _take(self, answer: int, event: GenerationEvent) -> Sequence[AnswerDelta]:
@@ -415,8 +371,18 @@ class OllamaRun(ResponseWriter):
 
 
 def _loaded(model: str, said: dict[str, Any]) -> Response:
-    """Nothing was asked: Ollama's clients load a model so, and this one is there."""
+    """The response to a request without a prompt, by which Ollama's clients load a model: this one is there."""
     return json_response({"model": model, "created_at": _time(), **said, "done": True, "done_reason": "load"})
+
+
+def _described(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
+    return {
+        "name": served.deployment,
+        "model": served.deployment,
+        "size": 0 if stored is None else stored.stored_bytes,
+        "digest": "" if stored is None else stored.manifest_digest,
+        "details": _details(served, stored),
+    }
 
 
 def _details(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
@@ -432,7 +398,7 @@ def _details(served: ServedModel, stored: StoredModel | None) -> dict[str, Any]:
 
 
 def _parameters(count: int) -> str:
-    """As Ollama writes it, such as 8.0B or 596.05M."""
+    """The number as Ollama writes it, such as 8.0B or 596.05M."""
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
 
 
@@ -445,7 +411,7 @@ def _object(arguments: str) -> dict[str, Any]:
 
 
 def _time(at_s: float | None = None) -> str:
-    """In seconds since 1970, by default now."""
+    """A time in seconds since 1970, by default now, as Ollama writes it."""
     at = datetime.now(UTC) if at_s is None else datetime.fromtimestamp(at_s, UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

@@ -1,24 +1,43 @@
-"""A conversation becoming what the engine is asked for."""
+"""The way from a request to its answers: a conversation becomes requests to the engine, and these a response."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
 
 from edgeshard.chat.parsing import AnswerParser
 from edgeshard.domain.control.site import ServedModel
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, Conversation
+from edgeshard.domain.requests.chat import AnswerDelta, Conversation
 from edgeshard.domain.requests.generation import Generation
+from edgeshard.gateway.access.auth import caller_of
+from edgeshard.gateway.answers.answers import unless_left
+from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
 from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import GuidedFields
 from edgeshard.gateway.routes.tools import PLAIN, ForcedCall, ToolChoice, forced_call, tools_for
 
 
+def conversation_of(messages: Any, tools: Any, variables: Any, generation_prompt: bool | None = None) -> Conversation:
+    """The conversation in fields of a request, which are JSON; its prompt asks for an answer unless told otherwise."""
+    return Conversation(
+        json.dumps(messages),
+        json.dumps(tools) if tools else "",
+        json.dumps(variables) if variables else "",
+        generation_prompt is not False,
+    )
+
+
 class Parser(Protocol):
-    """`AnswerParser`, or what stands in its place."""
+    """A reader of an answer, such as `AnswerParser`."""
 
     calls: int
 
@@ -28,66 +47,86 @@ class Parser(Protocol):
 
 
 class ChatRequestModel(GuidedFields):
-    """What of a request decides how its answers are generated."""
+    """The part of a request that decides how its answers are generated."""
 
     def choices(self) -> int:
-        """Answers that are wanted."""
+        """The number of answers."""
         return 1
 
     def scores(self) -> tuple[bool, int]:
-        """Whether tokens' log-probabilities are wanted, and those of how many others."""
+        """Whether tokens' log-probabilities are wanted, and for how many other tokens beside each."""
         return False, 0
 
     @abstractmethod
     def new_tokens(self) -> int | None:
-        """Most of one answer; None where the request does not say."""
+        """The most tokens of one answer; None where the request does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswers:
-    """What to generate, one for each answer, and how to read each."""
+    """The requests to the engine, one for each answer, and the reader of an answer."""
 
     generations: tuple[Generation, ...]
     parser: Callable[[], Parser]
 
 
-async def chat_answers(
-    backend: Backend,
-    served: ServedModel,
-    asked: ChatRequestModel,
-    conversation: Callable[[Sequence[Any]], Conversation],
-    tools: Sequence[Any] | None,
-    choice: ToolChoice | None,
-    identity: str,
-) -> ChatAnswers:
-    """`identity` is who asks. Raises what `Backend.prompt` raises, and InvalidArgumentError for fields that contradict
-    each other."""
-    offered, guide = tools_for(tools, choice), asked.guide()
-    forced = forced_call(offered, choice, asked.open_objects)
-    if forced is not None and guide is not None:
-        raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
-    prompt = await backend.prompt(served.deployment, conversation(offered), identity)
-    first = Generation(
-        prompt.tokens,
-        asked.new_tokens() or max(1, prompt.room),
-        stop_tokens=tuple(asked.stop_token_ids or ()),
-        stop_strings=asked.stop_strings(),
-        ignore_eos=bool(asked.ignore_eos),
-        priority=asked.priority or 0,
-        guide=forced or guide,
-    )
-    seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
-    generations = tuple(
-        replace(
-            first,
-            sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
+class AnswerRoutes:
+    """Routes whose answers `backend` generates."""
+
+    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
+        self._backend = backend
+        self._metrics = metrics
+
+    async def _chat_answers(
+        self,
+        request: Request,
+        served: ServedModel,
+        asked: ChatRequestModel,
+        conversation: Callable[[Sequence[Any]], Conversation],
+        tools: Sequence[Any] | None,
+        choice: ToolChoice | None,
+    ) -> ChatAnswers:
+        """The answers to a conversation, which gets the tools that are offered.
+
+        Raises as `Backend.prompt` does, CancelledRequestError for a client that leaves, and InvalidArgumentError for
+        fields that contradict each other.
+        """
+        offered, guide = tools_for(tools, choice), asked.guide()
+        forced = forced_call(offered, choice, asked.open_objects)
+        if forced is not None and guide is not None:
+            raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
+        making = self._backend.prompt(served.deployment, conversation(offered), caller_of(request).identity)
+        prompt = await unless_left(request.receive, making)
+        first = Generation(
+            prompt.tokens,
+            asked.new_tokens() or max(1, prompt.room),
+            stop_tokens=tuple(asked.stop_token_ids or ()),
+            stop_strings=asked.stop_strings(),
+            ignore_eos=bool(asked.ignore_eos),
+            priority=asked.priority or 0,
+            guide=forced or guide,
         )
-        for number in range(asked.choices())
-    )
-    generations[0].validate()
-    answer_format: AnswerFormat = PLAIN if guide is not None else prompt.format
+        seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
+        generations = tuple(
+            replace(
+                first,
+                sampling=asked.sampling(number, seed, prompt.defaults, logprobs=logprobs, top_logprobs=top_logprobs),
+            )
+            for number in range(asked.choices())
+        )
+        generations[0].validate()
+        answer_format = PLAIN if guide is not None else prompt.format
+        return ChatAnswers(generations, ForcedCall if forced else partial(AnswerParser, answer_format, offered))
 
-    def parser() -> Parser:
-        return ForcedCall() if forced is not None else AnswerParser(answer_format, offered)
-
-    return ChatAnswers(generations, parser)
+    async def _respond(
+        self,
+        request: Request,
+        served: ServedModel,
+        generations: Sequence[Generation],
+        run: ResponseWriter,
+        stream: bool,
+    ) -> Response:
+        """The response that `run` writes of these answers. Raises EdgeShardError."""
+        identity = caller_of(request).identity
+        opened = [partial(self._backend.generate, served.deployment, item, identity) for item in generations]
+        return await respond(request, opened, run, self._metrics, stream=stream)

@@ -1,4 +1,4 @@
-"""OpenAI's responses: the same conversations in another dress. Nothing is kept between two of them."""
+"""OpenAI's responses: conversations as in chat completions, in other forms. Nothing is kept between two requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,13 +17,10 @@ from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversati
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
-from edgeshard.gateway.answers.answers import unless_left
-from edgeshard.gateway.answers.response_writer import ResponseWriter, respond
-from edgeshard.gateway.backend import Backend
+from edgeshard.gateway.answers.response_writer import ResponseWriter
 from edgeshard.gateway.errors import renamed
-from edgeshard.gateway.metrics import HttpMetrics
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, never, only, schema_guide
-from edgeshard.gateway.routes.prompts import ChatAnswers, ChatRequestModel, chat_answers
+from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import NamedFunction, NamedTool, ToolChoice
 from edgeshard.gateway.usage import Usage
@@ -132,23 +128,20 @@ class ResponsesRequest(ChatRequestModel):
         else:
             messages += messages_of(self.input)
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = json.dumps({"reasoning_effort": effort}) if effort is not None else ""
-        return Conversation(json.dumps(messages), json.dumps(tools) if tools else "", variables)
+        return conversation_of(messages, tools, None if effort is None else {"reasoning_effort": effort})
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Items of an input as messages of a chat. Raises InvalidArgumentError naming an item that is none."""
+    """The items of an input as messages of a chat. Raises InvalidArgumentError naming an item that is none."""
     messages: list[dict[str, Any]] = []
     reasoning = ""
     for place, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "reasoning":
-            reasoning = "".join(_texts(item.get("content") or [], f"input[{place}].content"))
+            reasoning = _joined(item.get("content") or [], f"input[{place}].content")
         elif kind == "message":
-            role, content = item.get("role"), item.get("content")
-            if not isinstance(content, str):
-                content = "".join(_texts(content, f"input[{place}].content"))
-            message = {"role": role, "content": content}
+            role = item.get("role")
+            message = {"role": role, "content": _text(item.get("content"), f"input[{place}].content")}
             if reasoning and role == "assistant":
                 message["reasoning_content"], reasoning = reasoning, ""
             messages.append(message)
@@ -164,9 +157,7 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if reasoning:
                 messages[-1]["reasoning_content"], reasoning = reasoning, ""
         elif kind == "function_call_output":
-            output = item.get("output")
-            if not isinstance(output, str):
-                output = "".join(_texts(output, f"input[{place}].output"))
+            output = _text(item.get("output"), f"input[{place}].output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         else:
             raise InvalidArgumentError(
@@ -178,7 +169,11 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
-def _texts(parts: Any, field: str) -> list[str]:
+def _text(content: Any, field: str) -> str:
+    return content if isinstance(content, str) else _joined(content, field)
+
+
+def _joined(parts: Any, field: str) -> str:
     if not isinstance(parts, list):
         raise InvalidArgumentError(f"{field} is neither a text nor a list of parts", field=field)
     for place, part in enumerate(parts):
@@ -188,27 +183,20 @@ def _texts(parts: Any, field: str) -> list[str]:
                 field=f"{field}[{place}]",
                 reason="UNSUPPORTED_VALUE",
             )
-    return [part["text"] for part in parts]
+    return "".join(part["text"] for part in parts)
 
 
-class Responses:
-    """The route. `backend` generates."""
-
-    def __init__(self, backend: Backend, metrics: HttpMetrics) -> None:
-        self._backend = backend
-        self._metrics = metrics
+class Responses(AnswerRoutes):
+    """The route of responses."""
 
     async def answer(self, request: Request) -> Response:
         asked = await read_body(request, ResponsesRequest, self._backend.check_place)
-        caller = caller_of(request)
-        served = caller.find(self._backend, asked.model)
+        served = caller_of(request).find(self._backend, asked.model)
         try:
             tools, choice = asked.chat_tools(), asked.chat_choice()
-            making = chat_answers(self._backend, served, asked, asked.to_conversation, tools, choice, caller.identity)
-            made = await unless_left(request, making)
+            made = await self._chat_answers(request, served, asked, asked.to_conversation, tools, choice)
             run = ResponsesRun(asked, served.deployment, made)
-            opened = [partial(self._backend.generate, served.deployment, made.generations[0], caller.identity)]
-            return await respond(request, opened, 1, run, self._metrics, stream=bool(asked.stream))
+            return await self._respond(request, served, made.generations, run, bool(asked.stream))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
 
@@ -233,7 +221,7 @@ class _Item:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def record(self, status: str) -> dict[str, Any]:
-        """As it stands in the output; with nothing in it where it has just begun."""
+        """The item as it stands in the output, without its contents where it has just begun."""
         head: dict[str, Any] = {"id": self.id, "type": self.kind, "status": status}
         if self.call is not None:
             arguments = "" if status == "in_progress" else self.call.arguments
@@ -279,15 +267,12 @@ class ResponsesRun(ResponseWriter):
         closing = self._close()
         return closing + self._say("response.failed", response=self.record())
 
-    def done(self) -> str:
-        return ""
-
     def gather(self, answer: int, event: GenerationEvent) -> None:
         self.part(answer, event)
 
     def record(self) -> dict[str, Any]:
         """The response as it is now."""
-        asked, is_over = self._asked, self._reading.finish_reason is not None
+        asked, choice, is_over = self._asked, self._asked.tool_choice, self._reading.finish_reason is not None
         cut = self._reading.finish_reason == "length"
         status = "failed" if self._error else "incomplete" if cut else "completed" if is_over else "in_progress"
         items = [item for item in self._items if item is not self._open or is_over]
@@ -310,8 +295,8 @@ class ResponsesRun(ResponseWriter):
             "store": False,
             "temperature": self._sampling.temperature,
             "text": {"format": self._format()},
-            "tool_choice": "auto" if asked.tool_choice is None else _plain(asked.tool_choice),
-            "tools": [_tool(tool) for tool in asked.tools or ()],
+            "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
+            "tools": [{**tool.model_dump(), "strict": tool.strict is not False} for tool in asked.tools or ()],
             "top_p": self._sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage() if is_over else None,
@@ -322,13 +307,7 @@ class ResponsesRun(ResponseWriter):
         asked = None if self._asked.text is None else self._asked.text.format
         if asked is None or asked.type != "json_schema":
             return {"type": "text" if asked is None else asked.type}
-        return {
-            "type": "json_schema",
-            "name": asked.name or "",
-            "description": None,
-            "schema": asked.schema_,
-            "strict": asked.strict,
-        }
+        return {**asked.model_dump(by_alias=True), "name": asked.name or "", "description": None}
 
     def _usage(self) -> dict[str, Any]:
         prompt, new = self.usage.prompt_tokens, self.usage.new_tokens
@@ -408,17 +387,3 @@ class ResponsesRun(ResponseWriter):
         record = {"type": kind, **values, "sequence_number": self._sequence}
         self._sequence += 1
         return f"event: {kind}\ndata: {json.dumps(record, separators=(',', ':'))}\n\n"
-
-
-def _plain(choice: str | FunctionChoice) -> Any:
-    return choice if isinstance(choice, str) else {"type": "function", "name": choice.name}
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": tool.strict is not False,
-    }

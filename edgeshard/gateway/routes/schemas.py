@@ -1,7 +1,7 @@
 """Objects of a JSON schema, closed where the schema leaves open whether they are.
 
 By the standard an object may have any keys that its schema does not name, and a model that is held to no more than that
-writes further ones without end. Who sends a schema for an answer means the objects that it names.
+writes further ones without end. A schema for an answer means the keys that it names.
 """
 
 from __future__ import annotations

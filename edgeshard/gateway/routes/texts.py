@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -17,9 +16,10 @@ from edgeshard.gateway.answers.answers import unless_left
 from edgeshard.gateway.backend import Backend
 from edgeshard.gateway.errors import Refused, json_response, renamed
 from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, TokenId
+from edgeshard.gateway.routes.prompts import conversation_of
 
 NAMES = {"variables": "chat_template_kwargs"}
-"""Fields of the chat worker by their names here."""
+"""The names here of fields of the chat worker."""
 
 
 class TokenizeRequest(RequestModel):
@@ -40,13 +40,7 @@ class TokenizeRequest(RequestModel):
         return self
 
     def conversation(self) -> Conversation:
-        variables = self.chat_template_kwargs
-        return Conversation(
-            json.dumps(self.messages),
-            json.dumps(self.tools) if self.tools else "",
-            json.dumps(variables) if variables else "",
-            self.add_generation_prompt is not False,
-        )
+        return conversation_of(self.messages, self.tools, self.chat_template_kwargs, self.add_generation_prompt)
 
 
 class DetokenizeRequest(RequestModel):
@@ -55,7 +49,7 @@ class DetokenizeRequest(RequestModel):
 
 
 class Texts:
-    """The two routes."""
+    """The routes that make tokens of text, and text of tokens."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -65,7 +59,7 @@ class Texts:
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
         try:
-            tokens = await unless_left(request, self._tokens(served.deployment, asked, caller.identity))
+            tokens = await unless_left(request.receive, self._tokens(served.deployment, asked, caller.identity))
         except EdgeShardError as error:
             raise renamed(error, NAMES, served.max_context) from None
         return json_response({"count": len(tokens), "max_model_len": served.max_context, "tokens": tokens})
@@ -75,7 +69,7 @@ class Texts:
         caller = caller_of(request)
         served = caller.find(self._backend, asked.model)
         detokenizing = self._backend.detokenize(served.deployment, asked.tokens, caller.identity)
-        return json_response({"prompt": await unless_left(request, detokenizing)})
+        return json_response({"prompt": await unless_left(request.receive, detokenizing)})
 
     async def _tokens(self, model: str, asked: TokenizeRequest, identity: str) -> tuple[int, ...]:
         if asked.prompt is None:

@@ -1,4 +1,4 @@
-"""Which tools an answer may call, must call, or must not."""
+"""The tools that an answer may call, must call, or must not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 def tools_for(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Sequence[Any]:
-    """Those that the template is told of. Raises InvalidArgumentError for a choice among none."""
+    """The tools for the template. Raises InvalidArgumentError for a choice among none."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidArgumentError("tool_choice: there are no tools to choose from", field="tool_choice")
@@ -35,8 +35,11 @@ def tools_for(tools: Sequence[Any] | None, choice: ToolChoice | None) -> Sequenc
 
 
 def forced_call(tools: Sequence[Any], choice: ToolChoice | None, open_objects: bool) -> Guide | None:
-    """What the answer must be where a call is asked for: an object with the name of a tool and its arguments, by the
-    tools' own schemas, closed but for `open_objects`. Raises InvalidArgumentError for a tool that is not there."""
+    """The guide of an answer that must be a call: an object with the name of a tool and its arguments.
+
+    The arguments follow the tools' own schemas, closed but for `open_objects`. None where no call is asked for. Raises
+    InvalidArgumentError for a tool that is not there.
+    """
     if choice in (None, "none", "auto"):
         return None
     wanted = [_function(tool) for tool in tools]
@@ -44,7 +47,7 @@ def forced_call(tools: Sequence[Any], choice: ToolChoice | None, open_objects: b
         wanted = [function for function in wanted if function.get("name") == choice.function.name]
         if not wanted:
             raise InvalidArgumentError("tool_choice: names a function that is not among the tools", field="tool_choice")
-    places = [f"tool{number}" for number in range(len(wanted))]
+    named = {f"tool{number}": function for number, function in enumerate(wanted)}
     calls = [
         {
             "type": "object",
@@ -52,18 +55,18 @@ def forced_call(tools: Sequence[Any], choice: ToolChoice | None, open_objects: b
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for place, function in zip(places, wanted, strict=True)
+        for place, function in named.items()
     ]
     schema: dict[str, Any] = {"anyOf": calls} if len(calls) > 1 else calls[0]
     definitions = {
         place: _moved(function.get("parameters") or {"type": "object"}, f"#/$defs/{place}")
-        for place, function in zip(places, wanted, strict=True)
+        for place, function in named.items()
     }
     return schema_guide({**schema, "$defs": definitions}, open_objects)
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references to its own top are to `place`, where it stands now."""
+    """A schema that now stands at `place`, with its references to its own top moved there."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict):
@@ -75,7 +78,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 _VALUES = frozenset({"const", "default", "enum", "examples"})
-"""Of a schema: what they have is no schema."""
+"""The keys of a schema whose values are no schemas."""
 
 
 def _function(tool: Any) -> dict[str, Any]:
@@ -88,7 +91,7 @@ def _function(tool: Any) -> dict[str, Any]:
 
 
 class ForcedCall:
-    """Reads an answer that is one call and nothing else; in place of `AnswerParser`."""
+    """A reader of an answer that is one call and nothing else, in place of `AnswerParser`."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -99,7 +102,7 @@ class ForcedCall:
         return []
 
     def finish(self) -> list[AnswerDelta]:
-        """The call; what is none, since there was no room for all of it, is content."""
+        """The call, or the text as content where it is no call, since there was no room for all of it."""
         text = "".join(self._text)
         try:
             call = json.loads(text)
@@ -111,4 +114,4 @@ class ForcedCall:
 
 
 PLAIN = AnswerFormat()
-"""How to read an answer whose form the request gives: it has no reasoning and no calls."""
+"""The format of an answer whose form the request gives: it has no reasoning and no calls."""
