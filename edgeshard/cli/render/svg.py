@@ -1,4 +1,4 @@
-"""Small charts as SVG text, drawn by matplotlib: lines, grouped bars, and a simulation's timeline.
+"""Small charts as SVG text, drawn by matplotlib: lines bars, and a simulation's timeline.
 
 Light background, 720 pixels wide. Colours are Okabe and Ito's, which people with any colour vision tell apart; lines
 also differ in their markers, and bars and steps are named in a legend. The same values give the same text: ids have a

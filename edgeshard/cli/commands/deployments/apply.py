@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.deployments.deploy import read_spec
+from edgeshard.cli.commands.options import option, spec_file, switch
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import Column, Output, OutputOption, plain, show_list, stderr_console
@@ -41,23 +42,13 @@ class Change:
 
 def apply(
     context: typer.Context,
-    files: Annotated[
-        list[Path],
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="A spec as TOML or JSON, or several as [[deployment]]; may be repeated.",
-        ),
-    ],
+    files: Annotated[list[Path], spec_file("A spec as TOML or JSON, or several as [[deployment]]; may be repeated.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Delete a deployment that differs and deploy it again; its requests end.")
+        bool, switch("--replace", "Delete a deployment that differs and deploy it again; its requests end.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all answer requests.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait for each.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and where.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all answer requests.")] = True,
+    timeout: Annotated[float | None, option("SECONDS", "Longest wait for each.", min=0)] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Only say what would be done, and where.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import WaitTimeout
+from edgeshard.cli.commands.options import WaitTimeout, argument, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
@@ -23,7 +23,7 @@ DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=co
 def deployment(
     context: typer.Context,
     name: DeploymentName,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every node let go of it.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node let go of it.")] = True,
     timeout: WaitTimeout = None,
 ) -> None:
     """Stop a deployment and free its memory on every node; requests that are running end."""
@@ -59,10 +59,9 @@ def packed(
     context: typer.Context,
     node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
     units: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[UNIT]...", help="By id, as describe node lists them.", show_default=False),
+        list[str] | None, argument("[UNIT]...", "By id, as describe node lists them.", show_default=False)
     ] = None,
-    unused: Annotated[bool, typer.Option("--unused", help="All that are not in use.")] = False,
+    unused: Annotated[bool, switch("--unused", "All that are not in use.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Remove packed units of a node: files from which it loads weights. What is needed again is made again.

@@ -20,6 +20,13 @@ from edgeshard.cli.commands.options import (
     Reserved,
     WaitTimeout,
     WeightsDtype,
+    argument,
+    model_option,
+    node_option,
+    option,
+    quantise_option,
+    spec_file,
+    switch,
     with_option_groups,
 )
 from edgeshard.cli.connect import Connect, connect_of, run
@@ -47,37 +54,21 @@ class SpecOptions:
     """The options that say what the spec holds, by its keys; None or False where one was not given."""
 
     model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
-        ),
+        str | None, model_option("A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.")
     ] = None
     source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Node of the first layer; by default the first of --layers, or the best.",
-        ),
+        str | None, node_option("Node of the first layer; by default the first of --layers, or the best.")
     ] = None
-    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None
+    layers: Annotated[str | None, option("a=0:4,b=4:9", "Place it by hand.")] = None
     objective: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
+        str | None, option("WHAT", "Plan for request, ttft, latency, throughput, energy or auto (default).")
     ] = None
     max_time_per_token_s: Annotated[
-        float | None,
-        typer.Option("--max-time-per-token", metavar="SECONDS", help="Plan for no slower a token of a request."),
+        float | None, option("SECONDS", "Plan for no slower a token of a request.", "--max-time-per-token")
     ] = None
     standby: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
-        ),
+        node_option("Keep others' weights in its memory, to take over; may be repeated; auto chooses."),
     ] = None
     exclude: Excluded = None
     reserve: Reserved = None
@@ -85,56 +76,40 @@ class SpecOptions:
     kv_dtype: KvDtype = None
     quantisation: Annotated[
         list[str] | None,
-        typer.Option(
-            "--quantise",
-            "--quantize",
-            metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+        quantise_option(
+            "Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+            "FORMAT|NODE=FORMAT",
         ),
     ] = None
     head_quantisation: HeadQuantisation = None
-    max_context: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
-    ] = None
+    max_context: Annotated[int | None, option("N", "Tokens of prompt and answer; 0 is the model's.")] = None
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
+        int | None, option("N", "Most new tokens of one request.", "--max-new-tokens", "--max-tokens")
     ] = None
-    prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
-    ] = None
-    new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
-    ] = None
-    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None
-    mode: Annotated[str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")] = (
+    prompt_tokens: Annotated[int | None, option("N", "Plan for such prompts; by default, for those it has seen.")] = (
         None
     )
-    micro_batches: Annotated[
-        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
-    ] = None
+    new_tokens: Annotated[int | None, option("N", "Plan for such answers; by default, for those it has seen.")] = None
+    concurrency: Annotated[int | None, option("N", "Requests the KV cache has room for.")] = None
+    mode: Annotated[str | None, option("MODE", "no-bubbles (default), bubbles or sequential.")] = None
+    micro_batches: Annotated[int | None, option("M", "Steps in flight that generate; 0 is the planner's choice.")] = (
+        None
+    )
     max_inter_token_latency_s: Annotated[
         float | None,
-        typer.Option(
-            "--max-inter-token-latency",
-            metavar="SECONDS",
-            help="Longest that prompts may hold up a stream's next token.",
-        ),
+        option("SECONDS", "Longest that prompts may hold up a stream's next token.", "--max-inter-token-latency"),
     ] = None
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
+        bool, switch("--prefix-cache", "Keep what requests of one client have in common at the beginning.")
     ] = False
     kv_overcommit: Annotated[
-        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
+        bool, switch("--kv-overcommit", "Let more requests in than memory holds at their longest.")
     ] = False
     allow_streaming: AllowStreaming = False
     kv_swap_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="KV of requests that gave way that a node may keep, such as 2GiB."),
+        str | None, option("SIZE", "KV of requests that gave way that a node may keep, such as 2GiB.")
     ] = None
-    kv_swap_on_disk: Annotated[
-        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
-    ] = False
+    kv_swap_on_disk: Annotated[bool, switch("--kv-swap-on-disk", "Keep it in files instead of in memory.")] = False
 
     def given(self) -> dict[str, Any]:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -145,22 +120,12 @@ class SpecOptions:
 def deploy(
     context: typer.Context,
     *,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the deployment.")] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="The spec as TOML or JSON, instead of options.",
-        ),
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "Name of the deployment.")] = None,
+    file: Annotated[Path | None, spec_file("The spec as TOML or JSON, instead of options.")] = None,
     options: SpecOptions,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests.")] = True,
     timeout: WaitTimeout = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Only print the placement.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Deploy a model: from --file, or NAME with --model.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import Output, OutputOption, plain, show_data, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
@@ -31,26 +32,23 @@ def group() -> None:
 @app.command(short_help="Put a model into the store: a directory, a .gguf file, or OWNER/NAME of the Hub.")
 def add(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its name in the store; by default what MODEL is called.")
-    ] = None,
+    model: Annotated[str, argument("MODEL", "DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
+    name: Annotated[str | None, option("NAME", "Its name in the store; by default what MODEL is called.")] = None,
     width: Annotated[
         str,
-        typer.Option(
-            metavar="WIDTH",
-            help="What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
+        option(
+            "WIDTH",
+            "What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
         ),
     ] = "int8",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say whether it fits, where and how fast, from its config alone.")
+        bool, switch("--dry-run", "Only say whether it fits, where and how fast, from its config alone.")
     ] = False,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --dry-run: nodes and links as TOML, not the site's own.")
+        Path | None, option("FILE", "With --dry-run: nodes and links as TOML, not the site's own.")
     ] = None,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="With --dry-run: node of the first layer; by default the largest."),
+        str | None, option("NODE", "With --dry-run: node of the first layer; by default the largest.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

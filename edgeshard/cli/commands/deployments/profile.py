@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype
+from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype, argument, model_option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import (
     Output,
@@ -41,25 +41,14 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NODE]...",
-            autocompletion=completion.nodes,
-            help="Nodes to measure; all that are connected if none.",
-        ),
+        argument("[NODE]...", "Nodes to measure; all that are connected if none.", autocompletion=completion.nodes),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A model of the store; without it, only links are measured.",
-        ),
-    ] = None,
+    model: Annotated[str | None, model_option("A model of the store; without it, only links are measured.")] = None,
     dtype: WeightsDtype = None,
     quantise: Quantise = None,
     head_quantisation: HeadQuantisation = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
+    quick: Annotated[bool, switch("--quick", "Fewer points: seconds, and less exact.")] = False,
+    again: Annotated[bool, switch("--again", "Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure nodes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.

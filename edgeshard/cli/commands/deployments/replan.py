@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import WaitTimeout
+from edgeshard.cli.commands.options import WaitTimeout, argument, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import (
     Column,
@@ -44,12 +44,10 @@ _COLUMNS: list[Column[Share]] = [
 
 def replan(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the deployment.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Move it for a small gain, too, or one that is not known.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests again.")] = True,
+    name: Annotated[str, argument("NAME", "Name of the deployment.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Only say what would change.")] = False,
+    force: Annotated[bool, switch("--force", "Move it for a small gain, too, or one that is not known.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests again.")] = True,
     timeout: WaitTimeout = None,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
@@ -30,13 +31,10 @@ STDOUT = Path("-")
 def dump(
     context: typer.Context,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to; - is stdout. By default a name with date and time."
-        ),
+        Path | None, option("FILE", "Where to; - is stdout. By default a name with date and time.", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait for the coordinator.")] = 60.0,
+    force: Annotated[bool, switch("--force", "Replace the file if there is one.")] = False,
+    timeout: Annotated[float, option("SECONDS", "Longest wait for the coordinator.", min=0)] = 60.0,
 ) -> None:
     """Write the state, the newest events, the versions and the settings of the coordinator and of every node as JSON.
 
@@ -62,7 +60,7 @@ def dump(
 
 @app.command(short_help="Apply a dump's events again and compare what comes of them.")
 def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of `edgectl debug dump`; - is stdin.")],
+    file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is stdin.")],
 ) -> None:
     """Apply the events of a dump to the state before them, for each process, and compare with the state that it had.
 

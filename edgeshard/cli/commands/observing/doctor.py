@@ -23,6 +23,7 @@ from edgeshard.cli.commands.observing.doctor_checks import (
     TriedPort,
     diagnose,
 )
+from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import Column, Output, OutputOption, print_table, show_data, table
 from edgeshard.domain.errors import EdgeShardError
@@ -45,9 +46,7 @@ FINDING_COLUMNS: list[Column[Finding]] = [
 
 def doctor(
     context: typer.Context,
-    ignore: Annotated[
-        list[Fault] | None, typer.Option("--ignore", metavar="FAULT", help="Leave a fault out; may be repeated.")
-    ] = None,
+    ignore: Annotated[list[Fault] | None, option("FAULT", "Leave a fault out; may be repeated.", "--ignore")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Look for what is wrong with the site and with this machine. Exit code 1 where something is.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
@@ -23,8 +24,8 @@ BETWEEN_S = 2.0
 
 def top(
     context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.2, max=60, metavar="SECONDS", help="How often to look.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, as tables.")] = False,
+    interval: Annotated[float, option("SECONDS", "How often to look.", min=0.2, max=60)] = 1.0,
+    once: Annotated[bool, switch("--once", "Print it once, as tables.")] = False,
 ) -> None:
     """Watch the site: nodes and their memory, deployments, stages (rates, waiting, KV), links, requests.
 

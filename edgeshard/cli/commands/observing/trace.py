@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import print_table, stderr_console, table
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
@@ -17,17 +18,15 @@ STDOUT = Path("-")
 
 def trace(
     context: typer.Context,
-    deployment: Annotated[
-        str, typer.Argument(metavar="DEPLOYMENT", help="What to record.", autocompletion=completion.deployments)
-    ],
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For how long, from 0.1 to 60.")] = 5.0,
+    deployment: Annotated[str, argument("DEPLOYMENT", "What to record.", autocompletion=completion.deployments)],
+    seconds: Annotated[float, option("SECONDS", "For how long, from 0.1 to 60.")] = 5.0,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
             "--output",
             "-o",
-            metavar="FILE",
-            help="Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
         ),
     ] = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import with_option_groups
+from edgeshard.cli.commands.options import argument, option, with_option_groups
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.render.output import (
     Output,
@@ -39,21 +39,17 @@ class LoadOptions:
     """The options that say what load is put on."""
 
     rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=10_000, metavar="N", help="Requests a second, whether others are answered or not."),
+        float | None, option("N", "Requests a second, whether others are answered or not.", min=0.001, max=10_000)
     ] = None
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=4096, metavar="N", help="Requests at a time; 1 by default.")
-    ] = None
-    requests: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Most requests.")] = 32
-    duration: Annotated[float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="None begins later.")] = 60.0
-    prompt_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of a drawn prompt.")] = None
-    new_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of an answer.")] = None
+    concurrency: Annotated[int | None, option("N", "Requests at a time; 1 by default.", min=1, max=4096)] = None
+    requests: Annotated[int, option("N", "Most requests.", min=1, max=100_000)] = 32
+    duration: Annotated[float, option("SECONDS", "None begins later.", min=0.1, max=86_400)] = 60.0
+    prompt_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of a drawn prompt.")] = None
+    new_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of an answer.")] = None
     prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help='Prompts in place of drawn ones: a line each, or JSON lines with "prompt".'),
+        Path | None, option("FILE", 'Prompts in place of drawn ones: a line each, or JSON lines with "prompt".')
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same load.")] = 0
+    seed: Annotated[int, option("N", "The same seed draws the same load.")] = 0
 
     def load(self) -> Load:
         """Raises InvalidArgumentError for options that do not go together."""
@@ -86,19 +82,13 @@ def bench(
     context: typer.Context,
     *,
     deployment: Annotated[
-        str, typer.Argument(metavar="[DEPLOYMENT]", help="What to put a load on; by default the only one there is.")
+        str, argument("[DEPLOYMENT]", "What to put a load on; by default the only one there is.")
     ] = "",
     options: LoadOptions,
-    slo_ttft: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Good answers have their first token by then.")
-    ] = None,
-    slo_itl: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="And at most so much between tokens on average.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Longest time of one request.")] = 120.0,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw how many tokens came within which time.")
-    ] = None,
+    slo_ttft: Annotated[float | None, option("SECONDS", "Good answers have their first token by then.", min=0)] = None,
+    slo_itl: Annotated[float | None, option("SECONDS", "And at most so much between tokens on average.", min=0)] = None,
+    timeout: Annotated[float, option("SECONDS", "Longest time of one request.", min=0.1)] = 120.0,
+    picture: Annotated[Path | None, option("FILE.svg", "Draw how many tokens came within which time.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Put a load on a deployment: a rate of requests (--rate) or so many at a time (--concurrency).

@@ -11,6 +11,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.deployments.deploy import interrupted, model_source, spec_of
 from edgeshard.cli.commands.deployments.model import add_model
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.requests.generate import generate, prompt_of, read_stdin
 from edgeshard.cli.connect import Connect, connect_of
 from edgeshard.cli.connect import run as run_async
@@ -26,22 +27,19 @@ def run(
     context: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+        argument(
+            "MODEL",
+            "A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
             autocompletion=completion.models,
         ),
     ],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Answer this and end; - reads stdin. Without it, a chat.")
+        str | None, argument("[PROMPT]", "Answer this and end; - reads stdin. Without it, a chat.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "--max-tokens", min=1, metavar="N", help="Most tokens of the answer."),
+        int | None, option("N", "Most tokens of the answer.", "--max-new-tokens", "--max-tokens", min=1)
     ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait until it answers.")
-    ] = None,
+    timeout: Annotated[float | None, option("SECONDS", "Longest wait until it answers.", min=0)] = None,
 ) -> None:
     """Deploy a model unless it is deployed, and answer a prompt, or chat.
 

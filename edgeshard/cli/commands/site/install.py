@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import connect_of
 from edgeshard.domain.errors import (
     DataLossError,
@@ -34,19 +35,14 @@ uninstall_app = typer.Typer(help="Remove what edgectl install laid out.", no_arg
 
 _LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
 
-Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where others reach it.")]
+Listen = Annotated[str | None, option("HOST:PORT", "Where others reach it.", "--listen")]
 Credentials = Annotated[
-    Path | None,
-    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem, key.pem for TLS; only root reads them."),
+    Path | None, option("DIR", "Has ca.pem, cert.pem, key.pem for TLS; only root reads them.", "--credentials")
 ]
-Programs = Annotated[
-    Path | None, typer.Option("--bin", metavar="DIR", help="Where the daemon's program is; beside this one otherwise.")
-]
-Root = Annotated[
-    Path, typer.Option("--root", metavar="DIR", help="Lay out files below DIR, such as a mounted image; run nothing.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say each step, and take none.")]
-Purge = Annotated[bool, typer.Option("--purge", help="Its state as well, and files that were changed by hand.")]
+Programs = Annotated[Path | None, option("DIR", "Where the daemon's program is; beside this one otherwise.", "--bin")]
+Root = Annotated[Path, option("DIR", "Lay out files below DIR, such as a mounted image; run nothing.", "--root")]
+DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
+Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
 """Is there where systemd runs the machine, see sd_booted(3)."""
@@ -55,7 +51,7 @@ _RUNS_SYSTEMD = Path("/run/systemd/system")
 @app.command("agent")
 def install_agent(
     context: typer.Context,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's name in the site.")] = None,
+    name: Annotated[str | None, option("NAME", "The node's name in the site.", "--name")] = None,
     listen: Listen = None,
     credentials: Credentials = None,
     programs: Programs = None,
@@ -80,10 +76,10 @@ def install_coordinator(
     credentials: Credentials = None,
     site: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "DIR",
+            "What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
             "--site",
-            metavar="DIR",
-            help="What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
         ),
     ] = None,
     programs: Programs = None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
 from edgeshard.domain.errors import (
@@ -36,25 +37,16 @@ _STOP_GRACE_S = 60.0
 
 
 def join(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Of edgectl token create; - reads it from stdin.")],
+    token: Annotated[str, argument("TOKEN", "Of edgectl token create; - reads it from stdin.")],
     listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Where other nodes reach this one; by default port {AGENT_PORT}."),
+        str | None, option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}.")
     ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What others dial, where that is another address.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the node keeps its identity and its weights.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that stages may use, as 2GiB.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (default) or cuda.")] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run the agent here, also where systemd could.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="In place of this user's credentials for another site.")
-    ] = False,
+    advertise: Annotated[str | None, option("HOST:PORT", "What others dial, where that is another address.")] = None,
+    state_dir: Annotated[Path | None, option("DIR", "Where the node keeps its identity and its weights.")] = None,
+    memory: Annotated[str | None, option("SIZE", "Memory that stages may use, as 2GiB.")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu (default) or cuda.")] = None,
+    foreground: Annotated[bool, switch("--foreground", "Run the agent here, also where systemd could.")] = False,
+    force: Annotated[bool, switch("--force", "In place of this user's credentials for another site.")] = False,
 ) -> None:
     """Become what the token says: a node, an application or an operator of its site.
 

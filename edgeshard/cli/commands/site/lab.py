@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import run as run_async
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_data, show_list
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Emulate nodes and links on this machine.", no_args_is_help=True)
 
-LabFile = Annotated[Path, typer.Argument(metavar="LAB.toml", help="A cluster file with a [lab] table.")]
-Directory = Annotated[
-    Path, typer.Option("--directory", metavar="DIR", help="Where a running lab keeps its state and logs.")
-]
+LabFile = Annotated[Path, argument("LAB.toml", "A cluster file with a [lab] table.")]
+Directory = Annotated[Path, option("DIR", "Where a running lab keeps its state and logs.", "--directory")]
 DEFAULT_DIRECTORY = Path(".edgeshard-lab")
 
 
