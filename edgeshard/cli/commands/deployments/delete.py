@@ -10,7 +10,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.options import WaitTimeout, argument, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
-from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
+from edgeshard.cli.render.output import Output, OutputOption, show_data
 
 app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
 
@@ -77,7 +77,7 @@ def packed(
     asked = ask(context, lambda client: client.drop_packed(node, None if unused else units))
     gone = [unit for unit in asked if not unit.in_use]
     if output in (Output.JSON, Output.YAML):
-        show_data(plain(asked), output)
+        show_data(asked, output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
         typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli import completion
 from edgeshard.cli.commands.deployments.model import add_model
 from edgeshard.cli.commands.options import (
     AllowStreaming,
@@ -31,15 +30,7 @@ from edgeshard.cli.commands.options import (
 )
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import (
-    Output,
-    OutputOption,
-    plain,
-    show_data,
-    show_fields,
-    show_list,
-    stderr_console,
-)
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
@@ -261,11 +252,8 @@ async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
 
     async with connect.client() as client:
         placement = await client.plan(spec)
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(placement), output)
-    else:
-        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name)
-        _show_prediction(placement, output)
+    show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
+    _show_prediction(placement, output)
 
 
 async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
@@ -283,18 +271,15 @@ async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s:
                 # The answer may have been under way: whether it goes on, only the coordinator knows.
                 console.print(interrupted(spec.name, reporter.begun), markup=False)
                 raise
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(deployment), output)
-    else:
-        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name)
-        _show_prediction(deployment.placement, output)
+    show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
+    _show_prediction(deployment.placement, output)
 
 
 def _show_prediction(placement: Placement, output: Output) -> None:
     from edgeshard.cli.render.views import prediction_fields
 
     fields = prediction_fields(placement)
-    if fields and output is not Output.NAME:
+    if fields and output in TABLES:
         typer.echo()
         show_fields(fields)
 

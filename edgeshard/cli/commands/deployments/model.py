@@ -11,7 +11,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import Output, OutputOption, plain, show_data, show_list, stderr_console
+from edgeshard.cli.render.output import Output, OutputOption, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -84,10 +84,7 @@ async def _add(connect: Connect, model: str, name: str | None, width: Width, out
         stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
     # The same content may have other names; the call was about this one.
     stored = [model for model in stored if model.name == name] or stored[:1]
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(stored[0]), output)
-    else:
-        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
+    show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli import completion
 from edgeshard.cli.commands.options import (
     AllowStreaming,
     Excluded,

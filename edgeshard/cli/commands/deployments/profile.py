@@ -13,16 +13,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype, argument, model_option, switch
 from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import (
-    Output,
-    OutputOption,
-    print_table,
-    show_data,
-    show_list,
-    stderr_console,
-    table,
-    visible,
-)
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
@@ -182,15 +173,9 @@ def _outcome(event: NodeProgress) -> str:
 def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
     from edgeshard.cli.render.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS, long_results
 
-    if output in (Output.JSON, Output.YAML):
-        show_data([row.as_data() for row in rows], output)
-        return
     columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
-    show_list(rows, output, columns, lambda row: row.node)
-    below = [] if output is Output.NAME else list(long_results(rows))
-    for line in ["", *below] if below else ():
-        typer.echo(line)
-    links = [link for row in rows for link in row.links]
-    if links and output is not Output.NAME:
-        typer.echo()
-        print_table(table(links, visible(LINK_COLUMNS, output)))
+    show_list(rows, output, columns, lambda row: row.node, [row.as_data() for row in rows])
+    if output in TABLES:
+        if below := list(long_results(rows)):
+            typer.echo("\n".join(["", *below]))
+        show_below([link for row in rows for link in row.links], LINK_COLUMNS, output)

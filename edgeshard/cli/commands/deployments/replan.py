@@ -10,12 +10,12 @@ import typer
 from edgeshard.cli.commands.options import WaitTimeout, argument, switch
 from edgeshard.cli.connect import Connect, connect_of, run
 from edgeshard.cli.render.output import (
+    TABLES,
     Column,
     Output,
     OutputOption,
     human_seconds,
     plain,
-    show_data,
     show_fields,
     show_list,
     stderr_console,
@@ -70,11 +70,9 @@ async def _replan(
             found = await client.replan(
                 name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=reporter.show
             )
-    if output in (Output.JSON, Output.YAML):
-        show_data({"changed": found.changed, **plain(found)}, output)
-        return
-    show_list(shares(found), output, _COLUMNS, lambda share: share.node)
-    if output is not Output.NAME:
+    data = {"changed": found.changed, **plain(found)}
+    show_list(shares(found), output, _COLUMNS, lambda share: share.node, data)
+    if output in TABLES:
         typer.echo()
         show_fields(_figures(found))
         typer.echo()

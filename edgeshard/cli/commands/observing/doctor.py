@@ -25,7 +25,7 @@ from edgeshard.cli.commands.observing.doctor_checks import (
 )
 from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import Column, Output, OutputOption, print_table, show_data, table
+from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_value, table
 from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
@@ -65,14 +65,13 @@ def doctor(
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:
-    if output in (Output.JSON, Output.YAML):
-        show_data([asdict(finding) | asdict(ADVICE[finding.fault]) for finding in findings], output)
-    elif output is Output.NAME:
-        for name in dict.fromkeys(finding.fault.value for finding in findings):
-            typer.echo(name)
+    faults = list(dict.fromkeys(finding.fault for finding in findings))
+    if output not in TABLES:
+        data = [asdict(finding) | asdict(ADVICE[finding.fault]) for finding in findings]
+        show_value(data, output, [fault.value for fault in faults])
     elif findings:
         print_table(table(findings, FINDING_COLUMNS))
-        for fault in dict.fromkeys(finding.fault for finding in findings):
+        for fault in faults:
             typer.echo(f"\n{fault.value}: {ADVICE[fault].means}\n  {ADVICE[fault].do}")
 
 

@@ -70,14 +70,11 @@ async def look(client: Client) -> Look:
 
 
 def _print(now: Look, before: Look) -> None:
-    from edgeshard.cli.render.output import Column, print_table, table
-    from edgeshard.cli.render.top_rows import SHAPES, Row, summary, tables
+    from edgeshard.cli.render.output import Column, show_below
+    from edgeshard.cli.render.top_rows import SHAPES, summary, tables
 
     typer.echo(summary(now))
     for shape, rows in zip(SHAPES, tables(now, before), strict=True):
-        if rows:
-            columns: list[Column[Row]] = [
-                Column(title, itemgetter(at), right=right) for at, (title, right) in enumerate(shape.columns)
-            ]
-            typer.echo()
-            print_table(table(rows, columns))
+        show_below(
+            rows, [Column(title, itemgetter(at), right=right) for at, (title, right) in enumerate(shape.columns)]
+        )

@@ -13,14 +13,13 @@ import typer
 from edgeshard.cli.commands.options import argument, option, with_option_groups
 from edgeshard.cli.connect import connect_of, run
 from edgeshard.cli.render.output import (
+    TABLES,
     Output,
     OutputOption,
-    plain,
-    print_table,
-    show_data,
+    show_below,
     show_fields,
+    show_value,
     stderr_console,
-    table,
 )
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
@@ -208,16 +207,11 @@ def _prompt(line: str) -> str:
 def _show(found: Any, output: Output) -> None:
     from edgeshard.cli.render.bench_report import SPREAD_COLUMNS, fields, rows
 
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(found), output)
-        return
-    if output is Output.NAME:
-        typer.echo(found.deployment)
+    if output not in TABLES:
+        show_value(found, output, [found.deployment])
         return
     show_fields(fields(found))
-    if spreads := rows(found):
-        typer.echo()
-        print_table(table(spreads, SPREAD_COLUMNS))
+    show_below(rows(found), SPREAD_COLUMNS)
 
 
 def _write(path: Path, text: str) -> None:
