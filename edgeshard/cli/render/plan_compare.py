@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from edgeshard.cli.render.output import Column, Output, human_seconds, show_list
+from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list
 from edgeshard.cli.render.plan_views import number_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs
@@ -72,14 +72,14 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> 
         draw(plot, _bars(rows, problem))
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
     unknown = without_power(Costs(problem))
-    if unknown and output in (Output.TABLE, Output.WIDE):
+    if unknown and output in TABLES:
         typer.echo(
             f"note: no J/TOKEN with {listed(unknown)}, whose power is not known; a cluster file gives it as idle_w and "
             "busy_w",
             err=True,
         )
     words = "" if output is Output.NAME else verdict(problem, rows)
-    if words and output in (Output.TABLE, Output.WIDE):
+    if words and output in TABLES:
         typer.echo(f"\n{words}")
     elif words:
         typer.echo(f"note: {words}", err=True)

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from edgeshard.cli.render.output import (
+    TABLES,
     Column,
     Output,
     gap_text,
@@ -78,7 +79,7 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
             typer.echo(result.placement)
     else:
         _show_tables(result, earlier, with_explanation, output)
-    if not result.feasible and output is not Output.TABLE and output is not Output.WIDE:
+    if not result.feasible and output not in TABLES:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)
     return result.feasible
 

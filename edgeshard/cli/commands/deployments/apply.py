@@ -10,9 +10,9 @@ import typer
 
 from edgeshard.cli.commands.deployments.deploy import read_spec
 from edgeshard.cli.commands.options import option, spec_file, switch
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import Column, Output, OutputOption, plain, show_list, stderr_console
+from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, plain, show_list, stderr_console
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
@@ -59,18 +59,17 @@ def apply(
     specs = specs_of(files)
     asked = _Asked(replace, wait, timeout, dry_run)
 
-    async def work() -> list[Change]:
-        async with connect_of(context).client() as client:
-            # All are looked at before anything is done.
-            found = [(spec, await _current(client, spec)) for spec in specs]
-            if not (dry_run or replace):
-                for spec, current in found:
-                    _check(spec, current)
-            return [await _applied(client, spec, current, asked) for spec, current in found]
+    async def work(client: Client) -> list[Change]:
+        # All are looked at before anything is done.
+        found = [(spec, await _current(client, spec)) for spec in specs]
+        if not (dry_run or replace):
+            for spec, current in found:
+                _check(spec, current)
+        return [await _applied(client, spec, current, asked) for spec, current in found]
 
-    changes = run(work())
+    changes = ask(context, work)
     show_list(changes, output, _COLUMNS, lambda change: change.name)
-    if output in (Output.TABLE, Output.WIDE):
+    if output in TABLES:
         for change in changes:
             for difference in change.differences:
                 typer.echo(f"{change.name}: {_difference_text(difference)}", err=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.util import find_spec
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgeshard.cli.commands.options import option, switch
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
@@ -36,18 +35,17 @@ def top(
     if not shown_once:
         check_textual()
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            if shown_once:
-                first = await look(client)
-                await asyncio.sleep(BETWEEN_S)
-                _print(await look(client), first)
-                return
-            from edgeshard.cli.render.top_view import TopView
+    async def work(client: Client) -> None:
+        if shown_once:
+            first = await look(client)
+            await asyncio.sleep(BETWEEN_S)
+            _print(await look(client), first)
+            return
+        from edgeshard.cli.render.top_view import TopView
 
-            await TopView(lambda: look(client), client.target, interval).run_async()
+        await TopView(lambda: look(client), client.target, interval).run_async()
 
-    run(work())
+    ask(context, work)
 
 
 def check_textual() -> None:
@@ -70,11 +68,9 @@ async def look(client: Client) -> Look:
 
 
 def _print(now: Look, before: Look) -> None:
-    from edgeshard.cli.render.output import Column, show_below
+    from edgeshard.cli.render.output import show_below
     from edgeshard.cli.render.top_rows import SHAPES, summary, tables
 
     typer.echo(summary(now))
     for shape, rows in zip(SHAPES, tables(now, before), strict=True):
-        show_below(
-            rows, [Column(title, itemgetter(at), right=right) for at, (title, right) in enumerate(shape.columns)]
-        )
+        show_below(rows, shape.columns)

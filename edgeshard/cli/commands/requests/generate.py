@@ -13,7 +13,7 @@ from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.commands.requests.generation_options import generation_options
 from edgeshard.cli.commands.requests.guide_options import guide_options
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     Column,
     Output,
@@ -58,12 +58,9 @@ def generate(
     wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
     text = prompt_of(prompt, prompt_option)
 
-    async def work() -> Completion:
-        async with connect_of(context).client() as client:
-            return await stream(client, model, text, wanted, echo=output is TextOutput.TEXT)
-
-    completion = run(work())
-    if output is not TextOutput.TEXT:
+    echo = output is TextOutput.TEXT
+    completion = ask(context, lambda client: stream(client, model, text, wanted, echo=echo))
+    if not echo:
         show_data(completion_record(completion), Output(output.value))
     else:
         asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))
