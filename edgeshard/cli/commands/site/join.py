@@ -17,16 +17,12 @@ import typer
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    DeniedError,
-    EdgeShardError,
-    FailedPreconditionError,
-)
-from edgeshard.domain.identity import Invitation, Role
+from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
+from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.local.user_files import AGENT_PORT, state_home, to_toml, write_client_settings
 from edgeshard.process.extras import check_extras
+from edgeshard.process.systemd_units import Daemon as Unit
 
 if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
@@ -93,8 +89,6 @@ def _join_user(token: Invitation, force: bool) -> None:
 
 
 def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
-    from edgeshard.process.systemd_units import Daemon as Unit
-
     name = token.principal.id
     given: dict[str, str | None] = {
         "name": name,
@@ -182,7 +176,6 @@ def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
 
 
 def _trusts(files: TlsFiles, token: Invitation) -> bool:
-    from edgeshard.domain.identity import authority_digest
     from edgeshard.identity.certificates import ders_of
 
     return token.authority in map(authority_digest, ders_of(files.ca.read_bytes()))
