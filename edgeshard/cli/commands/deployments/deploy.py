@@ -28,14 +28,15 @@ from edgeshard.cli.commands.options import (
     switch,
     with_option_groups,
 )
-from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
-    from edgeshard.domain.deployments.deployment import DeploymentSpec
+    from edgeshard.client import Client
+    from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
     from edgeshard.domain.deployments.placement import ExplicitStage, Placement
     from edgeshard.importing.sources import Source
 
@@ -124,15 +125,21 @@ def deploy(
     Without --layers the nodes and their layers are planned from what was measured (`edgectl profile`); where that is
     missing, from data sheets or free memory, and a note says so.
     """
-    connect, elsewhere = connect_of(context), model_source(options.model)
+    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
+
+    elsewhere = model_source(options.model)
     values = ({} if name is None else {"name": name}) | options.given()
     spec = spec_of(file, values if elsewhere is None else values | {"model": elsewhere.name})
     if elsewhere is not None and options.model is not None:
-        add_model(connect, options.model)
+        add_model(context, options.model)
     if dry_run:
-        run(_plan(connect, spec, output))
+        placement = ask(context, lambda client: client.plan(spec))
+        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
     else:
-        run(_deploy(connect, spec, wait, timeout, output))
+        deployment = ask(context, lambda client: _deployed(client, spec, wait, timeout))
+        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
+        placement = deployment.placement
+    _show_prediction(placement, output)
 
 
 def model_source(model: str | None) -> Source | None:
@@ -247,32 +254,18 @@ def read_spec(file: Path) -> dict[str, Any]:
     return values
 
 
-async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
-    from edgeshard.cli.render.views import PLACED_COLUMNS
-
-    async with connect.client() as client:
-        placement = await client.plan(spec)
-    show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
-    _show_prediction(placement, output)
-
-
-async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
-    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
-
+async def _deployed(client: Client, spec: DeploymentSpec, wait: bool, timeout_s: float | None) -> Deployment:
     console = stderr_console()
     with console.status(f"deploying {spec.name}") as status:
-        async with connect.client() as client:
-            if spec.allow_streaming and (first := await client.plan(spec)).streams:
-                console.print(f"before it starts: {first.note}", markup=False)
-            reporter = DeployReporter(status)
-            try:
-                deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
-            except asyncio.CancelledError:
-                # The answer may have been under way: whether it goes on, only the coordinator knows.
-                console.print(interrupted(spec.name, reporter.begun), markup=False)
-                raise
-    show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
-    _show_prediction(deployment.placement, output)
+        if spec.allow_streaming and (first := await client.plan(spec)).streams:
+            console.print(f"before it starts: {first.note}", markup=False)
+        reporter = DeployReporter(status)
+        try:
+            return await client.deploy(spec, wait, timeout_s, reporter.show)
+        except asyncio.CancelledError:
+            # The answer may have been under way: whether it goes on, only the coordinator knows.
+            console.print(interrupted(spec.name, reporter.begun), markup=False)
+            raise
 
 
 def _show_prediction(placement: Placement, output: Output) -> None:

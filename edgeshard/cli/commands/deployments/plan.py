@@ -22,7 +22,6 @@ from edgeshard.cli.commands.options import (
     switch,
     with_option_groups,
 )
-from edgeshard.cli.connect import connect_of
 from edgeshard.cli.render.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -165,7 +164,7 @@ def plan(
     if cluster is not None:
         problem, notes = offline_problem(cluster, asked)
     else:
-        problem, notes = online_problem(connect_of(context), asked)
+        problem, notes = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, output):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype, argument, model_option, switch
-from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from edgeshard.cli.render.profile_views import NodeRow
-    from edgeshard.client import NodeProgress
-    from edgeshard.domain.models.dtypes import DType, Quantisation
+    from edgeshard.client import Client, NodeProgress
 
 DEFAULT_DTYPE = "bfloat16"
 
@@ -47,6 +45,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     A node measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
     when a node or a link could not be measured; the others are, all the same.
     """
+    from edgeshard.cli.render.profile_views import node_rows
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
 
     if model is None:
@@ -60,60 +59,39 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         for option, given in about_layers.items():
             if given is not None:
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
-    wanted = _Wanted(
-        model or "",
-        tuple(nodes or ()),
-        DType.parse(dtype or DEFAULT_DTYPE),
-        parse_quantisation(quantise, head_quantisation),
-        quick,
-        again,
-    )
-    rows = run(_profile(connect_of(context), wanted))
+    kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
+
+    async def work(client: Client) -> list[NodeRow]:
+        told = client.profile(
+            model or "", tuple(nodes or ()), dtype=kind, quick=quick, again=again, quantisation=quantisation
+        )
+        outcomes = await _outcomes(told)
+        site = await client.site(model or "")
+        return node_rows(site, outcomes, site.profiles_of(kind, quantisation))
+
+    rows = ask(context, work)
     _show(rows, model is not None, output)
     if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The measurements that are asked for."""
-
-    model: str
-    nodes: tuple[str, ...]
-    dtype: DType
-    quantisation: Quantisation | None
-    quick: bool
-    again: bool
-
-
-async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
-    from edgeshard.cli.render.profile_views import node_rows
-
+async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
+    """The last word of each node."""
     outcomes: dict[str, NodeProgress] = {}
-    async with connect.client() as client:
-        with progress_on(stderr_console()) as reporter:
-            try:
-                told = client.profile(
-                    wanted.model,
-                    wanted.nodes,
-                    dtype=wanted.dtype,
-                    quick=wanted.quick,
-                    again=wanted.again,
-                    quantisation=wanted.quantisation,
-                )
-                async with aclosing(told) as events:
-                    async for event in events:
-                        outcomes[event.node] = event
-                        reporter.show(event)
-            except asyncio.CancelledError:
-                reporter.console.print(
-                    "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
-                    "found; restarting a node's agent ends its part at once",
-                    markup=False,
-                )
-                raise
-        site = await client.site(wanted.model)
-        return node_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
+    with progress_on(stderr_console()) as reporter:
+        try:
+            async with aclosing(told) as events:
+                async for event in events:
+                    outcomes[event.node] = event
+                    reporter.show(event)
+        except asyncio.CancelledError:
+            reporter.console.print(
+                "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                "found; restarting a node's agent ends its part at once",
+                markup=False,
+            )
+            raise
+    return outcomes
 
 
 class ProfileReporter:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeshard.cli.commands.options import WaitTimeout, argument, switch
-from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,
     Column,
@@ -22,6 +22,7 @@ from edgeshard.cli.render.output import (
 )
 
 if TYPE_CHECKING:
+    from edgeshard.client import Client
     from edgeshard.domain.deployments.placement import Placement, Prediction
     from edgeshard.domain.deployments.replan import Replan
 
@@ -56,20 +57,16 @@ def replan(
     Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
     that was placed by hand with --layers.
     """
-    run(_replan(connect_of(context), name, dry_run, force, wait, timeout, output))
-
-
-async def _replan(
-    connect: Connect, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None, output: Output
-) -> None:
     from edgeshard.cli.render.loading import DeployReporter
 
-    with stderr_console().status(f"planning {name}") as status:
-        async with connect.client() as client:
-            reporter = DeployReporter(status)
-            found = await client.replan(
-                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=reporter.show
+    async def work(client: Client) -> Replan:
+        with stderr_console().status(f"planning {name}") as status:
+            shown = DeployReporter(status).show
+            return await client.replan(
+                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout, on_change=shown
             )
+
+    found = ask(context, work)
     data = {"changed": found.changed, **plain(found)}
     show_list(shares(found), output, _COLUMNS, lambda share: share.node, data)
     if output in TABLES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import argument, option, with_option_groups
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     TABLES,
     Output,
@@ -103,7 +103,8 @@ def bench(
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
     if picture is not None:
         check_matplotlib()
-    name, loading = run(_measured(context, load, options.asked(deployment, timeout)))
+    asked = options.asked(deployment, timeout)
+    name, loading = ask(context, lambda client: _measured(client, load, asked))
     goal = bench_report.Goal(slo_ttft, slo_itl)
     found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
@@ -115,48 +116,47 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _measured(context: typer.Context, load: Load, asked: _Asked) -> tuple[str, Loading]:
+async def _measured(client: Client, load: Load, asked: _Asked) -> tuple[str, Loading]:
     """The deployment's name, and what came of the load."""
     from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
-    async with connect_of(context).client() as client:
-        chosen = await _chosen(client, asked.deployment)
-        room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
-        prompts, answers = asked.prompts, asked.answers
-        if prompts is None:
-            prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
-        if answers is None:
-            left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
-            answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
-        if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
-            raise InvalidArgumentError(
-                f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
-                f"{chosen.deployment} takes together; give fewer",
-                field="prompt-tokens",
-            )
-        wanted = drawn(asked.seed, prompts, answers)
-        first = await served(client, chosen.deployment, next(wanted), 0.0, asked.timeout_s, clock)
-        if first.error:
-            raise FailedPreconditionError(
-                f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
-                f"edgectl generate {chosen.deployment} says why",
-                reason=first.error,
-            )
-        with stderr_console().status("") as line:
+    chosen = await _chosen(client, asked.deployment)
+    room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
+    prompts, answers = asked.prompts, asked.answers
+    if prompts is None:
+        prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
+    if answers is None:
+        left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
+        answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
+    if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
+        raise InvalidArgumentError(
+            f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
+            f"{chosen.deployment} takes together; give fewer",
+            field="prompt-tokens",
+        )
+    wanted = drawn(asked.seed, prompts, answers)
+    first = await served(client, chosen.deployment, next(wanted), 0.0, asked.timeout_s, clock)
+    if first.error:
+        raise FailedPreconditionError(
+            f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
+            f"edgectl generate {chosen.deployment} says why",
+            reason=first.error,
+        )
+    with stderr_console().status("") as line:
 
-            def told(so_far: Loading) -> None:
-                line.update(f"{len(so_far.served)} of {load.requests} requests")
+        def told(so_far: Loading) -> None:
+            line.update(f"{len(so_far.served)} of {load.requests} requests")
 
-            loading = await put_on(
-                load,
-                wanted,
-                asked.seed,
-                lambda request, began: served(client, chosen.deployment, request, began, asked.timeout_s, clock),
-                clock,
-                told,
-            )
+        loading = await put_on(
+            load,
+            wanted,
+            asked.seed,
+            lambda request, began: served(client, chosen.deployment, request, began, asked.timeout_s, clock),
+            clock,
+            told,
+        )
     return chosen.deployment, loading
 
 

@@ -110,7 +110,7 @@ def _directories(credentials: Path | None, programs: Path | None) -> dict[str, s
 
 
 def _said_here(context: typer.Context, option: str) -> Any:
-    """A global option of this command line, else None. A setting for this user's own calls is not meant for a daemon."""
+    """A global option of this command line, else None: a setting for this user's own calls is not for a daemon."""
     root = context.find_root()
     source = root.get_parameter_source(option)
     return root.params.get(option) if source is not None and source.name == "COMMANDLINE" else None
