@@ -101,10 +101,8 @@ class Daemon:
         """Start the process; see `wait_ready` for when it listens."""
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
-        environment = dict(os.environ)
-        if not self._configured:
-            # The operator's own settings for daemons must not change a temporary site.
-            environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        # The operator's own settings for daemons must not change a temporary site.
+        kept = {key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")}
         listen = [word for option in self._listen.items() for word in option]
         self.starts += 1
         with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:
@@ -116,7 +114,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 cwd=None if self._configured else self._directory,  # such settings may name files
-                env=environment,
+                env=kept,
                 pass_fds=self._holding,
                 # A Ctrl-C in the terminal is for the command, which then stops its children in order.
                 process_group=0,
@@ -186,11 +184,11 @@ class Daemon:
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End it with SIGTERM, after `grace_s` with SIGKILL."""
-        if self.pid is None or self._process is None:
+        if self.pid is None:
             return
         self.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
+            await self.ended(grace_s)
         except TimeoutError:
             await self.kill()
 
@@ -234,11 +232,7 @@ def ended_how(exit_code: int) -> str:
     return f"with exit code {exit_code}" if exit_code >= 0 else f"by signal {-exit_code}"
 
 
-def _always() -> bool:
-    return True
-
-
-async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = _always) -> int:
+async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = lambda: True) -> int:
     """Start `daemon`, which listens or did, again at its addresses whenever it ends; its exit code once it cannot
     start.
 

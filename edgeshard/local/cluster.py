@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
@@ -68,30 +68,20 @@ class LocalCluster:
         self.nodes = tuple(nodes)
         self.agents: dict[str, Daemon] = {}
         self._authority = authority or (_authority() if secure else None)
-        self.coordinator = Daemon(
+        self._daemon = partial(Daemon, directory=directory, configured=configured, stays=stays, holding=holding)
+        state = directory / "coordinator"
+        self.coordinator = self._daemon(
             "coordinator",
             "edgeshard_coordinator",
-            [
-                *("--state-dir", str(directory / "coordinator")),
-                *self._identity(coordinator_of(SITE)),
-                *coordinator_arguments,
-            ],
-            directory,
+            ["--state-dir", str(state), *self._identity(coordinator_of(SITE)), *coordinator_arguments],
             listen={"--listen": listen, **(coordinator_listen or {})},
-            configured=configured,
-            stays=stays,
-            holding=holding,
         )
         self._listen = listen
         self._listen_by_agent = dict(listen_by_agent or {})
         self._elsewhere = elsewhere
-        self._configured = configured
-        self._share_store = share_store
-        self._stays = stays
-        self._holding = holding
-        self._agent_arguments = tuple(agent_arguments)
+        shared = ("--shared-store", str(state / "models")) if share_store else ()
+        self._agent_arguments = ("--threads", str(threads), *shared, *agent_arguments)
         self._arguments_by_agent = dict(arguments_by_agent or {})
-        self._threads = threads
         self._startup_timeout_s = startup_timeout_s
 
     @property
@@ -107,9 +97,7 @@ class LocalCluster:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -157,22 +145,10 @@ class LocalCluster:
     def _agent(self, name: str) -> Daemon:
         if name not in self.agents:
             arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
-            arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
-            arguments += self._identity(Principal(SITE, Role.AGENT, name))
-            if self._share_store:
-                arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
+            arguments += ["--state-dir", str(self.directory / name), *self._identity(Principal(SITE, Role.AGENT, name))]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
-            listen = self._listen_by_agent.get(name, "127.0.0.1:0")
-            self.agents[name] = Daemon(
-                name,
-                "edgeshard_agent",
-                arguments,
-                self.directory,
-                listen={"--listen": listen},
-                configured=self._configured,
-                stays=self._stays,
-                holding=self._holding,
-            )
+            listen = {"--listen": self._listen_by_agent.get(name, "127.0.0.1:0")}
+            self.agents[name] = self._daemon(name, "edgeshard_agent", arguments, listen=listen)
         return self.agents[name]
 
     def client(self) -> Client:

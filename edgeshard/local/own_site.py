@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, UnavailableError
@@ -37,57 +36,11 @@ class OwnSite:
     """A coordinator with its HTTP endpoint, and `nodes` nodes beside it, which read its store in place.
 
     As an async context manager: the coordinator listens when it is entered, nodes may still be starting (`joined`).
-    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count. `held`
-    are descriptors of locked files, which its processes keep, too.
+    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count.
     """
 
     def __init__(
         self,
-        directory: Path,
-        nodes: int,
-        listen: str,
-        port: int,
-        *,
-        lasts: bool = True,
-        http: Sequence[str] = (),
-        held: Sequence[int] = (),
-    ) -> None:
-        from edgeshard.process.machine import usable_cores
-        from edgeshard.rpc.tls import is_loopback, join_address, split_address
-
-        self._directory = directory
-        self._lasts = lasts
-        self._held = held
-        self.proven = False
-        """Whether all that it is for has worked once: it is not then that a process ends again and again."""
-        own = _node_name()
-        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
-        host, first = split_address(listen, "listen")
-        self.wanted = listen
-        """Where the coordinator is to listen."""
-        self._cluster = LocalCluster(
-            directory,
-            self.nodes,
-            listen=listen,
-            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
-            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
-            elsewhere=True,
-            configured=lasts,
-            threads=max(1, usable_cores() // nodes),
-            authority=_authority(directory / "site"),
-            share_store=True,
-            holding=held[-1:],
-            agent_arguments=_memory(nodes, directory),
-            coordinator_arguments=[
-                *("--ca-key", str(directory / "site" / "ca.key")),
-                *("--http-listen", join_address("127.0.0.1", port), *http),
-            ],
-        )
-        self._joining: asyncio.Future[None] | None = None
-
-    @classmethod
-    def at(
-        cls,
         directory: Path | None,
         nodes: int,
         listen: str,
@@ -95,23 +48,50 @@ class OwnSite:
         *,
         lasts: bool = True,
         http: Sequence[str] = (),
-    ) -> OwnSite:
-        """The site of a folder, by default of this user's state directory; `http` are options of its coordinator for
-        the HTTP endpoint, which is at `port` of loopback unless they say otherwise: without a `port`, at the first of
-        some that is free. Raises DeniedError where the site cannot be, AlreadyExistsError where it is served already.
+    ) -> None:
+        """The site of a folder, by default of this user's state directory.
+
+        `http` are options of its coordinator for the HTTP endpoint, which is at `port` of loopback unless they say
+        otherwise: without a `port`, at the first of some that is free. Raises DeniedError where the site cannot be,
+        AlreadyExistsError where it is served already.
         """
-        folder = (directory or state_home() / "serve").absolute()
+        from edgeshard.process.machine import usable_cores
+        from edgeshard.rpc.tls import is_loopback, join_address, split_address
+
+        self._directory = folder = (directory or state_home() / "serve").absolute()
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The nodes look into the store before the coordinator may have made it.
-            for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
-                (folder / inner).mkdir(exist_ok=True, mode=0o700)
-            held = _hold(folder)
-            port = _free_port() if port is None else port
-            return cls(folder, nodes, listen, port, lasts=lasts, http=http, held=held)
+            self._held = _hold(folder)
+            host, first = split_address(listen, "listen")
+            authority = _authority(folder / "site")
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
+        self._lasts = lasts
+        self.proven = False
+        """Whether all that it is for has worked once: it is not then that a process ends again and again."""
+        own = _node_name()
+        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
+        self.wanted = listen
+        """Where the coordinator is to listen."""
+        self._cluster = LocalCluster(
+            folder,
+            self.nodes,
+            listen=listen,
+            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
+            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
+            elsewhere=True,
+            configured=lasts,
+            threads=max(1, usable_cores() // nodes),
+            authority=authority,
+            share_store=True,
+            holding=self._held[-1:],
+            agent_arguments=_memory(nodes, folder),
+            coordinator_arguments=[
+                *("--ca-key", str(folder / "site" / "ca.key")),
+                *("--http-listen", join_address("127.0.0.1", _free_port() if port is None else port), *http),
+            ],
+        )
+        self._joining: asyncio.Future[None] | None = None
 
     @property
     def address(self) -> str:
@@ -147,13 +127,11 @@ class OwnSite:
             if self._lasts:
                 self._tell_edgectl()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._joining is not None:
             self._joining.cancel()
         await self._cluster.stop()
@@ -247,10 +225,15 @@ def _is_told(operator: Path) -> bool:
 
 
 def _hold(folder: Path) -> list[int]:
-    """Of two files that are locked: by this process alone, and by it and its children, as long as any of them runs.
+    """The folder's descriptors of two locked files, after it was made.
 
-    Raises AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
+    One is locked by this process alone, the other by it and its children, as long as any of them runs. Raises
+    AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
     """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The nodes look into the store before the coordinator may have made it.
+    for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
+        (folder / inner).mkdir(exist_ok=True, mode=0o700)
     own = _locked(folder / "serve.lock")
     if own is None:
         raise AlreadyExistsError(_served(folder), field="state-dir", reason="SITE_SERVED")

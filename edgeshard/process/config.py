@@ -40,9 +40,8 @@ def parse_bytes(text: str | int, field: str = "size") -> int:
             field=field,
             reason="INVALID_SIZE",
         )
-    return (
-        int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-    )
+    unit = _UNITS[match[2].lower()]
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def _size(value: str | int, info: ValidationInfo) -> int:
@@ -108,12 +107,7 @@ class DaemonSettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `load_settings` merges the sources, so that constructing settings in a test reads nothing but its arguments.
         return (init_settings,)
@@ -158,11 +152,10 @@ def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> Settings
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "config"
-        if first["type"] == "missing":
-            message = f"{_option(name)} is required"
-        else:
-            message = f"{_option(name)}: {first['msg'].lower()}"
-        raise InvalidArgumentError(message, field=name.replace("_", "-"), reason="INVALID_SETTING") from None
+        why = " is required" if first["type"] == "missing" else f": {first['msg'].lower()}"
+        raise InvalidArgumentError(
+            _option(name) + why, field=name.replace("_", "-"), reason="INVALID_SETTING"
+        ) from None
 
 
 def _option(name: str) -> str:

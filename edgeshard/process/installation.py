@@ -20,6 +20,11 @@ from edgeshard.process.systemd_units import Daemon, unit_text
 CONFIGURATION = "/etc/edgeshard"
 JOINED = f"{CONFIGURATION}/agent-pki"
 """Where `edgectl join` keeps a node's certificate for its service."""
+_CONFIGURED = {
+    Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise"),
+    Daemon.COORDINATOR: ("listen", "enrol_listen"),
+}
+"""Options that stand in a daemon's configuration, in this order."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 """What ProtectHome= and PrivateTmp= keep from a unit."""
 
@@ -151,12 +156,7 @@ def files(daemon: Daemon, options: Options) -> dict[str, str]:
             raise InvalidArgumentError(
                 f"--{name} {text!r} must be an absolute path without spaces or any of \"'\\%$:;", field=name
             )
-    values = {"listen": options.listen}
-    if daemon is Daemon.AGENT:
-        values = {"name": options.name, "coordinator": options.coordinator, **values}
-        values |= {"memory": options.memory, "device": options.device, "advertise": options.advertise}
-    else:
-        values["enrol_listen"] = options.enrol_listen
+    values = {key: getattr(options, key) for key in _CONFIGURED[daemon]}
     config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
     return {
         user_path(daemon): f'u {daemon.unit} - "EdgeShard {daemon}" {state_directory(daemon)}\n',

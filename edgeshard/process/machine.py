@@ -59,13 +59,9 @@ def usable_cores() -> int:
 
 def cpu_quota(root: Path = ROOT) -> float:
     """How many cores a control group of this process, or one around it, leaves it; 0 where none limits it."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0.0
     quotas = [
         quota
-        for line in groups
+        for line in _text(root / "proc/self/cgroup").splitlines()
         if line.count(":") >= 2
         for quota in _quotas(root / "sys/fs/cgroup", *line.split(":", 2)[1:])
     ]
@@ -81,20 +77,19 @@ def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
     for directory in (here, *here.parents):
         if not directory.is_relative_to(mounted):
             break
-        with contextlib.suppress(OSError):
-            words = (directory / name).read_text(encoding="ascii").split()
-            if controllers:
-                words = [*words, _period(directory)]
-            if len(words) == 2 and all(word.isdecimal() for word in words):
-                found.append(int(words[0]) / max(1, int(words[1])))
+        words = _text(directory / name).split()
+        if controllers:
+            words.append(_text(directory / "cpu.cfs_period_us").strip() or "100000")  # the kernel's own
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            found.append(int(words[0]) / max(1, int(words[1])))
     return found
 
 
-def _period(directory: Path) -> str:
-    try:
-        return (directory / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
-    except OSError:
-        return "100000"  # the kernel's own
+def _text(path: Path) -> str:
+    """A file of the system; empty where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
@@ -155,19 +150,12 @@ def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
 
 def _memory(root: Path) -> dict[str, int]:
     """Bytes by the kernel's names."""
-    try:
-        text = (root / "proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return {}
+    text = _text(root / "proc/meminfo")
     return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _huge_pages(root: Path) -> str:
-    try:
-        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    chosen = re.search(r"\[(\w+)\]", text)
+    chosen = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return chosen[1] if chosen else ""
 
 
@@ -186,8 +174,7 @@ def _cuda(root: Path) -> Support:
     torch = find_spec("torch")
     if not (root / "proc/driver/nvidia/version").exists() or torch is None or torch.origin is None:
         return Support.UNKNOWN
-    try:
-        text = (Path(torch.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
+    text = _text(Path(torch.origin).parent / "version.py")
+    if not text:
         return Support.UNKNOWN
     return Support.MISSING if _NO_CUDA.search(text) else Support.USED

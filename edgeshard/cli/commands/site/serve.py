@@ -143,14 +143,14 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite.at(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
+        _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
     """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
-        site = OwnSite.at(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
+        site = OwnSite(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
         _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
 
 
