@@ -50,6 +50,9 @@ def spec_file(help: str) -> Any:
     return option("FILE", help, "--file", "-f", exists=True, dir_okay=False)
 
 
+NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
+ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
+DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 AllowStreaming = Annotated[
     bool, switch("--allow-streaming", "Nodes may read a part of their weights from disk in every step.")
 ]

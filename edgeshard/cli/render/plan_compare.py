@@ -121,7 +121,7 @@ def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Outpu
         points += [_point(rate, name, results[name]) for name in SWEPT]
     if plot is not None:
         draw(plot, _lines(points, problem))
-    show_list(points, output, _sweep_columns(), lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
+    show_list(points, output, SWEEP_COLUMNS, lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
 
 
 def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
@@ -154,17 +154,16 @@ def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
     )
 
 
-def _sweep_columns() -> list[Column[SweepPoint]]:
-    return [
-        Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
-        Column("STRATEGY", lambda point: point.strategy),
-        Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
-        Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
-        Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
-        Column("TOKENS/S", lambda point: number_text(point.throughput_tps), right=True),
-        Column("J/TOKEN", lambda point: number_text(point.joules_per_token), right=True, wide=True),
-        Column("PLACEMENT", lambda point: point.placement or "-"),
-    ]
+SWEEP_COLUMNS: list[Column[SweepPoint]] = [
+    Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
+    Column("STRATEGY", lambda point: point.strategy),
+    Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
+    Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
+    Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
+    Column("TOKENS/S", lambda point: number_text(point.throughput_tps), right=True),
+    Column("J/TOKEN", lambda point: number_text(point.joules_per_token), right=True, wide=True),
+    Column("PLACEMENT", lambda point: point.placement or "-"),
+]
 
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:

@@ -137,10 +137,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these nodes alone"
     if result.streams:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
-    if words := describe_locality(result):
-        fields["packed"] = words
-    if words := _advice(result):
-        fields["advice"] = words
+    said = {"packed": describe_locality(result), "advice": _advice(result)}
+    fields |= {name: words for name, words in said.items() if words}
     measured, estimated = _measured_nodes(result)
     if measured:
         sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""

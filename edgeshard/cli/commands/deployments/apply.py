@@ -57,7 +57,6 @@ def apply(
     running deployment cannot be changed, so one that differs is refused by the fields that do, unless --replace.
     """
     specs = specs_of(files)
-    asked = _Asked(replace, wait, timeout, dry_run)
 
     async def work(client: Client) -> list[Change]:
         # All are looked at before anything is done.
@@ -65,7 +64,9 @@ def apply(
         if not (dry_run or replace):
             for spec, current in found:
                 _check(spec, current)
-        return [await _applied(client, spec, current, asked) for spec, current in found]
+        if dry_run:
+            return [await _would_apply(client, spec, current, replace) for spec, current in found]
+        return [await _applied(client, spec, current, wait, timeout) for spec, current in found]
 
     changes = ask(context, work)
     show_list(changes, output, _COLUMNS, lambda change: change.name)
@@ -78,14 +79,6 @@ def apply(
 
 
 REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    replace: bool
-    wait: bool
-    timeout_s: float | None
-    dry_run: bool
 
 
 def specs_of(files: list[Path]) -> list[DeploymentSpec]:
@@ -155,24 +148,28 @@ def _is_dead(deployment: Deployment) -> bool:
     return deployment.phase.value in ("failed", "deleting")
 
 
-async def _applied(client: Client, spec: DeploymentSpec, current: Deployment | None, asked: _Asked) -> Change:
+async def _would_apply(client: Client, spec: DeploymentSpec, current: Deployment | None, replace: bool) -> Change:
+    if current is None:
+        return Change(spec.name, "created", placement=await client.plan(spec))
+    found = differences(current.spec, spec)
+    if not found and not _is_dead(current):
+        return Change(spec.name, "unchanged", placement=current.placement)
+    return Change(spec.name, "replaced" if replace else REFUSED, found)
+
+
+async def _applied(
+    client: Client, spec: DeploymentSpec, current: Deployment | None, wait: bool, timeout_s: float | None
+) -> Change:
     found = differences(current.spec, spec) if current is not None else ()
-    stays = current is not None and not found and not _is_dead(current)
-    if asked.dry_run:
-        if current is None:
-            return Change(spec.name, "created", placement=await client.plan(spec))
-        action = "unchanged" if stays else "replaced" if asked.replace else REFUSED
-        return Change(spec.name, action, found, current.placement if stays else None)
     with stderr_console().status(f"applying {spec.name}") as status:
         reporter = DeployReporter(status)
-        if stays:
-            assert current is not None
-            if asked.wait:
-                current = await client.wait_ready(spec.name, asked.timeout_s, reporter.show)
+        if current is not None and not found and not _is_dead(current):
+            if wait:
+                current = await client.wait_ready(spec.name, timeout_s, reporter.show)
             return Change(spec.name, "unchanged", placement=current.placement)
         if current is not None:
-            await client.delete_deployment(spec.name, timeout_s=asked.timeout_s)
-        deployment = await client.deploy(spec, asked.wait, asked.timeout_s, reporter.show)
+            await client.delete_deployment(spec.name, timeout_s=timeout_s)
+        deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
     return Change(spec.name, "created" if current is None else "replaced", found, deployment.placement)
 
 

@@ -7,16 +7,12 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import WaitTimeout, argument, switch
+from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, WaitTimeout, argument, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_data
 
 app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
-
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
-DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 
 
 @app.command(short_help="Stop a deployment and free its memory.")

@@ -31,13 +31,14 @@ from edgeshard.cli.commands.options import (
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
+from edgeshard.domain.deployments.placement import Placement, parse_layers
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import MODEL_FORMATS
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
     from edgeshard.client import Client
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
-    from edgeshard.domain.deployments.placement import ExplicitStage, Placement
     from edgeshard.importing.sources import Source
 
 
@@ -200,16 +201,9 @@ def option_of(key: str) -> str:
     return named.get(key, "--" + key.removesuffix("_s").replace("_", "-"))
 
 
-def _layers(text: str) -> tuple[ExplicitStage, ...]:
-    from edgeshard.domain.deployments.placement import parse_layers
-
-    return parse_layers(text)
-
-
 def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every node that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployments.deployment import EVERY_NODE
-    from edgeshard.domain.models.dtypes import MODEL_FORMATS
 
     found: dict[str, str] = {}
     for item in items:
@@ -238,7 +232,7 @@ def _swap_bytes(text: str) -> int:
 
 # Options that are written in another form than the spec's values.
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "layers": _layers,
+    "layers": parse_layers,
     "quantisation": _quantisation,
     "reserve": _reserve,
     "kv_swap_bytes": _swap_bytes,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeshard.cli import completion
+from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import (
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from edgeshard.client import Client
 
 app = typer.Typer(cls=NounGroup, help="Show everything about one node, model or deployment.", no_args_is_help=True)
-
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
-DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 
 
 @app.command()

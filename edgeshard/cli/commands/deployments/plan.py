@@ -76,10 +76,7 @@ class ProblemOptions:
                 "max_time_per_token_s": self.max_time_per_token,
                 "reserve": sizes(self.reserve or ()),
                 "max_share": shares(self.max_share or ()),
-                "min_nodes": self.min_nodes,
-                "max_nodes": self.max_nodes,
-                "head_on_source": self.head_on_source,
-                "allow_streaming": self.allow_streaming,
+                **{key: getattr(self, key) for key in ("min_nodes", "max_nodes", "head_on_source", "allow_streaming")},
             },
         )
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from edgeshard.client import Client
     from edgeshard.domain.control.site import ServedModel
 
+    _Wanted = tuple[Lengths | Sequence[str] | None, Lengths | None]
+    """Prompts and answers of a load; None where nothing was asked for."""
+
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 """Where nothing is asked for, or less where the context has not so much room."""
 INTERRUPTED = 130
@@ -60,20 +63,9 @@ class LoadOptions:
             raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
         return Load(self.requests, self.duration, self.rate, self.concurrency or 1)
 
-    def asked(self, deployment: str, timeout_s: float) -> _Asked:
+    def wanted(self) -> _Wanted:
         prompts = _parsed(self.prompt_tokens, "prompt-tokens") if self.prompts is None else _read(self.prompts)
-        return _Asked(deployment, prompts, _parsed(self.new_tokens, "new-tokens"), timeout_s, self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The requests of a load; None where nothing was asked for."""
-
-    deployment: str
-    prompts: Lengths | Sequence[str] | None
-    answers: Lengths | None
-    timeout_s: float
-    seed: int
+        return prompts, _parsed(self.new_tokens, "new-tokens")
 
 
 @with_option_groups
@@ -103,8 +95,8 @@ def bench(
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
     if picture is not None:
         check_matplotlib()
-    asked = options.asked(deployment, timeout)
-    name, loading = ask(context, lambda client: _measured(client, load, asked))
+    wanted = options.wanted()
+    name, loading = ask(context, lambda client: _measured(client, load, options.seed, wanted, deployment, timeout))
     goal = bench_report.Goal(slo_ttft, slo_itl)
     found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
@@ -116,15 +108,17 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _measured(client: Client, load: Load, asked: _Asked) -> tuple[str, Loading]:
+async def _measured(
+    client: Client, load: Load, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
+) -> tuple[str, Loading]:
     """The deployment's name, and what came of the load."""
     from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
-    chosen = await _chosen(client, asked.deployment)
+    chosen = await _chosen(client, deployment)
     room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
-    prompts, answers = asked.prompts, asked.answers
+    prompts, answers = wanted
     if prompts is None:
         prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
     if answers is None:
@@ -136,8 +130,8 @@ async def _measured(client: Client, load: Load, asked: _Asked) -> tuple[str, Loa
             f"{chosen.deployment} takes together; give fewer",
             field="prompt-tokens",
         )
-    wanted = drawn(asked.seed, prompts, answers)
-    first = await served(client, chosen.deployment, next(wanted), 0.0, asked.timeout_s, clock)
+    requests = drawn(seed, prompts, answers)
+    first = await served(client, chosen.deployment, next(requests), 0.0, timeout_s, clock)
     if first.error:
         raise FailedPreconditionError(
             f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
@@ -151,9 +145,9 @@ async def _measured(client: Client, load: Load, asked: _Asked) -> tuple[str, Loa
 
         loading = await put_on(
             load,
-            wanted,
-            asked.seed,
-            lambda request, began: served(client, chosen.deployment, request, began, asked.timeout_s, clock),
+            requests,
+            seed,
+            lambda request, began: served(client, chosen.deployment, request, began, timeout_s, clock),
             clock,
             told,
         )
