@@ -38,12 +38,6 @@ _READY_POLL_S = 0.02
 _TAIL_LINES = 12
 
 
-def _any_port(address: str) -> str:
-    from edgeshard.rpc.tls import join_address, split_address
-
-    return join_address(split_address(address)[0], 0)
-
-
 def _private_log(path: Path) -> BinaryIO:
     from edgeshard.process.private import open_private
 
@@ -125,11 +119,13 @@ class Daemon:
 
         The port is its own from the first try on: nobody looks beforehand whether it is free. Raises as `wait_ready`.
         """
+        from edgeshard.rpc.tls import join_address, split_address
+
         await self.start()
         try:
             return await self.wait_ready(timeout_s)
         except UnavailableError:
-            anywhere = {option: _any_port(address) for option, address in self._listen.items()}
+            anywhere = {option: join_address(split_address(at)[0], 0) for option, at in self._listen.items()}
             if anywhere == self._listen:
                 raise
             self._listen = anywhere

@@ -10,7 +10,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import print_table, stderr_console, table
+from edgeshard.cli.render.output import print_table, show_below, stderr_console, table
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
 STDOUT = Path("-")
@@ -46,20 +46,16 @@ def trace(
         raise FailedPreconditionError(
             f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
         )
-    tables = [table(summarised(traces), SUMMARY_COLUMNS)]
-    if reads := summarised_reads(traces):
-        tables.append(table(reads, READ_COLUMNS))
+    steps, reads = table(summarised(traces), SUMMARY_COLUMNS), summarised_reads(traces)
     if output == STDOUT:
         typer.echo(perfetto(traces, deployment))
-        for shown in tables:
+        for shown in (steps, *([table(reads, READ_COLUMNS)] if reads else [])):
             stderr_console().print(shown)
         return
     if output is not None:
         _write(output, picture(traces, deployment) if output.suffix == ".svg" else perfetto(traces, deployment))
-    for number, shown in enumerate(tables):
-        if number:
-            typer.echo()
-        print_table(shown)
+    print_table(steps)
+    show_below(reads, READ_COLUMNS)
 
 
 def _check_output(path: Path | None) -> None:

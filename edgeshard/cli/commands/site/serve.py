@@ -60,14 +60,10 @@ class ServeOptions:
 
     def spec(self, source: str, quantise: str) -> dict[str, object]:
         """The deployment spec's values."""
-        values: dict[str, object] = {"name": self.name, "model": self.stored, "source": source}
-        if self.concurrency is not None:
-            values["concurrency"] = self.concurrency
-        if self.max_context is not None:
-            values["max_context"] = self.max_context
-        if quantise != "none":
-            values["quantisation"] = {"*": quantise}
-        return values
+        quantisation = {"*": quantise} if quantise != "none" else None
+        given = {"concurrency": self.concurrency, "max_context": self.max_context, "quantisation": quantisation}
+        known = {key: value for key, value in given.items() if value is not None}
+        return {"name": self.name, "model": self.stored, "source": source, **known}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
         """Whether what was asked for is what a deployment is."""
@@ -208,7 +204,7 @@ async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> N
     site.proven = True
     _show(site, options.name, key, deployment, narrator)
     async with site.client() as client:
-        await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+        await SiteWatch(client, options.name, site.next_name, narrator.say, grow=options.grow).run()
 
 
 async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:
