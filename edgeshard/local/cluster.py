@@ -22,7 +22,7 @@ SITE = "here"
 
 
 def own_address(address: str) -> str:
-    """How this machine dials what listens at `address`."""
+    """The address by which this machine dials a listener at `address`, host:port."""
     from edgeshard.rpc.tls import join_address, split_address
 
     host, port = split_address(address)
@@ -33,14 +33,16 @@ class LocalCluster:
     """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
-    The coordinator listens at `listen`, and where `coordinator_listen` says, by option; an agent where
-    `listen_by_agent` does. With `elsewhere` a process takes other ports where these are taken, and the operator's
-    own settings for daemons count where it is `configured`. `agent_arguments` are added to every agent's command line,
-    `arguments_by_agent` to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait
-    for a ready file. A
-    `secure` one has an authority of its own, in memory unless it is given; the others speak in plaintext. With
-    `share_store` the agents read the coordinator's models in place. Its processes end with this one, however that
-    ends, unless the cluster `stays`; they keep the file descriptors of `holding` open.
+
+    The coordinator listens at `listen` and at the addresses of `coordinator_listen`, by option; an agent at its address
+    of `listen_by_agent`. With `elsewhere` a process takes other ports where these are taken. A `configured` cluster
+    takes the operator's own settings for daemons. `agent_arguments` go to every agent's command line,
+    `arguments_by_agent` to that of one, `coordinator_arguments` to the coordinator's. An agent computes with `threads`
+    threads. `startup_timeout_s` bounds each wait for a ready file.
+
+    A `secure` cluster has an authority of its own, in memory unless it is given; others speak in plaintext. With
+    `share_store` the agents read the coordinator's models in place. The processes end with this one, however that ends,
+    unless the cluster `stays`; they keep the file descriptors of `holding` open.
     """
 
     def __init__(  # noqa: PLR0913 - what a site may be made of
@@ -119,7 +121,7 @@ class LocalCluster:
                 wait.cancel()
 
     async def start_agent(self, name: str) -> str:
-        """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
+        """Start one agent, also one that was stopped or killed. Returns its address once layers can be placed on it."""
         return await self._started(self._agent(name))
 
     async def _started(self, daemon: Daemon) -> str:
@@ -129,7 +131,7 @@ class LocalCluster:
         return await daemon.wait_ready(self._startup_timeout_s)
 
     async def drop_agents(self) -> None:
-        """End the agents; they find the coordinator where it is by then when they start again."""
+        """Kill the agents. Their next start dials the coordinator where it is by then."""
         await asyncio.gather(*(agent.kill() for agent in self.agents.values()))
         self.agents.clear()
 
@@ -152,7 +154,7 @@ class LocalCluster:
         return self.agents[name]
 
     def client(self) -> Client:
-        """A client of the site, not yet connected, which may do everything."""
+        """A client of the site, not yet connected, with all rights."""
         from edgeshard.client import Client
 
         if self._authority is None:
@@ -160,11 +162,11 @@ class LocalCluster:
         return Client(self.address, self.operator_files())
 
     def operator_files(self) -> TlsFiles:
-        """Of the operator of a secure site."""
+        """The files of the operator of a secure site."""
         return self._files(Principal(SITE, Role.OPERATOR, "admin"))
 
     def _identity(self, principal: Principal) -> list[str]:
-        """The options that say who a daemon is."""
+        """The options of a daemon that name its principal."""
         if self._authority is None:
             return ["--plaintext"]
         files = self._files(principal)

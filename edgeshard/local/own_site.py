@@ -27,7 +27,7 @@ _KEY = "serve"
 _URL_PORT, _URL_PORTS = 8000, 32
 _LOOK_S = 0.05
 _NOTICE_S = 2.0
-"""Of a coordinator that has ended: so much later than whoever called it, this process knows, too, at the latest."""
+"""Longest time after which this process knows, too, that the coordinator of a failed call has ended."""
 _LEFTOVERS_S = 60.0
 """Processes of a site whose `serve` was killed end with it, but giving gigabytes back takes a while."""
 
@@ -35,8 +35,9 @@ _LEFTOVERS_S = 60.0
 class OwnSite:
     """A coordinator with its HTTP endpoint, and `nodes` nodes beside it, which read its store in place.
 
-    As an async context manager: the coordinator listens when it is entered, nodes may still be starting (`joined`).
-    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count.
+    As an async context manager it is entered once the coordinator listens; nodes may still be starting (`joined`). A
+    site that `lasts` is written into the settings of this user's edgectl and SDK, and takes the user's own settings for
+    daemons.
     """
 
     def __init__(
@@ -51,9 +52,9 @@ class OwnSite:
     ) -> None:
         """The site of a folder, by default of this user's state directory.
 
-        `http` are options of its coordinator for the HTTP endpoint, which is at `port` of loopback unless they say
-        otherwise: without a `port`, at the first of some that is free. Raises DeniedError where the site cannot be,
-        AlreadyExistsError where it is served already.
+        `http` are options of its coordinator for the HTTP endpoint. Unless they say otherwise, it is at `port` of
+        loopback, without a `port` at the first free one of some. Raises DeniedError for a folder that cannot be
+        written, AlreadyExistsError for a site that is served already.
         """
         from edgeshard.process.machine import usable_cores
         from edgeshard.rpc.tls import is_loopback, join_address, split_address
@@ -68,11 +69,11 @@ class OwnSite:
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
         self._lasts = lasts
         self.proven = False
-        """Whether all that it is for has worked once: it is not then that a process ends again and again."""
+        """Whether the site has answered once; until then a process that ends has failed to start."""
         own = _node_name()
         self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
         self.wanted = listen
-        """Where the coordinator is to listen."""
+        """The address at which the coordinator is to listen."""
         self._cluster = LocalCluster(
             folder,
             self.nodes,
@@ -95,23 +96,24 @@ class OwnSite:
 
     @property
     def address(self) -> str:
+        """The coordinator's host:port, once it has started."""
         return self._cluster.address
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the port that it was to have was taken: nodes that joined before look for it there."""
+        """Whether the wanted port was taken. Nodes that joined before look for the coordinator there."""
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
 
     @property
     def authority(self) -> Path:
-        """The authority that clients of its HTTP endpoint over TLS trust, in PEM."""
+        """The PEM file of the authority that clients of its HTTP endpoint over TLS trust."""
         return self._directory / "site" / "ca.pem"
 
     @property
     def url(self) -> str:
-        """Of the HTTP endpoint, without a path."""
+        """The URL of the HTTP endpoint, without a path."""
         return self._cluster.coordinator.gateway
 
     async def __aenter__(self) -> Self:
@@ -139,7 +141,7 @@ class OwnSite:
             os.close(descriptor)
 
     async def _join_again(self) -> None:
-        """The nodes look for the coordinator where it is."""
+        """Start the nodes again, with the address that the coordinator has now."""
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.wait({self._joining})
@@ -163,7 +165,7 @@ class OwnSite:
             await asyncio.wait(keepers)  # so that none of them starts anything any more
 
     async def _kept(self, node: str, say: Callable[[str], None]) -> EdgeShardError:
-        """A node, or the coordinator with an empty name."""
+        """Keep a node running, or the coordinator for an empty name; returns the error of its last end."""
         if node:
             await self.joined()
         daemon = self._cluster.agents[node] if node else self._cluster.coordinator
@@ -171,11 +173,11 @@ class OwnSite:
 
     @property
     def starts(self) -> int:
-        """How often its coordinator was started."""
+        """The number of the coordinator's starts."""
         return self._cluster.coordinator.starts
 
     async def came_back(self, starts: int) -> bool:
-        """Wait until the coordinator listens again that was started `starts` times; False where it has not ended."""
+        """Wait until a coordinator of more than `starts` starts listens; False where the last one has not ended."""
         coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
         while coordinator.starts == starts or not coordinator.address:
             if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:
@@ -184,7 +186,7 @@ class OwnSite:
         return True
 
     def client(self) -> Client:
-        """As the site's operator."""
+        """A client with the rights of the site's operator, not yet connected."""
         return self._cluster.client()
 
     async def api_key(self, client: Client) -> str:
@@ -204,11 +206,11 @@ class OwnSite:
         return text
 
     def next_name(self, taken: set[str]) -> str:
-        """A name for one more node."""
+        """A name for one more node, none of those that are `taken`."""
         return next(name for name in (f"node-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
 
     def _tell_edgectl(self) -> None:
-        """This user's edgectl and SDK find the site, unless they belong to another."""
+        """Write the site into the settings of this user's edgectl and SDK, unless they belong to another."""
         from edgeshard.client.settings import configuration
 
         files = self._cluster.operator_files().key.parent
@@ -251,7 +253,7 @@ def _hold(folder: Path) -> list[int]:
 
 
 def _locked(path: Path) -> int | None:
-    """The file's descriptor, None where another process has locked it."""
+    """Lock a file; returns its descriptor, None where another process has locked it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +264,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _served(folder: Path) -> str:
-    """The words where a site is served already."""
+    """The message for a site that is served already."""
     from edgeshard.rpc.tls_files import tls_files
 
     try:
@@ -282,7 +284,7 @@ def _served(folder: Path) -> str:
 
 
 def _free_port() -> int:
-    """For the URL. Whoever takes it in the meantime makes the start fail, as a port that was asked for does."""
+    """A port for the URL. If another process takes it in the meantime, the start fails as with a given port."""
     for port in range(_URL_PORT, _URL_PORT + _URL_PORTS):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -295,7 +297,7 @@ def _free_port() -> int:
 
 
 def _authority(directory: Path) -> Authority:
-    """Made once."""
+    """The site's authority, made at the first call."""
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls_files import write_private
 
@@ -316,8 +318,7 @@ def _node_name() -> str:
 
 
 def _memory(nodes: int, directory: Path) -> list[str]:
-    """Memory that each node may use, where several share the memory that one alone would take and the operator does not
-    say."""
+    """The options that divide the free memory among several nodes, unless the operator sets their memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
     from edgeshard.process.machine import read_condition
@@ -327,7 +328,7 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
 
 def _reachable(nodes: Sequence[str]) -> dict[str, str]:
-    """Where nodes of other machines dial a node of this one."""
+    """The address of each node by which nodes of other machines dial it."""
     from edgeshard.rpc.addresses import outgoing_address
     from edgeshard.rpc.tls import join_address
 

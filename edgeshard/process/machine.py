@@ -1,4 +1,4 @@
-"""What the operating system says of this machine. Linux tells most; elsewhere figures are missing and nothing fails."""
+"""Facts of this machine from its operating system. Linux tells most; elsewhere figures are missing, nothing fails."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from edgeshard.rpc.tls import TlsFiles
 
 ROOT = Path("/")
 WRITTEN_BYTES = 4 << 20
-"""To measure a disk: half a second on a slow card."""
+"""Written to measure a disk: half a second on a slow card."""
 _KERNELS = Path("ops/libedgeshard_ops.so")
 _NO_CUDA = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
 
 
 def utc_s() -> float:
-    """The wall's clock, in seconds since 1970."""
+    """The wall clock, in seconds since 1970."""
     return time.time()
 
 
 def read_condition(
     version: str, directory: Path, tls: TlsFiles | None, disk_write_bps: float = 0.0, root: Path = ROOT
 ) -> Condition:
-    """This machine's, with the disk of `directory`; what was measured of it comes as a value. `root` is for tests."""
+    """This machine's condition, with the disk of `directory` and its measured `disk_write_bps`. `root` is for tests."""
     memory = _memory(root)
     total, free = disk_bytes(directory)
     ends, due = _certificate(tls)
@@ -54,11 +54,12 @@ def read_condition(
 
 
 def usable_cores() -> int:
+    """The processor cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """How many cores a control group of this process, or one around it, leaves it; 0 where none limits it."""
+    """The cores that the control groups of this process leave it; 0 where none limits it."""
     quotas = [
         quota
         for line in _text(root / "proc/self/cgroup").splitlines()
@@ -69,7 +70,7 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
-    """`controllers` is empty for cgroup v2."""
+    """Quotas in cores of a group and of those around it. `controllers` is empty for cgroup v2."""
     if controllers and "cpu" not in controllers.split(","):
         return []
     mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
@@ -86,14 +87,14 @@ def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
 
 
 def _text(path: Path) -> str:
-    """A file of the system; empty where it cannot be read."""
+    """The text of a file; empty where it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8")
     return ""
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Size of the disk that a directory is on or will be on, and what this process may use of it; zeros if unknown."""
+    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros where unknown."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:
@@ -104,7 +105,7 @@ def disk_bytes(directory: Path) -> tuple[int, int]:
 
 
 def disk_write_bps(directory: Path) -> float:
-    """Bytes a second that `directory` takes, flushed; 0 where it takes none. Blocks for as long as it takes."""
+    """Bytes a second that can be written to `directory` and flushed; 0 where none can. Blocks while it measures."""
     block = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -128,10 +129,11 @@ class Machine:
         self._disk_write_bps = 0.0
 
     async def measure(self) -> None:
-        """The disk, once: one does not grow slow by itself, and each time wears it a little."""
+        """Measure the disk. Once is enough: a disk does not grow slow by itself, and each time wears it a little."""
         self._disk_write_bps = await asyncio.to_thread(disk_write_bps, self._directory)
 
     def condition(self) -> Condition:
+        """The machine's condition now."""
         return read_condition(self._version, self._directory, self._tls, self._disk_write_bps)
 
 
@@ -149,7 +151,7 @@ def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    """Bytes by the kernel's names."""
+    """Bytes of memory by the kernel's names."""
     text = _text(root / "proc/meminfo")
     return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 

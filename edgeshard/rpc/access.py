@@ -1,4 +1,4 @@
-"""Rights of callers: one table of roles for each method, and nothing that is not in it.
+"""Rights of callers: one table of the roles that may call each method. A method that is not in it is refused.
 
 In plaintext, which is for loopback alone, callers cannot be told apart, and everyone there may call everything.
 """
@@ -45,13 +45,13 @@ ROLES: Mapping[str, frozenset[Role]] = {
 ENROLMENT = f"/{_PACKAGE}.EnrolmentService/Enrol"
 AUTHORITIES = f"/{_PACKAGE}.EnrolmentService/GetAuthorities"
 WITHOUT_CERTIFICATE = (ENROLMENT, AUTHORITIES)
-"""The only methods that are called so, on a listener of their own."""
+"""The only methods without a certificate, on a listener of their own."""
 COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
-"""Streams that are requests, of which quotas say how many one client may have at once."""
+"""Streams that are requests; quotas limit how many one client has at once."""
 
 
 def caller(context: Any) -> Principal | None:
-    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate that carries no role."""
+    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate without a role."""
     shown = context.auth_context()
     if list(shown.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
         return None
@@ -73,7 +73,7 @@ def peer_address(context: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallFrom:
-    """Whom a call came from, as its context says while it lasts: of a call that is over, gRPC reads freed memory."""
+    """The source of a call, read from its context while the call lasts: afterwards gRPC would read freed memory."""
 
     address: str
     principal: Principal | None
@@ -83,7 +83,7 @@ class CallFrom:
 
 
 def call_from(context: Any) -> CallFrom:
-    """To be asked for before the call can be over. The `finally` of a stream may run after its end."""
+    """The source of a call. Ask before the call can be over: the `finally` of a stream may run after its end."""
     address = peer_address(context)
     try:
         return CallFrom(address, caller(context), is_named=True)
@@ -92,14 +92,17 @@ def call_from(context: Any) -> CallFrom:
 
 
 def check_enrolment(context: Any, method: str) -> None:
-    """Raise DeniedError for any other method than enrolment's."""
+    """Raise DeniedError for a method that is not of enrolment."""
     if method not in WITHOUT_CERTIFICATE:
         raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
 
 
 def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
-    """The caller, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
-    not call `method`, or whose certificate was revoked."""
+    """The caller, None in plaintext.
+
+    Raises DeniedError for a caller of another site than the server's, of a role that may not call `method`, or with a
+    revoked certificate.
+    """
     principal = caller(context)
     if principal is None and site is None:
         return None

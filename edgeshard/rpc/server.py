@@ -1,4 +1,4 @@
-"""Servers: where they may listen, how errors leave them, and their health service."""
+"""Servers of gRPC: where they may listen, how errors leave them, and their health service."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from edgeshard.wire.status import abort
 log = structlog.get_logger()
 
 Check = Callable[[Any, str], Principal | None]
-"""The caller, by a call's context and its method; None where nobody can tell. Raises DeniedError for a call that is not
-to be served."""
+"""Takes a call's context and method; returns the caller, None where nobody can tell. Raises DeniedError for a call that
+is not to be served."""
 
 HANDSHAKE_S = 10.0
-"""For TLS and HTTP/2 to begin on a new connection: as long as a caller's own attempt may take."""
+"""Limit for TLS and HTTP/2 to begin on a new connection, as long as an attempt of a caller may take."""
 IDLE_S = 300.0
-"""A connection without a call is closed after this; its owner's next call opens another."""
+"""A connection without a call is closed after so long; the next call opens another."""
 MOST_CONNECTIONS = 1024
-"""On a server that is not told. An open one is 60 kB of memory, beside its descriptor."""
+"""Default of a server. An open connection takes 60 kB of memory and a descriptor."""
 
 _OPTIONS = [
     *COMMON_OPTIONS,
@@ -45,7 +45,7 @@ _OPTIONS = [
 
 
 _LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
-"""How a call ended that nothing else is known of: it was cancelled."""
+"""The end of a call of which nothing else is known: it was cancelled."""
 
 
 def _limits(most_connections: int, idle_s: float) -> list[tuple[str, int]]:
@@ -64,17 +64,17 @@ def _options(keepalive_s: float, window_bytes: int | None, most_connections: int
 
 
 class CallWatch(Protocol):
-    """Is told of calls; it neither waits nor raises."""
+    """Hears of calls; it neither waits nor raises."""
 
     def began(self, method: str, source: CallFrom, request: Any) -> None:
-        """A call that its caller may make, and whose answer is a stream."""
+        """Hear of a permitted call whose answer is a stream."""
 
     def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
-        """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
+        """Hear of the end of any call, before its caller does. `answer` is None of a stream and after an error."""
 
 
 class _NoWatch:
-    """Nobody is told."""
+    """Tells nobody."""
 
     def began(self, method: str, source: CallFrom, request: Any) -> None:
         pass
@@ -84,9 +84,10 @@ class _NoWatch:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses whom `check` refuses: the call's context and its method are its arguments. Ends the calls of whom
-    `denials` names from then on. Turns a typed error raised by a servicer into its status, and any other exception into
-    INTERNAL, logged."""
+    """Refuses calls that `check` refuses, and ends open calls of principals that `denials` names from then on.
+
+    A typed error of a servicer becomes its status; any other exception is logged and becomes INTERNAL.
+    """
 
     def __init__(self, check: Check, watch: CallWatch | None = None, denials: Denials | None = None) -> None:
         self._check = check
@@ -193,10 +194,9 @@ class Server:
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
-    whose certificates are refused; a server makes its own list where it is given none. `watch` is told of every call.
-    Beyond `most_connections` a connection is closed as it comes. Who has shown no certificate after `HANDSHAKE_S` is
-    disconnected.
+    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` are the
+    refused certificates; without it a server makes a list of its own. `watch` hears of every call. Connections beyond
+    `most_connections` are closed as they come, and those without a certificate after `HANDSHAKE_S`.
     """
 
     def __init__(
@@ -236,9 +236,11 @@ class Server:
 
 
 class EnrolmentServer:
-    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, few at a
-    time, and fewer of one connection: whose messages do not come holds no place of others. A message is as long as a
-    certificate at most."""
+    """A server for callers without a certificate. It serves EnrolmentService alone, over TLS alone.
+
+    It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow caller takes no place
+    of others. A message has at most MOST_BYTES, enough for a certificate.
+    """
 
     MOST_CALLS = 128
     MOST_CALLS_OF_ONE = 4
@@ -277,7 +279,7 @@ class Listener:
         self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
 
     async def start(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
-        """Raises UnavailableError naming `field` when the port is taken."""
+        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port is taken."""
         host, _ = split_address(self.listen, field)
         try:
             if credentials is None:
