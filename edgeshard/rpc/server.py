@@ -189,7 +189,40 @@ def _unexpected(method: str) -> InternalError:
     return InternalError(f"{method.rpartition('/')[2]} failed unexpectedly; the process's log has the details")
 
 
-class Server:
+class _Listener:
+    """A gRPC server on one address."""
+
+    def __init__(
+        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
+    ) -> None:
+        self._address = listen
+        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
+
+    async def _listen(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
+        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port is taken."""
+        host, _ = split_address(self._address, field)
+        try:
+            if credentials is None:
+                port = self.grpc.add_insecure_port(self._address)
+            else:
+                port = self.grpc.add_secure_port(self._address, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise UnavailableError(
+                f"{field} {self._address}: the address is in use or not of this machine; choose another with --{field}",
+                field=field,
+                reason="PORT_IN_USE",
+            )
+        await self.grpc.start()
+        return join_address(host, port)
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        """Take no more calls; cancel those that run after `grace_s`."""
+        await self.grpc.stop(grace_s)
+
+
+class Server(_Listener):
     """A grpc.aio server with the project's options, error mapping and health service.
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
@@ -215,8 +248,7 @@ class Server:
         self._guard = GuardInterceptor(
             lambda context, method: check_access(context, method, site, self.denials), watch, self.denials
         )
-        self._listener = Listener(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
-        self.grpc = self._listener.grpc
+        super().__init__(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -225,17 +257,17 @@ class Server:
 
         Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the port is taken.
         """
-        check_secure(self._listener.listen, self._tls, "listen")
-        address = await self._listener.start(None if self._tls is None else self._tls.server_credentials(), "listen")
+        check_secure(self._address, self._tls, "listen")
+        address = await self._listen(None if self._tls is None else self._tls.server_credentials(), "listen")
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         return address
 
     async def stop(self, grace_s: float = 0.5) -> None:
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(grace_s)
+        await super().stop(grace_s)
 
 
-class EnrolmentServer:
+class EnrolmentServer(_Listener):
     """A server for callers without a certificate. It serves EnrolmentService alone, over TLS alone.
 
     It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow caller takes no place
@@ -258,41 +290,8 @@ class EnrolmentServer:
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),
         ]
-        self._listener = Listener(listen, GuardInterceptor(check_enrolment, watch), options, self.MOST_CALLS)
-        self.grpc = self._listener.grpc
+        super().__init__(listen, GuardInterceptor(check_enrolment, watch), options, self.MOST_CALLS)
 
     async def start(self) -> str:
         """Listen; returns the real host:port. Raises UnavailableError when the port is taken."""
-        return await self._listener.start(self._tls.server_credentials(asks=False), "enrol-listen")
-
-    async def stop(self, grace_s: float = 0.5) -> None:
-        await self.grpc.stop(grace_s)
-
-
-class Listener:
-    """A gRPC server on one address."""
-
-    def __init__(
-        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
-    ) -> None:
-        self.listen = listen
-        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
-
-    async def start(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
-        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port is taken."""
-        host, _ = split_address(self.listen, field)
-        try:
-            if credentials is None:
-                port = self.grpc.add_insecure_port(self.listen)
-            else:
-                port = self.grpc.add_secure_port(self.listen, credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise UnavailableError(
-                f"{field} {self.listen}: the address is in use or not of this machine; choose another with --{field}",
-                field=field,
-                reason="PORT_IN_USE",
-            )
-        await self.grpc.start()
-        return join_address(host, port)
+        return await self._listen(self._tls.server_credentials(asks=False), "enrol-listen")

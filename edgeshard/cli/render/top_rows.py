@@ -38,7 +38,9 @@ class TableShape:
 
 
 def _shape(title: str, *columns: str) -> TableShape:
-    cells = (Column(column, itemgetter(at), right=column not in _WORDS) for at, column in enumerate(columns))
+    cells: list[Column[Row]] = [
+        Column(column, itemgetter(at), right=column not in _WORDS) for at, column in enumerate(columns)
+    ]
     return TableShape(title, tuple(cells))
 
 

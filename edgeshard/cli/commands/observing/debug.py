@@ -10,17 +10,15 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes
+from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from edgeshard.debugging.dump import ProcessDump
 
 app = typer.Typer(help="Dump what a site's processes know, and replay it.", no_args_is_help=True)
 
@@ -41,8 +39,6 @@ def dump(
     The file has no prompts, tokens, generated text or keys. It has names and addresses of nodes, names and configs of
     models, and paths of files. A node that does not answer is named in it.
     """
-    from edgeshard.debugging.dump import site_document
-
     now = datetime.now(UTC)
     path = output or Path(f"edgeshard-{now:%Y%m%d-%H%M%S}.json")
     _check_output(path, force)
@@ -66,8 +62,6 @@ def replay(
 
     Exit code 1 when one differs: the process ran another version than this one, or its state changed past its events.
     """
-    from edgeshard.debugging.dump import site_parts
-
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})
     agents = _replayed("edgeshard_agent.replay", nodes)
