@@ -20,13 +20,13 @@ _STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": F
 class Lazy(TyperCommand):
     """A command as the help lists it. `load` imports the real one.
 
-    `place` is a module of `edgeshard.cli.commands` and, behind a colon, its function or its `typer.Typer` of several
+    `place` is a module relative to this package and, behind a colon, its function or its `typer.Typer` of several
     commands. A `bare` command runs without arguments; the others print their help then.
     """
 
     def __init__(self, name: str, place: str, short_help: str, bare: bool = False) -> None:
         super().__init__(name, short_help=short_help)
-        self.place = f"edgeshard.cli.commands.{place}"
+        self.place = f"edgeshard.cli{place}"
         self._bare = bare
 
     def load(self) -> Any:
@@ -41,36 +41,41 @@ class Lazy(TyperCommand):
 
 
 COMMANDS = (
-    Lazy("serve", "site.serve:serve", "Answer over HTTP, from this machine."),
-    Lazy("run", "requests.run:run", "Deploy a model if need be, and answer or chat."),
-    Lazy("chat", "requests.chat:chat", "Talk with a model.", bare=True),
-    Lazy("generate", "requests.generate:generate", "Generate text and print it token by token."),
-    Lazy("ps", "deployments.get:deployments", "List the deployments: short for get deployments.", bare=True),
-    Lazy("get", "deployments.get:app", "List nodes, models, deployments, events, audit."),
-    Lazy("describe", "deployments.describe:app", "Show everything about one node, model or deployment."),
-    Lazy("deploy", "deployments.deploy:deploy", "Place a model on the nodes and load it."),
-    Lazy("apply", "deployments.apply:apply", "Make deployments as files say."),
-    Lazy("replan", "deployments.replan:replan", "Move a deployment to the nodes that are there now."),
-    Lazy("delete", "deployments.delete:app", "Remove a deployment, model, node or packed unit."),
-    Lazy("plan", "deployments.plan:plan", "Choose nodes and layers, predict, explain."),
-    Lazy("profile", "deployments.profile:profile", "Have the nodes measure themselves and their links.", bare=True),
-    Lazy("model", "deployments.model:app", "Put models into the coordinator's store."),
-    Lazy("key", "site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
-    Lazy("top", "observing.top:top", "Watch nodes, stages and links at work.", bare=True),
-    Lazy("trace", "observing.trace:trace", "Record where a deployment's time goes."),
-    Lazy("bench", "requests.bench:bench", "Put a load on a deployment and time its answers.", bare=True),
-    Lazy("doctor", "observing.doctor:doctor", "Look for what is wrong, and say what to do.", bare=True),
-    Lazy("logs", "site.logs:logs", "Print the log of a daemon of this machine."),
-    Lazy("debug", "observing.debug:app", "Dump what a site's processes know, and replay it."),
-    Lazy("init", "site.certificate:init", "Make a site's authority."),
-    Lazy("certificate", "site.certificate:certificate", "Make the files of a process."),
-    Lazy("token", "site.token:app", "Let another process in."),
-    Lazy("join", "site.join:join", "Become part of a site, by a token."),
-    Lazy("node", "site.node:app", "Take a node's certificate away."),
-    Lazy("install", "site.install:app", "Lay out a daemon as a service of systemd."),
-    Lazy("uninstall", "site.install:uninstall_app", "Remove what edgectl install laid out."),
-    Lazy("lab", "site.lab:app", "Emulate nodes and links on this machine."),
-    Lazy("demo", "site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
+    Lazy("serve", ".commands.site.serve:serve", "Answer over HTTP, from this machine."),
+    Lazy("run", ".commands.requests.run:run", "Deploy a model if need be, and answer or chat."),
+    Lazy("chat", ".commands.requests.chat:chat", "Talk with a model.", bare=True),
+    Lazy("generate", ".commands.requests.generate:generate", "Generate text and print it token by token."),
+    Lazy("ps", ".commands.deployments.get:deployments", "List the deployments: short for get deployments.", bare=True),
+    Lazy("get", ".commands.deployments.get:app", "List nodes, models, deployments, events, audit."),
+    Lazy("describe", ".commands.deployments.describe:app", "Show everything about one node, model or deployment."),
+    Lazy("deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
+    Lazy("apply", ".commands.deployments.apply:apply", "Make deployments as files say."),
+    Lazy("replan", ".commands.deployments.replan:replan", "Move a deployment to the nodes that are there now."),
+    Lazy("delete", ".commands.deployments.delete:app", "Remove a deployment, model, node or packed unit."),
+    Lazy("plan", ".commands.deployments.plan:plan", "Choose nodes and layers, predict, explain."),
+    Lazy(
+        "profile",
+        ".commands.deployments.profile:profile",
+        "Have the nodes measure themselves and their links.",
+        bare=True,
+    ),
+    Lazy("model", ".commands.deployments.model:app", "Put models into the coordinator's store."),
+    Lazy("key", ".commands.site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
+    Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links at work.", bare=True),
+    Lazy("trace", ".commands.observing.trace:trace", "Record where a deployment's time goes."),
+    Lazy("bench", ".commands.requests.bench:bench", "Put a load on a deployment and time its answers.", bare=True),
+    Lazy("doctor", ".commands.observing.doctor:doctor", "Look for what is wrong, and say what to do.", bare=True),
+    Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon of this machine."),
+    Lazy("debug", ".commands.observing.debug:app", "Dump what a site's processes know, and replay it."),
+    Lazy("init", ".commands.site.certificate:init", "Make a site's authority."),
+    Lazy("certificate", ".commands.site.certificate:certificate", "Make the files of a process."),
+    Lazy("token", ".commands.site.token:app", "Let another process in."),
+    Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
+    Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
+    Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
+    Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
+    Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),
+    Lazy("demo", ".commands.site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
 )
 """In the order of the help. `version` follows."""
 _GLOBAL_SWITCHES = ("--plaintext",)
