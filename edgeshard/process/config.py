@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, chosen_tls, tls_from_options

@@ -118,10 +118,7 @@ def describe_plan(problem: PlanProblem) -> str:
 
 def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     problem, prediction = result.problem, result.prediction
-    fields = {
-        "model": describe_plan(problem),
-        "objective": problem.objective.value,
-    }
+    fields = {"model": describe_plan(problem), "objective": problem.objective.value}
     if prediction is None:
         offer = {"offer": words} if (words := describe_offer(result)) else {}
         return fields | {"plan": "none", "why": bottleneck(result)} | offer

@@ -123,10 +123,7 @@ def bar_chart(groups: Mapping[str, Mapping[str, float | None]], title: str, y_la
 
 
 def timeline(
-    visits: Sequence[Visit],
-    title: str,
-    until_s: float | None = None,
-    names: tuple[str, str] = ("micro-batch", "token"),
+    visits: Sequence[Visit], title: str, until_s: float | None = None, names: tuple[str, str] = ("micro-batch", "token")
 ) -> str:
     """One row for each station in the order they are first used, one bar for each service, by micro-batch.
 

@@ -79,7 +79,5 @@ def packed(
         typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
     if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
         raise FailedPreconditionError(
-            f"node {node} uses {', '.join(kept)}; delete the deployment first",
-            field="units",
-            reason="PACKED_IN_USE",
+            f"node {node} uses {', '.join(kept)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
         )

@@ -73,8 +73,7 @@ def audit(
     context: typer.Context,
     limit: Annotated[int, option("N", "The newest so many.", "--limit", min=1, max=1000)] = 50,
     verify: Annotated[
-        bool,
-        switch("--verify", "Hold the files against their seals instead; exit code 1 where one is broken."),
+        bool, switch("--verify", "Hold the files against their seals instead; exit code 1 where one is broken.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

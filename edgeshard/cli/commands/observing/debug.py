@@ -55,9 +55,7 @@ def dump(
 
 
 @app.command(short_help="Apply a dump's events again and compare what comes of them.")
-def replay(
-    file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is stdin.")],
-) -> None:
+def replay(file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is stdin.")]) -> None:
     """Apply the events of a dump to the state before them, for each process, and compare with the state that it had.
 
     Exit code 1 when one differs: the process ran another version than this one, or its state changed past its events.

@@ -198,8 +198,7 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     programs = Path(options.programs)
     if not (programs / daemon.unit).is_file():
         raise InvalidArgumentError(
-            f"there is no {daemon.unit} in {programs}: {extra_line(daemon)}, or give --bin DIR",
-            field="bin",
+            f"there is no {daemon.unit} in {programs}: {extra_line(daemon)}, or give --bin DIR", field="bin"
         )
     installation.check_visible(str((programs / "python").resolve()))
 
@@ -211,8 +210,7 @@ def _check_may(root: Path, dry_run: bool) -> None:
         return
     if shutil.which("systemctl") is None or not _RUNS_SYSTEMD.is_dir():
         raise FailedPreconditionError(
-            "this machine is not run by systemd; --root DIR lays out the files for one that is",
-            reason="NO_SYSTEMD",
+            "this machine is not run by systemd; --root DIR lays out the files for one that is", reason="NO_SYSTEMD"
         )
     if os.geteuid() != 0 and not dry_run:
         raise DeniedError("only root may do this: use sudo, or --dry-run to see what it would do", reason="NOT_ROOT")
