@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -13,42 +13,36 @@ from edgeshard.cli.connect import Connect
 if TYPE_CHECKING:
     from edgeshard.client import Client
 
+Item = TypeVar("Item")
+
 _LIMIT_S = 1.0
 """The user waits for it at the prompt."""
 
 
 def nodes(ctx: typer.Context, incomplete: str) -> list[str]:
-    async def ask(client: Client) -> Iterable[str]:
-        return [node.name for node in await client.nodes()]
-
-    return _asked(ctx, incomplete, ask)
+    return _asked(ctx, incomplete, lambda client: client.nodes(), lambda node: [node.name])
 
 
 def models(ctx: typer.Context, incomplete: str) -> list[str]:
-    async def ask(client: Client) -> Iterable[str]:
-        return [model.name for model in await client.stored_models()]
-
-    return _asked(ctx, incomplete, ask)
+    return _asked(ctx, incomplete, lambda client: client.stored_models(), lambda model: [model.name])
 
 
 def deployments(ctx: typer.Context, incomplete: str) -> list[str]:
-    async def ask(client: Client) -> Iterable[str]:
-        return [found.spec.name for found in await client.deployments()]
-
-    return _asked(ctx, incomplete, ask)
+    return _asked(ctx, incomplete, lambda client: client.deployments(), lambda found: [found.spec.name])
 
 
 def served(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Deployments and models that answer; also a client, which may see nothing else, is told these."""
-
-    async def ask(client: Client) -> Iterable[str]:
-        return [name for model in await client.served_models() for name in (model.deployment, model.model)]
-
-    return _asked(ctx, incomplete, ask)
+    """Deployments and models that answer. A client may see nothing else, and is told these."""
+    return _asked(ctx, incomplete, lambda client: client.served_models(), lambda model: [model.deployment, model.model])
 
 
-def _asked(ctx: typer.Context, incomplete: str, ask: Callable[[Client], Awaitable[Iterable[str]]]) -> list[str]:
-    async def work() -> Iterable[str]:
+def _asked(
+    ctx: typer.Context,
+    incomplete: str,
+    ask: Callable[[Client], Awaitable[Iterable[Item]]],
+    names: Callable[[Item], Iterable[str]],
+) -> list[str]:
+    async def work() -> Iterable[Item]:
         async with asyncio.timeout(_LIMIT_S), _connect(ctx.find_root().params).client() as client:
             return await ask(client)
 
@@ -57,7 +51,7 @@ def _asked(ctx: typer.Context, incomplete: str, ask: Callable[[Client], Awaitabl
     except Exception:
         # Anything that is said here would land in the middle of the line that is being typed.
         return []
-    return sorted({name for name in found if name.startswith(incomplete)})
+    return sorted({name for item in found for name in names(item) if name.startswith(incomplete)})
 
 
 def _connect(params: dict[str, Any]) -> Connect:

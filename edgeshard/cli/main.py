@@ -18,15 +18,15 @@ _STYLE: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": F
 
 
 class Lazy(TyperCommand):
-    """A command as the help lists it; `load` imports the real one, from `place`, as in "package.module:function". What
-    is at a place is a function, or a `typer.Typer` with commands of its own.
+    """A command as the help lists it. `load` imports the real one.
 
-    A command that may come `bare` is run without arguments; the others print their help then.
+    `place` is a module relative to this package and, behind a colon, its function or its `typer.Typer` of several
+    commands. A `bare` command runs without arguments; the others print their help then.
     """
 
     def __init__(self, name: str, place: str, short_help: str, bare: bool = False) -> None:
         super().__init__(name, short_help=short_help)
-        self.place = place
+        self.place = f"edgeshard.cli{place}"
         self._bare = bare
 
     def load(self) -> Any:
@@ -41,64 +41,41 @@ class Lazy(TyperCommand):
 
 
 COMMANDS = (
-    Lazy("serve", "edgeshard.cli.commands.site.serve:serve", "Answer over HTTP, from this machine."),
-    Lazy("run", "edgeshard.cli.commands.requests.run:run", "Deploy a model if need be, and answer or chat."),
-    Lazy("chat", "edgeshard.cli.commands.requests.chat:chat", "Talk with a model.", bare=True),
-    Lazy("generate", "edgeshard.cli.commands.requests.generate:generate", "Generate text and print it token by token."),
-    Lazy(
-        "ps",
-        "edgeshard.cli.commands.deployments.get:deployments",
-        "List the deployments: short for get deployments.",
-        bare=True,
-    ),
-    Lazy("get", "edgeshard.cli.commands.deployments.get:app", "List nodes, models, deployments, events, audit."),
-    Lazy(
-        "describe",
-        "edgeshard.cli.commands.deployments.describe:app",
-        "Show everything about one node, model or deployment.",
-    ),
-    Lazy("deploy", "edgeshard.cli.commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
-    Lazy("apply", "edgeshard.cli.commands.deployments.apply:apply", "Make deployments as files say."),
-    Lazy(
-        "replan",
-        "edgeshard.cli.commands.deployments.replan:replan",
-        "Move a deployment to the nodes that are there now.",
-    ),
-    Lazy("delete", "edgeshard.cli.commands.deployments.delete:app", "Remove a deployment, model, node or packed unit."),
-    Lazy("plan", "edgeshard.cli.commands.deployments.plan:plan", "Choose nodes and layers, predict, explain."),
+    Lazy("serve", ".commands.site.serve:serve", "Answer over HTTP, from this machine."),
+    Lazy("run", ".commands.requests.run:run", "Deploy a model if need be, and answer or chat."),
+    Lazy("chat", ".commands.requests.chat:chat", "Talk with a model.", bare=True),
+    Lazy("generate", ".commands.requests.generate:generate", "Generate text and print it token by token."),
+    Lazy("ps", ".commands.deployments.get:deployments", "List the deployments: short for get deployments.", bare=True),
+    Lazy("get", ".commands.deployments.get:app", "List nodes, models, deployments, events, audit."),
+    Lazy("describe", ".commands.deployments.describe:app", "Show everything about one node, model or deployment."),
+    Lazy("deploy", ".commands.deployments.deploy:deploy", "Place a model on the nodes and load it."),
+    Lazy("apply", ".commands.deployments.apply:apply", "Make deployments as files say."),
+    Lazy("replan", ".commands.deployments.replan:replan", "Move a deployment to the nodes that are there now."),
+    Lazy("delete", ".commands.deployments.delete:app", "Remove a deployment, model, node or packed unit."),
+    Lazy("plan", ".commands.deployments.plan:plan", "Choose nodes and layers, predict, explain."),
     Lazy(
         "profile",
-        "edgeshard.cli.commands.deployments.profile:profile",
+        ".commands.deployments.profile:profile",
         "Have the nodes measure themselves and their links.",
         bare=True,
     ),
-    Lazy("model", "edgeshard.cli.commands.deployments.model:app", "Put models into the coordinator's store."),
-    Lazy("key", "edgeshard.cli.commands.site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
-    Lazy("top", "edgeshard.cli.commands.observing.top:top", "Watch nodes, stages and links at work.", bare=True),
-    Lazy("trace", "edgeshard.cli.commands.observing.trace:trace", "Record where a deployment's time goes."),
-    Lazy(
-        "bench",
-        "edgeshard.cli.commands.requests.bench:bench",
-        "Put a load on a deployment and time its answers.",
-        bare=True,
-    ),
-    Lazy(
-        "doctor",
-        "edgeshard.cli.commands.observing.doctor:doctor",
-        "Look for what is wrong, and say what to do.",
-        bare=True,
-    ),
-    Lazy("logs", "edgeshard.cli.commands.site.logs:logs", "Print the log of a daemon of this machine."),
-    Lazy("debug", "edgeshard.cli.commands.observing.debug:app", "Dump what a site's processes know, and replay it."),
-    Lazy("init", "edgeshard.cli.commands.site.certificate:init", "Make a site's authority."),
-    Lazy("certificate", "edgeshard.cli.commands.site.certificate:certificate", "Make the files of a process."),
-    Lazy("token", "edgeshard.cli.commands.site.token:app", "Let another process in."),
-    Lazy("join", "edgeshard.cli.commands.site.join:join", "Become part of a site, by a token."),
-    Lazy("node", "edgeshard.cli.commands.site.node:app", "Take a node's certificate away."),
-    Lazy("install", "edgeshard.cli.commands.site.install:app", "Lay out a daemon as a service of systemd."),
-    Lazy("uninstall", "edgeshard.cli.commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
-    Lazy("lab", "edgeshard.cli.commands.site.lab:app", "Emulate nodes and links on this machine."),
-    Lazy("demo", "edgeshard.cli.commands.site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
+    Lazy("model", ".commands.deployments.model:app", "Put models into the coordinator's store."),
+    Lazy("key", ".commands.site.key:app", "Make, list and revoke API keys for the HTTP gateway."),
+    Lazy("top", ".commands.observing.top:top", "Watch nodes, stages and links at work.", bare=True),
+    Lazy("trace", ".commands.observing.trace:trace", "Record where a deployment's time goes."),
+    Lazy("bench", ".commands.requests.bench:bench", "Put a load on a deployment and time its answers.", bare=True),
+    Lazy("doctor", ".commands.observing.doctor:doctor", "Look for what is wrong, and say what to do.", bare=True),
+    Lazy("logs", ".commands.site.logs:logs", "Print the log of a daemon of this machine."),
+    Lazy("debug", ".commands.observing.debug:app", "Dump what a site's processes know, and replay it."),
+    Lazy("init", ".commands.site.certificate:init", "Make a site's authority."),
+    Lazy("certificate", ".commands.site.certificate:certificate", "Make the files of a process."),
+    Lazy("token", ".commands.site.token:app", "Let another process in."),
+    Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
+    Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
+    Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
+    Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
+    Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),
+    Lazy("demo", ".commands.site.demo:demo", "Watch three nodes on this machine tell a story.", bare=True),
 )
 """In the order of the help. `version` follows."""
 _GLOBAL_SWITCHES = ("--plaintext",)
@@ -144,25 +121,20 @@ def hoist_global_options(args: list[str]) -> list[str]:
     """The arguments with the global options first, wherever they stood before a `--`."""
     front: list[str] = []
     rest: list[str] = []
-    position = 0
-    while position < len(args):
-        argument = args[position]
+    given = iter(args)
+    for argument in given:
         if argument == "--":
-            rest += args[position:]
-            break
-        if argument in _GLOBAL_SWITCHES:
-            front.append(argument)
-        elif argument in _GLOBAL_OPTIONS and position + 1 < len(args):
-            front += args[position : position + 2]
-            position += 1
+            rest += [argument, *given]
         elif argument in _GLOBAL_OPTIONS:
-            # Hoisted, it would swallow the command as its value.
-            raise typer.BadParameter(f"{argument} needs a value")
-        elif argument.partition("=")[0] in _GLOBAL_OPTIONS:
+            value = next(given, None)
+            if value is None:
+                # Hoisted, it would swallow the command as its value.
+                raise typer.BadParameter(f"{argument} needs a value")
+            front += [argument, value]
+        elif argument in _GLOBAL_SWITCHES or argument.partition("=")[0] in _GLOBAL_OPTIONS:
             front.append(argument)
         else:
             rest.append(argument)
-        position += 1
     return front + rest
 
 
@@ -183,29 +155,25 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _setting(key: str, metavar: str, help: str) -> Any:
+    """A global option, which a variable of the environment may give, too."""
+    return typer.Option(metavar=metavar, envvar=f"EDGESHARD__CLIENT__{key}", help=help)
+
+
 @app.callback()
 def root(
     context: typer.Context,
     coordinator: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            envvar="EDGESHARD__CLIENT__COORDINATOR",
-            help="The site's coordinator; by default the one that this user joined, or 127.0.0.1:7600.",
+        _setting(
+            "COORDINATOR",
+            "HOST:PORT",
+            "The site's coordinator; by default the one that this user joined, or 127.0.0.1:7600.",
         ),
     ] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_CA", help="PEM of the site's authority."),
-    ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_CERT", help="PEM of this client's certificate."),
-    ] = None,
-    tls_key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", envvar="EDGESHARD__CLIENT__TLS_KEY", help="PEM of this client's key."),
-    ] = None,
+    tls_ca: Annotated[Path | None, _setting("TLS_CA", "FILE", "PEM of the site's authority.")] = None,
+    tls_cert: Annotated[Path | None, _setting("TLS_CERT", "FILE", "PEM of this client's certificate.")] = None,
+    tls_key: Annotated[Path | None, _setting("TLS_KEY", "FILE", "PEM of this client's key.")] = None,
     plaintext: Annotated[
         bool,
         typer.Option(

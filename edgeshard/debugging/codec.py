@@ -119,7 +119,7 @@ class _Forms:
         form = self._known[kind] = _Form(encode, decode)
         given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=True))
         hints = hints_of(origin, include_extras=True)
-        for field in _fields(origin):
+        for field in field_names(origin):
             hint = given.get(hints[field], hints[field])
             place = f"{where}: {name}.{field}"
             _check_public(origin, field, hint, place)
@@ -231,10 +231,11 @@ def _one_of(kinds: list[Any]) -> _Form:
     return _Form(lambda value: str(decode(str(value))), decode)
 
 
-def _fields(kind: Any) -> tuple[str, ...]:
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass or a pydantic model; none of another type."""
     if dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
-    return tuple(kind.model_fields)
+    return tuple(getattr(kind, "model_fields", ()))
 
 
 def _check_public(kind: Any, field: str, hint: Any, where: str) -> None:
@@ -300,13 +301,8 @@ def _float_back(plain: float | str) -> float:
 
 
 def _error(error: EdgeShardError) -> dict[str, Any]:
-    return {
-        TAG: type(error).__name__,
-        "message": error.message,
-        "field": error.field,
-        "reason": error.reason,
-        "retry_after_s": error.retry_after_s,
-    }
+    parts = {name: getattr(error, name) for name in ("message", "field", "reason", "retry_after_s")}
+    return {TAG: type(error).__name__, **parts}
 
 
 def _error_back(plain: dict[str, Any]) -> EdgeShardError:

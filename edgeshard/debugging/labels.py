@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from edgeshard.debugging.codec import field_names
 from edgeshard.domain.control.commands import CommandKey
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
@@ -29,7 +29,7 @@ def labels(value: Any) -> dict[str, Any]:
 
 def _collect(value: Any, found: dict[str, Any], depth: int) -> None:
     inner: list[Any] = []
-    for name in _fields(value):
+    for name in field_names(type(value)):
         part = getattr(value, name)
         if isinstance(part, EdgeShardError):
             found.setdefault("reason", part.reason)
@@ -37,7 +37,7 @@ def _collect(value: Any, found: dict[str, Any], depth: int) -> None:
             found.setdefault("operation_id", part.operation_id)
         elif name in _NAMED and isinstance(part, str | int | float | Enum):
             found.setdefault(_label(value, name), part)
-        elif _fields(part):
+        elif field_names(type(part)):
             inner.append((name, part))
     for name, part in inner:
         if name in ("command", "task", "action"):
@@ -50,9 +50,3 @@ def _label(value: Any, name: str) -> str:
     if name != "name":
         return name
     return "deployment" if isinstance(value, DeploymentSpec) else "node"
-
-
-def _fields(value: Any) -> tuple[str, ...]:
-    if is_dataclass(value):
-        return tuple(each.name for each in fields(value))
-    return tuple(getattr(type(value), "model_fields", ()))

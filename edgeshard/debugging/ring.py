@@ -10,11 +10,13 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast
+
+from edgeshard.debugging.codec import field_names
 
 StateT = TypeVar("StateT")
 EventT = TypeVar("EventT")
@@ -129,8 +131,4 @@ _LEAVES = frozenset({str, int, float, bool, bytes, type(None)})
 def _parts(kind: Any) -> tuple[str, ...]:
     if issubclass(kind, Enum):
         return ()
-    if is_dataclass(kind):
-        return tuple(each.name for each in fields(kind))
-    if issubclass(kind, BaseException):
-        return ("args",)
-    return tuple(getattr(kind, "model_fields", ()))
+    return field_names(kind) or (("args",) if issubclass(kind, BaseException) else ())

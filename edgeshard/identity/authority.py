@@ -35,7 +35,7 @@ class Authority:
     @classmethod
     def create(cls, site: str, now: datetime, life: timedelta = AUTHORITY_LIFE) -> Authority:
         """A new one, with a key of its own. The name tells people whose it is; nothing is decided by it."""
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = new_key()
         name = _name(f"EdgeShard site {site}")
         usage = x509.KeyUsage(**{use: use in ("key_cert_sign", "crl_sign") for use in _KEY_USES})
         certificate = (

@@ -1,4 +1,4 @@
-"""Daemons as child processes of a command: ready files, logs, ends, and starting again."""
+"""Daemons as child processes of a command: their ready files, logs, ends and restarts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,6 @@ _READY_POLL_S = 0.02
 _TAIL_LINES = 12
 
 
-def _any_port(address: str) -> str:
-    from edgeshard.rpc.tls import join_address, split_address
-
-    return join_address(split_address(address)[0], 0)
-
-
 def _private_log(path: Path) -> BinaryIO:
     from edgeshard.process.private import open_private
 
@@ -53,8 +47,8 @@ def _private_log(path: Path) -> BinaryIO:
 class Daemon:
     """One child process with a ready file and a log file in `directory`.
 
-    It listens where `listen` says, by option, such as `{"--listen": "127.0.0.1:0"}`. One `in_view` logs to the stderr
-    of this process instead. The operator's own settings for daemons count where it is `configured`. It ends with this
+    `listen` has its addresses by option, such as `{"--listen": "127.0.0.1:0"}`. A daemon `in_view` logs to the stderr
+    of this process instead. A `configured` one takes the operator's own settings for daemons. It ends with this
     process, however that ends, unless it `stays`. It keeps the file descriptors of `holding` open.
     """
 
@@ -75,9 +69,9 @@ class Daemon:
         self.log_path = directory / f"{name}.log"
         self.starts = 0
         self.address = ""
-        """Where it listens, host:port; empty until it does."""
+        """Its host:port; empty until it listens."""
         self.gateway = ""
-        """The URL of its HTTP gateway, where it has one."""
+        """The URL of its HTTP gateway; empty without one."""
         self._enrolment = ""
         self._log_start = 0
         self._ready_path = directory / f"{name}.ready"
@@ -101,10 +95,8 @@ class Daemon:
         """Start the process; see `wait_ready` for when it listens."""
         self._ready_path.unlink(missing_ok=True)
         self.address = ""
-        environment = dict(os.environ)
-        if not self._configured:
-            # The operator's own settings for daemons must not change a temporary site.
-            environment = {key: value for key, value in os.environ.items() if not key.startswith("EDGESHARD__")}
+        # The operator's own settings for daemons must not change a temporary site.
+        kept = {key: text for key, text in os.environ.items() if self._configured or not key.startswith("EDGESHARD__")}
         listen = [word for option in self._listen.items() for word in option]
         self.starts += 1
         with contextlib.nullcontext() if self._in_view else _private_log(self.log_path) as log:
@@ -116,22 +108,24 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 cwd=None if self._configured else self._directory,  # such settings may name files
-                env=environment,
+                env=kept,
                 pass_fds=self._holding,
                 # A Ctrl-C in the terminal is for the command, which then stops its children in order.
                 process_group=0,
             )
 
     async def start_anywhere(self, timeout_s: float) -> str:
-        """Start it, and again with any free ports where one that it was to have is taken; its address once it listens.
+        """Start the process, and again on any free ports where a port of `listen` is taken; returns its address.
 
-        The port is its own from the first try on: nobody looks beforehand whether it is free. Raises as `wait_ready`.
+        Nobody looks beforehand whether a port is free: the daemon itself takes it. Raises as `wait_ready`.
         """
+        from edgeshard.rpc.tls import join_address, split_address
+
         await self.start()
         try:
             return await self.wait_ready(timeout_s)
         except UnavailableError:
-            anywhere = {option: _any_port(address) for option, address in self._listen.items()}
+            anywhere = {option: join_address(split_address(at)[0], 0) for option, at in self._listen.items()}
             if anywhere == self._listen:
                 raise
             self._listen = anywhere
@@ -139,7 +133,7 @@ class Daemon:
         return await self.wait_ready(timeout_s)
 
     def keep_address(self) -> None:
-        """Take the ports it had last at the next start, too, so that who knows the address comes back."""
+        """Take the last ports at the next start, too, so that peers that know the address find it again."""
         from edgeshard.rpc.tls import join_address, split_address
 
         given = dict(pairwise(self._command)) | self._listen
@@ -150,13 +144,16 @@ class Daemon:
                 self._listen[option] = join_address(split_address(given.get(option, at))[0], split_address(at)[1])
 
     async def wait_ready(self, timeout_s: float) -> str:
-        """Its address once it listens. Raises the typed error behind an early exit, DeadlineError after `timeout_s`."""
+        """Wait until the daemon listens; returns its address.
+
+        Raises the typed error behind an early exit, DeadlineError after `timeout_s`.
+        """
         if not await self.ready(timeout_s):
             raise self.error_of(await self.exited())
         return self.address
 
     async def ready(self, timeout_s: float) -> bool:
-        """Whether it listens, once it does; False when it ended instead. Raises DeadlineError after `timeout_s`."""
+        """Wait until the daemon listens; False where it ended instead. Raises DeadlineError after `timeout_s`."""
         deadline_s = time.monotonic() + timeout_s
         exited = asyncio.ensure_future(self.exited())
         try:
@@ -176,43 +173,43 @@ class Daemon:
         return True
 
     async def exited(self) -> int:
-        """Its exit code, once it ends."""
+        """Wait for the end of the process; returns its exit code."""
         assert self._process is not None
         return await self._process.wait()
 
     async def ended(self, timeout_s: float) -> int:
-        """Its exit code, once it ends by itself. Raises TimeoutError after `timeout_s`."""
+        """As `exited`. Raises TimeoutError after `timeout_s`."""
         return await asyncio.wait_for(self.exited(), timeout_s)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """End it with SIGTERM, after `grace_s` with SIGKILL."""
-        if self.pid is None or self._process is None:
+        """End the process with SIGTERM, after `grace_s` with SIGKILL."""
+        if self.pid is None:
             return
         self.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._process.wait(), grace_s)
+            await self.ended(grace_s)
         except TimeoutError:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it with SIGKILL, as a power cut would."""
+        """End the process with SIGKILL, as a power cut would."""
         self.send_signal(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the process; nothing when it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.pid is not None and self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def log_tail(self) -> str:
-        """The last lines of its log since it was started last."""
+        """The last lines of its log since the last start."""
         text = self.log_path.read_bytes()[self._log_start :] if self.log_path.exists() else b""
         return "\n".join(text.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
     def error_of(self, exit_code: int) -> EdgeShardError:
-        """The error for its end by itself, after it listened or before."""
+        """The typed error for an end of the process by itself, before or after it listened."""
         tail, how = self.log_tail(), ended_how(exit_code)
         if self.address:
             return FailedPreconditionError(
@@ -230,19 +227,15 @@ class Daemon:
 
 
 def ended_how(exit_code: int) -> str:
-    """Of a process: `by signal 9`."""
+    """The end of a process in words: `by signal 9`, `with exit code 1`."""
     return f"with exit code {exit_code}" if exit_code >= 0 else f"by signal {-exit_code}"
 
 
-def _always() -> bool:
-    return True
+async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = lambda: True) -> int:
+    """Start a daemon again at its addresses whenever it ends; returns its exit code once it cannot start.
 
-
-async def keep_running(daemon: Daemon, say: Callable[[str], None], proven: Callable[[], bool] = _always) -> int:
-    """Start `daemon`, which listens or did, again at its addresses whenever it ends; its exit code once it cannot
-    start.
-
-    A start has come to nothing if it ended before it listened, and any while nothing is `proven`.
+    A start has failed if the daemon ended before it listened, or while nothing is `proven`. `say` takes lines for
+    people.
     """
     restarts = Restarts()
     restarts.started(time.monotonic())

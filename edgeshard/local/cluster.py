@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.identity import Principal, Role, coordinator_of
@@ -22,7 +22,7 @@ SITE = "here"
 
 
 def own_address(address: str) -> str:
-    """How this machine dials what listens at `address`."""
+    """The address by which this machine dials a listener at `address`, host:port."""
     from edgeshard.rpc.tls import join_address, split_address
 
     host, port = split_address(address)
@@ -33,14 +33,16 @@ class LocalCluster:
     """A coordinator and one agent for each name, on free loopback ports, with all their files under `directory`.
 
     As an async context manager it starts everything and stops everything, also on an error or an interrupt.
-    The coordinator listens at `listen`, and where `coordinator_listen` says, by option; an agent where
-    `listen_by_agent` does. With `elsewhere` a process takes other ports where these are taken, and the operator's
-    own settings for daemons count where it is `configured`. `agent_arguments` are added to every agent's command line,
-    `arguments_by_agent` to one's; `coordinator_arguments` to the coordinator's. `startup_timeout_s` bounds each wait
-    for a ready file. A
-    `secure` one has an authority of its own, in memory unless it is given; the others speak in plaintext. With
-    `share_store` the agents read the coordinator's models in place. Its processes end with this one, however that
-    ends, unless the cluster `stays`; they keep the file descriptors of `holding` open.
+
+    The coordinator listens at `listen` and at the addresses of `coordinator_listen`, by option; an agent at its address
+    of `listen_by_agent`. With `elsewhere` a process takes other ports where these are taken. A `configured` cluster
+    takes the operator's own settings for daemons. `agent_arguments` go to every agent's command line,
+    `arguments_by_agent` to that of one, `coordinator_arguments` to the coordinator's. An agent computes with `threads`
+    threads. `startup_timeout_s` bounds each wait for a ready file.
+
+    A `secure` cluster has an authority of its own, in memory unless it is given; others speak in plaintext. With
+    `share_store` the agents read the coordinator's models in place. The processes end with this one, however that ends,
+    unless the cluster `stays`; they keep the file descriptors of `holding` open.
     """
 
     def __init__(  # noqa: PLR0913 - what a site may be made of
@@ -68,30 +70,20 @@ class LocalCluster:
         self.nodes = tuple(nodes)
         self.agents: dict[str, Daemon] = {}
         self._authority = authority or (_authority() if secure else None)
-        self.coordinator = Daemon(
+        self._daemon = partial(Daemon, directory=directory, configured=configured, stays=stays, holding=holding)
+        state = directory / "coordinator"
+        self.coordinator = self._daemon(
             "coordinator",
             "edgeshard_coordinator",
-            [
-                *("--state-dir", str(directory / "coordinator")),
-                *self._identity(coordinator_of(SITE)),
-                *coordinator_arguments,
-            ],
-            directory,
+            ["--state-dir", str(state), *self._identity(coordinator_of(SITE)), *coordinator_arguments],
             listen={"--listen": listen, **(coordinator_listen or {})},
-            configured=configured,
-            stays=stays,
-            holding=holding,
         )
         self._listen = listen
         self._listen_by_agent = dict(listen_by_agent or {})
         self._elsewhere = elsewhere
-        self._configured = configured
-        self._share_store = share_store
-        self._stays = stays
-        self._holding = holding
-        self._agent_arguments = tuple(agent_arguments)
+        shared = ("--shared-store", str(state / "models")) if share_store else ()
+        self._agent_arguments = ("--threads", str(threads), *shared, *agent_arguments)
         self._arguments_by_agent = dict(arguments_by_agent or {})
-        self._threads = threads
         self._startup_timeout_s = startup_timeout_s
 
     @property
@@ -107,9 +99,7 @@ class LocalCluster:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:
@@ -131,7 +121,7 @@ class LocalCluster:
                 wait.cancel()
 
     async def start_agent(self, name: str) -> str:
-        """Start one agent, also one that was stopped or killed; its address, once layers can be placed on it."""
+        """Start one agent, also one that was stopped or killed. Returns its address once layers can be placed on it."""
         return await self._started(self._agent(name))
 
     async def _started(self, daemon: Daemon) -> str:
@@ -141,7 +131,7 @@ class LocalCluster:
         return await daemon.wait_ready(self._startup_timeout_s)
 
     async def drop_agents(self) -> None:
-        """End the agents; they find the coordinator where it is by then when they start again."""
+        """Kill the agents. Their next start dials the coordinator where it is by then."""
         await asyncio.gather(*(agent.kill() for agent in self.agents.values()))
         self.agents.clear()
 
@@ -157,26 +147,14 @@ class LocalCluster:
     def _agent(self, name: str) -> Daemon:
         if name not in self.agents:
             arguments = ["--coordinator", own_address(self.address or self._listen), "--name", name]
-            arguments += ["--state-dir", str(self.directory / name), "--threads", str(self._threads)]
-            arguments += self._identity(Principal(SITE, Role.AGENT, name))
-            if self._share_store:
-                arguments += ["--shared-store", str(self.directory / "coordinator" / "models")]
+            arguments += ["--state-dir", str(self.directory / name), *self._identity(Principal(SITE, Role.AGENT, name))]
             arguments += [*self._agent_arguments, *self._arguments_by_agent.get(name, ())]
-            listen = self._listen_by_agent.get(name, "127.0.0.1:0")
-            self.agents[name] = Daemon(
-                name,
-                "edgeshard_agent",
-                arguments,
-                self.directory,
-                listen={"--listen": listen},
-                configured=self._configured,
-                stays=self._stays,
-                holding=self._holding,
-            )
+            listen = {"--listen": self._listen_by_agent.get(name, "127.0.0.1:0")}
+            self.agents[name] = self._daemon(name, "edgeshard_agent", arguments, listen=listen)
         return self.agents[name]
 
     def client(self) -> Client:
-        """A client of the site, not yet connected, which may do everything."""
+        """A client of the site, not yet connected, with all rights."""
         from edgeshard.client import Client
 
         if self._authority is None:
@@ -184,11 +162,11 @@ class LocalCluster:
         return Client(self.address, self.operator_files())
 
     def operator_files(self) -> TlsFiles:
-        """Of the operator of a secure site."""
+        """The files of the operator of a secure site."""
         return self._files(Principal(SITE, Role.OPERATOR, "admin"))
 
     def _identity(self, principal: Principal) -> list[str]:
-        """The options that say who a daemon is."""
+        """The options of a daemon that name its principal."""
         if self._authority is None:
             return ["--plaintext"]
         files = self._files(principal)

@@ -46,10 +46,12 @@ class Comparison:
 
     @property
     def deviation(self) -> dict[str, float]:
+        """The deviation of each figure, by its name."""
         predicted, measured = asdict(self.predicted), asdict(self.measured)
         return {name: predicted[name] / measured[name] - 1 for name in predicted}
 
     def as_row(self) -> dict[str, Any]:
+        """The run, its figures and their deviations as one flat object of JSON types."""
         row: dict[str, Any] = {"placement": self.placement, "mode": self.mode, "streams": self.streams}
         for kind, values in (("predicted", asdict(self.predicted)), ("measured", asdict(self.measured))):
             row |= {f"{kind}_{name}": value for name, value in values.items()}
@@ -83,7 +85,7 @@ def make_stand_in(lab: Lab, directory: Path) -> None:
 
 
 def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Random float32 tensors in the safetensors layout: length, JSON header, bytes."""
+    """Write random float32 tensors in the safetensors layout: length, JSON header, bytes."""
     generator = np.random.Generator(np.random.Philox(_SEED))
     header: dict[str, Any] = {}
     chunks: list[bytes] = []
@@ -100,8 +102,10 @@ def _write_safetensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def lab_cluster(lab: Lab, lab_file: Path, directory: Path, *, stays: bool = False) -> LocalCluster:
-    """The lab's processes, not started: one agent for each emulated node, one core each. They end with this process
-    unless the lab `stays`."""
+    """The lab's processes, not started: an agent with one core for each emulated node.
+
+    They end with this process unless the lab `stays`.
+    """
     names = [node.name for node in lab.cluster.nodes]
     emulate = ["--emulate", str(lab_file.resolve())]
     return LocalCluster(directory, names, agent_arguments=emulate, threads=1, startup_timeout_s=180.0, stays=stays)

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, UnavailableError
@@ -28,7 +27,7 @@ _KEY = "serve"
 _URL_PORT, _URL_PORTS = 8000, 32
 _LOOK_S = 0.05
 _NOTICE_S = 2.0
-"""Of a coordinator that has ended: so much later than whoever called it, this process knows, too, at the latest."""
+"""Longest time after which this process knows, too, that the coordinator of a failed call has ended."""
 _LEFTOVERS_S = 60.0
 """Processes of a site whose `serve` was killed end with it, but giving gigabytes back takes a while."""
 
@@ -36,58 +35,13 @@ _LEFTOVERS_S = 60.0
 class OwnSite:
     """A coordinator with its HTTP endpoint, and `nodes` nodes beside it, which read its store in place.
 
-    As an async context manager: the coordinator listens when it is entered, nodes may still be starting (`joined`).
-    Where it `lasts`, this user's edgectl and SDK are told of it, and the user's own settings for daemons count. `held`
-    are descriptors of locked files, which its processes keep, too.
+    As an async context manager it is entered once the coordinator listens; nodes may still be starting (`joined`). A
+    site that `lasts` is written into the settings of this user's edgectl and SDK, and takes the user's own settings for
+    daemons.
     """
 
     def __init__(
         self,
-        directory: Path,
-        nodes: int,
-        listen: str,
-        port: int,
-        *,
-        lasts: bool = True,
-        http: Sequence[str] = (),
-        held: Sequence[int] = (),
-    ) -> None:
-        from edgeshard.process.machine import usable_cores
-        from edgeshard.rpc.tls import is_loopback, join_address, split_address
-
-        self._directory = directory
-        self._lasts = lasts
-        self._held = held
-        self.proven = False
-        """Whether all that it is for has worked once: it is not then that a process ends again and again."""
-        own = _node_name()
-        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
-        host, first = split_address(listen, "listen")
-        self.wanted = listen
-        """Where the coordinator is to listen."""
-        self._cluster = LocalCluster(
-            directory,
-            self.nodes,
-            listen=listen,
-            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
-            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
-            elsewhere=True,
-            configured=lasts,
-            threads=max(1, usable_cores() // nodes),
-            authority=_authority(directory / "site"),
-            share_store=True,
-            holding=held[-1:],
-            agent_arguments=_memory(nodes, directory),
-            coordinator_arguments=[
-                *("--ca-key", str(directory / "site" / "ca.key")),
-                *("--http-listen", join_address("127.0.0.1", port), *http),
-            ],
-        )
-        self._joining: asyncio.Future[None] | None = None
-
-    @classmethod
-    def at(
-        cls,
         directory: Path | None,
         nodes: int,
         listen: str,
@@ -95,43 +49,71 @@ class OwnSite:
         *,
         lasts: bool = True,
         http: Sequence[str] = (),
-    ) -> OwnSite:
-        """The site of a folder, by default of this user's state directory; `http` are options of its coordinator for
-        the HTTP endpoint, which is at `port` of loopback unless they say otherwise: without a `port`, at the first of
-        some that is free. Raises DeniedError where the site cannot be, AlreadyExistsError where it is served already.
+    ) -> None:
+        """The site of a folder, by default of this user's state directory.
+
+        `http` are options of its coordinator for the HTTP endpoint. Unless they say otherwise, it is at `port` of
+        loopback, without a `port` at the first free one of some. Raises DeniedError for a folder that cannot be
+        written, AlreadyExistsError for a site that is served already.
         """
-        folder = (directory or state_home() / "serve").absolute()
+        from edgeshard.process.machine import usable_cores
+        from edgeshard.rpc.tls import is_loopback, join_address, split_address
+
+        self._directory = folder = (directory or state_home() / "serve").absolute()
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The nodes look into the store before the coordinator may have made it.
-            for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
-                (folder / inner).mkdir(exist_ok=True, mode=0o700)
-            held = _hold(folder)
-            port = _free_port() if port is None else port
-            return cls(folder, nodes, listen, port, lasts=lasts, http=http, held=held)
+            self._held = _hold(folder)
+            host, first = split_address(listen, "listen")
+            authority = _authority(folder / "site")
         except OSError as error:
             why = f"--state-dir {folder}: {error.strerror}"
             raise DeniedError(why, field="state-dir", reason="STATE_DIR") from None
+        self._lasts = lasts
+        self.proven = False
+        """Whether the site has answered once; until then a process that ends has failed to start."""
+        own = _node_name()
+        self.nodes = (own,) if nodes == 1 else tuple(f"{own}-{number}" for number in range(1, nodes + 1))
+        self.wanted = listen
+        """The address at which the coordinator is to listen."""
+        self._cluster = LocalCluster(
+            folder,
+            self.nodes,
+            listen=listen,
+            coordinator_listen={"--enrol-listen": join_address(host, min(first + 1, 65535) if first else 0)},
+            listen_by_agent={} if is_loopback(host) else _reachable(self.nodes),
+            elsewhere=True,
+            configured=lasts,
+            threads=max(1, usable_cores() // nodes),
+            authority=authority,
+            share_store=True,
+            holding=self._held[-1:],
+            agent_arguments=_memory(nodes, folder),
+            coordinator_arguments=[
+                *("--ca-key", str(folder / "site" / "ca.key")),
+                *("--http-listen", join_address("127.0.0.1", _free_port() if port is None else port), *http),
+            ],
+        )
+        self._joining: asyncio.Future[None] | None = None
 
     @property
     def address(self) -> str:
+        """The coordinator's host:port, once it has started."""
         return self._cluster.address
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the port that it was to have was taken: nodes that joined before look for it there."""
+        """Whether the wanted port was taken. Nodes that joined before look for the coordinator there."""
         from edgeshard.rpc.tls import split_address
 
         return split_address(self.wanted)[1] not in (0, split_address(self.address)[1])
 
     @property
     def authority(self) -> Path:
-        """The authority that clients of its HTTP endpoint over TLS trust, in PEM."""
+        """The PEM file of the authority that clients of its HTTP endpoint over TLS trust."""
         return self._directory / "site" / "ca.pem"
 
     @property
     def url(self) -> str:
-        """Of the HTTP endpoint, without a path."""
+        """The URL of the HTTP endpoint, without a path."""
         return self._cluster.coordinator.gateway
 
     async def __aenter__(self) -> Self:
@@ -147,13 +129,11 @@ class OwnSite:
             if self._lasts:
                 self._tell_edgectl()
         except BaseException:
-            await self.__aexit__(None, None, None)
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._joining is not None:
             self._joining.cancel()
         await self._cluster.stop()
@@ -161,7 +141,7 @@ class OwnSite:
             os.close(descriptor)
 
     async def _join_again(self) -> None:
-        """The nodes look for the coordinator where it is."""
+        """Start the nodes again, with the address that the coordinator has now."""
         if self._joining is not None:
             self._joining.cancel()
             await asyncio.wait({self._joining})
@@ -185,7 +165,7 @@ class OwnSite:
             await asyncio.wait(keepers)  # so that none of them starts anything any more
 
     async def _kept(self, node: str, say: Callable[[str], None]) -> EdgeShardError:
-        """A node, or the coordinator with an empty name."""
+        """Keep a node running, or the coordinator for an empty name; returns the error of its last end."""
         if node:
             await self.joined()
         daemon = self._cluster.agents[node] if node else self._cluster.coordinator
@@ -193,11 +173,11 @@ class OwnSite:
 
     @property
     def starts(self) -> int:
-        """How often its coordinator was started."""
+        """The number of the coordinator's starts."""
         return self._cluster.coordinator.starts
 
     async def came_back(self, starts: int) -> bool:
-        """Wait until the coordinator listens again that was started `starts` times; False where it has not ended."""
+        """Wait until a coordinator of more than `starts` starts listens; False where the last one has not ended."""
         coordinator, until_s = self._cluster.coordinator, time.monotonic() + _NOTICE_S
         while coordinator.starts == starts or not coordinator.address:
             if coordinator.starts == starts and coordinator.pid is not None and time.monotonic() > until_s:
@@ -206,7 +186,7 @@ class OwnSite:
         return True
 
     def client(self) -> Client:
-        """As the site's operator."""
+        """A client with the rights of the site's operator, not yet connected."""
         return self._cluster.client()
 
     async def api_key(self, client: Client) -> str:
@@ -226,11 +206,11 @@ class OwnSite:
         return text
 
     def next_name(self, taken: set[str]) -> str:
-        """A name for one more node."""
+        """A name for one more node, none of those that are `taken`."""
         return next(name for name in (f"node-{number}" for number in range(2, len(taken) + 3)) if name not in taken)
 
     def _tell_edgectl(self) -> None:
-        """This user's edgectl and SDK find the site, unless they belong to another."""
+        """Write the site into the settings of this user's edgectl and SDK, unless they belong to another."""
         from edgeshard.client.settings import configuration
 
         files = self._cluster.operator_files().key.parent
@@ -247,10 +227,15 @@ def _is_told(operator: Path) -> bool:
 
 
 def _hold(folder: Path) -> list[int]:
-    """Of two files that are locked: by this process alone, and by it and its children, as long as any of them runs.
+    """The folder's descriptors of two locked files, after it was made.
 
-    Raises AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
+    One is locked by this process alone, the other by it and its children, as long as any of them runs. Raises
+    AlreadyExistsError where another process serves the site, UnavailableError where such children do not end.
     """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The nodes look into the store before the coordinator may have made it.
+    for inner in ("pki", "coordinator", "coordinator/models", "coordinator/models/blobs"):
+        (folder / inner).mkdir(exist_ok=True, mode=0o700)
     own = _locked(folder / "serve.lock")
     if own is None:
         raise AlreadyExistsError(_served(folder), field="state-dir", reason="SITE_SERVED")
@@ -268,7 +253,7 @@ def _hold(folder: Path) -> list[int]:
 
 
 def _locked(path: Path) -> int | None:
-    """The file's descriptor, None where another process has locked it."""
+    """Lock a file; returns its descriptor, None where another process has locked it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -279,7 +264,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _served(folder: Path) -> str:
-    """The words where a site is served already."""
+    """The message for a site that is served already."""
     from edgeshard.rpc.tls_files import tls_files
 
     try:
@@ -299,7 +284,7 @@ def _served(folder: Path) -> str:
 
 
 def _free_port() -> int:
-    """For the URL. Whoever takes it in the meantime makes the start fail, as a port that was asked for does."""
+    """A port for the URL. If another process takes it in the meantime, the start fails as with a given port."""
     for port in range(_URL_PORT, _URL_PORT + _URL_PORTS):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -312,7 +297,7 @@ def _free_port() -> int:
 
 
 def _authority(directory: Path) -> Authority:
-    """Made once."""
+    """The site's authority, made at the first call."""
     from edgeshard.identity.authority import Authority, now
     from edgeshard.rpc.tls_files import write_private
 
@@ -333,8 +318,7 @@ def _node_name() -> str:
 
 
 def _memory(nodes: int, directory: Path) -> list[str]:
-    """Memory that each node may use, where several share the memory that one alone would take and the operator does not
-    say."""
+    """The options that divide the free memory among several nodes, unless the operator sets their memory."""
     if nodes == 1 or "EDGESHARD__AGENT__MEMORY" in os.environ:
         return []
     from edgeshard.process.machine import read_condition
@@ -344,7 +328,7 @@ def _memory(nodes: int, directory: Path) -> list[str]:
 
 
 def _reachable(nodes: Sequence[str]) -> dict[str, str]:
-    """Where nodes of other machines dial a node of this one."""
+    """The address of each node by which nodes of other machines dial it."""
     from edgeshard.rpc.addresses import outgoing_address
     from edgeshard.rpc.tls import join_address
 

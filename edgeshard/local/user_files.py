@@ -7,15 +7,16 @@ import os
 from pathlib import Path
 
 AGENT_PORT = 7610
-"""Where a node listens for its neighbours."""
+"""The port at which a node listens for its neighbours."""
 
 
 def state_home() -> Path:
+    """The directory for state of this user's sites, by the XDG rules."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edgeshard"
 
 
 def write_client_settings(coordinator: str, directory: Path) -> None:
-    """What edgectl and the SDK of this user find: the coordinator, and the files of `directory`."""
+    """Write the settings of this user's edgectl and SDK: the coordinator, and the PEM files of `directory`."""
     from edgeshard.client.settings import configuration
     from edgeshard.rpc.tls_files import tls_files, write_private
 
@@ -26,5 +27,6 @@ def write_client_settings(coordinator: str, directory: Path) -> None:
 
 
 def to_toml(section: str, values: dict[str, str]) -> str:
+    """A TOML text of one section."""
     # A JSON text is one of TOML, too.
     return f"[{section}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

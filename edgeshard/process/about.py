@@ -1,4 +1,4 @@
-"""What a dump says of a process itself: versions, settings, how long it runs, what it is at."""
+"""A process's own part of a dump: its versions, its settings, its uptime, its threads and tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECRET_PARTS = ("key", "password", "secret", "token")
 
 
 class Process:
-    """This process, from now on. `own` are our versions; `libraries` the distributions whose versions matter."""
+    """This process, from the call on. `own` are EdgeShard's versions, `libraries` the distributions to report, too."""
 
     def __init__(self, settings: DaemonSettings, own: Mapping[str, str], libraries: Sequence[str]) -> None:
         self._settings = settings
@@ -29,7 +29,7 @@ class Process:
         self._began_s = time.monotonic()
 
     def about(self) -> dict[str, Any]:
-        """As JSON types. From the event loop's thread, whose tasks it counts."""
+        """Describe the process in JSON types. Call it from the event loop's thread, whose tasks it counts."""
         return {
             "versions": self._own | versions(self._libraries),
             "settings": public_settings(self._settings),
@@ -47,7 +47,7 @@ class Process:
 
 
 def versions(libraries: Sequence[str]) -> dict[str, str]:
-    """Of these distributions, of Python and of the system."""
+    """The versions of these distributions, of Python and of the system, by name."""
     found = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -61,7 +61,7 @@ def versions(libraries: Sequence[str]) -> dict[str, str]:
 
 
 def public_settings(settings: DaemonSettings) -> dict[str, Any]:
-    """The settings as JSON types; of what a name calls a key or a secret, only whether it is set."""
+    """The settings as JSON types. A setting named as a key or a secret shows only whether it is set."""
     shown = settings.model_dump(mode="json")
     return {name: value if value is None or not _is_secret(name) else "set" for name, value in shown.items()}
 

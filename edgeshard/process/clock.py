@@ -9,4 +9,5 @@ class SystemClock:
     """Monotonic seconds of this machine; see `edgeshard.domain.clock.Clock`."""
 
     def now(self) -> float:
+        """Seconds of `time.monotonic`."""
         return time.monotonic()

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_origin
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.rpc.tls import TlsFiles, chosen_tls, tls_from_options
@@ -32,7 +26,7 @@ _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, field: str = "size") -> int:
-    """Bytes of `2GiB`, `512MiB`, `1.5GB` (decimal) or a plain number; raises InvalidArgumentError naming `field`."""
+    """Bytes of `2GiB`, `512MiB`, `1.5GB` (decimal) or a plain number. Raises InvalidArgumentError naming `field`."""
     match = _SIZE.fullmatch(str(text))
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidArgumentError(
@@ -40,9 +34,8 @@ def parse_bytes(text: str | int, field: str = "size") -> int:
             field=field,
             reason="INVALID_SIZE",
         )
-    return (
-        int(float(match[1]) * _UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _UNITS[match[2].lower()]
-    )
+    unit = _UNITS[match[2].lower()]
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def _size(value: str | int, info: ValidationInfo) -> int:
@@ -58,7 +51,7 @@ _DURATION = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])\s*")
 
 
 def parse_duration(text: str | float, field: str = "duration") -> float:
-    """Seconds of `90s`, `15m`, `12h`, `30d` or a plain number; raises InvalidArgumentError naming `field`."""
+    """Seconds of `90s`, `15m`, `12h`, `30d` or a plain number. Raises InvalidArgumentError naming `field`."""
     if isinstance(text, int | float):
         return float(text)
     match = _DURATION.fullmatch(text if text.strip()[-1:].isalpha() else f"{text}s")
@@ -88,7 +81,7 @@ Several = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_several)]
 
 
 class DaemonSettings(BaseSettings):
-    """What every daemon takes. Each field is a `--option` of the same name with `-` for `_`."""
+    """Settings that every daemon takes. Each field is a `--option` of the same name with `-` for `_`."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
     section: ClassVar[str]
@@ -108,19 +101,16 @@ class DaemonSettings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **_others: Any
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `load_settings` merges the sources, so that constructing settings in a test reads nothing but its arguments.
         return (init_settings,)
 
     def tls(self) -> TlsFiles | None:
-        """The three TLS files, or None in plaintext; raises InvalidArgumentError when only some are given, DeniedError
-        where nothing says which it is to be."""
+        """The three TLS files, or None in plaintext.
+
+        Raises InvalidArgumentError where only some are given, DeniedError where neither files nor plaintext are.
+        """
         return chosen_tls(tls_from_options(self.tls_ca, self.tls_cert, self.tls_key), self.plaintext)
 
 
@@ -152,17 +142,16 @@ def load_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
 
 
 def build_settings(kind: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Settings from merged values; raises InvalidArgumentError naming the first option that is wrong or missing."""
+    """Settings from merged values. Raises InvalidArgumentError naming the first option that is wrong or missing."""
     try:
         return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "config"
-        if first["type"] == "missing":
-            message = f"{_option(name)} is required"
-        else:
-            message = f"{_option(name)}: {first['msg'].lower()}"
-        raise InvalidArgumentError(message, field=name.replace("_", "-"), reason="INVALID_SETTING") from None
+        why = " is required" if first["type"] == "missing" else f": {first['msg'].lower()}"
+        raise InvalidArgumentError(
+            _option(name) + why, field=name.replace("_", "-"), reason="INVALID_SETTING"
+        ) from None
 
 
 def _option(name: str) -> str:
@@ -200,8 +189,10 @@ def _read_section(path: Path, kind: type[DaemonSettings]) -> dict[str, Any]:
 
 
 def write_ready_file(path: Path, address: str, gateway: str = "", enrolment: str = "") -> None:
-    """Say that this process serves at `address` (host:port), by HTTP at the URL `gateway`, and lets others join at
-    `enrolment` (host:port). Readers see the whole file or none."""
+    """Write the JSON file that tells a parent where this process serves. Readers see the whole file or none.
+
+    `address` and `enrolment`, where others join, are host:port; `gateway` is the URL of its HTTP. Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         json.dump({"address": address, "gateway": gateway, "enrolment": enrolment, "pid": os.getpid()}, file)

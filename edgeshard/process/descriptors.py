@@ -1,18 +1,20 @@
-"""How many descriptors this process may have, and how many of them connections from outside may take."""
+"""The limit of this process's file descriptors, and the share of them for connections from outside."""
 
 from __future__ import annotations
 
 MOST_DESCRIPTORS = 65_536
-"""As many as the units of systemd allow."""
+"""The limit in the units of systemd."""
 RESERVE = 256
-"""For files, pipes and what this process dials itself: nobody from outside can take the last ones."""
+"""Descriptors for files, pipes and calls of this process: connections from outside cannot take the last ones."""
 LEAST = 16
-"""Connections that a listener takes however few descriptors there are."""
+"""Connections that a listener takes even where descriptors are fewer."""
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's own limit of descriptors to what the system lets it have, and return the limit. Its
-    children inherit it. Many systems begin with 1,024, which is fewer than one host can open connections."""
+    """Raise this process's limit of descriptors to the system's hard limit, at most MOST_DESCRIPTORS, and return it.
+
+    Children inherit the limit. Many systems begin with 1,024, and one host can open more connections than that.
+    """
     import resource  # not where edgectl alone runs on a system without it
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -24,5 +26,5 @@ def raise_descriptor_limit() -> int:
 
 
 def connection_cap(descriptors: int, part: float, most: int) -> int:
-    """How many connections a listener may have open: `part` of the limit less the reserve, `most` at most."""
+    """The connections that a listener may have open: `part` (0 to 1) of the limit less RESERVE, at most `most`."""
     return max(LEAST, min(most, int(max(0, descriptors - RESERVE) * part)))

@@ -1,4 +1,4 @@
-"""What is installed of EdgeShard's extras, told without importing any of it."""
+"""Extras of EdgeShard that are installed, told without importing them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _NEEDED = {
 
 
 def missing(*extras: str) -> list[str]:
-    """Those of which a module is not there."""
+    """The extras of which a module is not installed."""
     return [extra for extra in extras if any(find_spec(name) is None for name in _NEEDED[extra])]
 
 
 def check_extras(program: str, *extras: str) -> None:
-    """Raise FailedPreconditionError naming all that `program` lacks, before it starts anything."""
+    """Raise FailedPreconditionError naming the extras that `program` needs and this installation lacks."""
     lacking = missing(*extras)
     if lacking:
         named = " and ".join([", ".join(lacking[:-1]), lacking[-1]]) if len(lacking) > 1 else lacking[0]

@@ -1,4 +1,4 @@
-"""Which lines of a log are left out because they come too often. A decision over names and times, without a clock."""
+"""A limit on log lines that come too often. Pure: times are seconds of one clock, as values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class _Period:
 class Folds:
     """Lines of one name pass `MOST_LINES` times in `PERIOD_S` from the first of them; the others are counted.
 
-    Whoever makes the machine log, such as by connections that cannot be accepted, would fill its disk otherwise.
-    `MOST_NAMES` names are told apart at a time, and all further ones count as one.
+    Without the limit a caller could fill the disk, for example by connections that cannot be accepted. `MOST_NAMES`
+    names are told apart at a time; all further names count as one.
     """
 
     MOST_LINES = 100
@@ -26,7 +26,7 @@ class Folds:
         self._periods: dict[str, _Period] = {}
 
     def passes(self, name: str, now: float) -> bool:
-        """Whether a line of that name is written. Ask `over` at the same time before."""
+        """Whether a line of that name is written. Call `over` with the same time before."""
         if name not in self._periods and len(self._periods) >= self.MOST_NAMES:
             name = "others"
         period = self._periods.setdefault(name, _Period(now + self.PERIOD_S))
@@ -34,7 +34,7 @@ class Folds:
         return period.lines <= self.MOST_LINES
 
     def over(self, now: float) -> list[tuple[str, int]]:
-        """Forget the periods that are over; the names of which lines were left out, and how many."""
+        """Forget the periods that have ended; returns each name of which lines were left out, and their number."""
         left_out = []
         # Periods are as long as each other, so the order in which they began is the one in which they end.
         while self._periods:

@@ -1,4 +1,4 @@
-"""What `edgectl install` and `edgectl uninstall` do to a machine: steps as values. Pure; the command acts
+"""Steps of `edgectl install` and `edgectl uninstall` on a machine, as values. Pure: the command takes them
 (`edgeshard.cli.commands.site.install`).
 
 An installation keeps a record of what it made, in a file beside the daemon's configuration. A file that is not as the
@@ -19,18 +19,23 @@ from edgeshard.process.systemd_units import Daemon, unit_text
 
 CONFIGURATION = "/etc/edgeshard"
 JOINED = f"{CONFIGURATION}/agent-pki"
-"""Where `edgectl join` keeps a node's certificate for its service."""
+"""The directory in which `edgectl join` keeps a node's certificate for its service."""
+_CONFIGURED = {
+    Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise"),
+    Daemon.COORDINATOR: ("listen", "enrol_listen"),
+}
+"""Options that stand in a daemon's configuration, in this order."""
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
-"""What ProtectHome= and PrivateTmp= keep from a unit."""
+"""Directories that ProtectHome= and PrivateTmp= hide from a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an operator chooses; `name` and `coordinator` are an agent's.
+    """Choices of an operator; "" where one was not made.
 
-    `programs` is the directory of the daemons, `credentials` that of the TLS files ("" without). `memory`, `device`
-    and `advertise` are an agent's, too; `ca_key` and `enrol_listen`, with which a site makes certificates, are a
-    coordinator's.
+    `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
+    `device` and `advertise` are of an agent; `ca_key` and `enrol_listen`, with which a site makes certificates, of a
+    coordinator.
     """
 
     listen: str
@@ -47,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was made: digests of files by path, directories (the outer ones first), and whether the user was."""
+    """An installation: sha256 of its files by path, its directories (outer ones first), whether it made the user."""
 
     options: Options
     files: Mapping[str, str] = field(default_factory=dict)
@@ -57,9 +62,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is there of `interesting` paths: digests of files and links, directories; whether the user exists.
+    """The state of `interesting` paths: sha256 of files and links by path, directories, and whether the user exists.
 
-    `shared` are directories that the record of the other daemon has; `live` says that it is the machine that runs.
+    `shared` are directories in the record of the other daemon. `live` is True on the running machine, False in an
+    image.
     """
 
     files: Mapping[str, str]
@@ -71,12 +77,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class MakeDirectory:
+    """Make a directory of mode 0755."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A file of mode 0644. Nothing secret is written."""
+    """Write a file of mode 0644, without secrets."""
 
     path: str
     content: str
@@ -84,12 +92,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
+    """Remove a file or a link."""
+
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveDirectory:
-    """Only where it is empty, unless `whole`."""
+    """Remove a directory where it is empty, or with all that is in it where `whole`."""
 
     path: str
     whole: bool = False
@@ -97,12 +107,14 @@ class RemoveDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """Run a program with its arguments."""
+
     command: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nothing is done; said to the operator."""
+    """Leave something as it is, and tell the operator why."""
 
     what: str
     why: str
@@ -112,18 +124,22 @@ Step = MakeDirectory | Write | Remove | RemoveDirectory | Run | Leave
 
 
 def config_path(daemon: Daemon) -> str:
+    """The daemon's configuration, TOML."""
     return f"{CONFIGURATION}/{daemon}.toml"
 
 
 def record_path(daemon: Daemon) -> str:
+    """The `Record` of its installation, JSON."""
     return f"{CONFIGURATION}/{daemon}.installed.json"
 
 
 def state_directory(daemon: Daemon) -> str:
+    """The directory that StateDirectory= makes."""
     return f"/var/lib/{daemon.unit}"
 
 
 def unit_path(daemon: Daemon) -> str:
+    """The daemon's unit."""
     return f"/etc/systemd/system/{daemon.unit}.service"
 
 
@@ -133,11 +149,12 @@ def enabled_path(daemon: Daemon) -> str:
 
 
 def user_path(daemon: Daemon) -> str:
+    """The file by which systemd-sysusers makes its user."""
     return f"/etc/sysusers.d/{daemon.unit}.conf"
 
 
 def drop_ins(daemon: Daemon) -> str:
-    """What `systemctl edit` makes; never ours."""
+    """The directory that `systemctl edit` makes; no installation writes to it."""
     return f"{unit_path(daemon)}.d"
 
 
@@ -151,12 +168,7 @@ def files(daemon: Daemon, options: Options) -> dict[str, str]:
             raise InvalidArgumentError(
                 f"--{name} {text!r} must be an absolute path without spaces or any of \"'\\%$:;", field=name
             )
-    values = {"listen": options.listen}
-    if daemon is Daemon.AGENT:
-        values = {"name": options.name, "coordinator": options.coordinator, **values}
-        values |= {"memory": options.memory, "device": options.device, "advertise": options.advertise}
-    else:
-        values["enrol_listen"] = options.enrol_listen
+    values = {key: getattr(options, key) for key in _CONFIGURED[daemon]}
     config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
     return {
         user_path(daemon): f'u {daemon.unit} - "EdgeShard {daemon}" {state_directory(daemon)}\n',
@@ -179,14 +191,14 @@ def check_visible(path: str) -> None:
 
 
 def interesting(daemon: Daemon, options: Options, record: Record | None) -> set[str]:
-    """The paths whose state decides on the steps."""
+    """The paths whose state decides on the steps of an installation or of its removal."""
     paths = {*files(daemon, options), *(record.files if record else ()), record_path(daemon), enabled_path(daemon)}
     paths |= {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     return paths | {state_directory(daemon), drop_ins(daemon), JOINED}
 
 
 def install_steps(daemon: Daemon, options: Options, record: Record | None, found: Found) -> list[Step]:
-    """Lay out what is missing, bring up to date what was not changed by hand. A second time there is nothing to do."""
+    """Steps that lay out missing files and renew those that were not changed by hand; none where all is laid out."""
     before = record or Record(options, user=not found.user)
     wanted = files(daemon, options)
     parents = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
@@ -213,7 +225,7 @@ def install_steps(daemon: Daemon, options: Options, record: Record | None, found
 
 
 def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool) -> list[Step]:
-    """Stop it and remove what its installation made; with `purge` also its state, and files changed by hand."""
+    """Steps that stop the daemon and remove its installation; with `purge` also its state and files changed by hand."""
     steps: list[Step] = []
     unit = unit_path(daemon)
     if found.live and unit in found.files:
@@ -250,7 +262,7 @@ def uninstall_steps(daemon: Daemon, record: Record, found: Found, *, purge: bool
 
 
 def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> list[Step]:
-    """The user stays as long as there are files of its: the next user of the system might get its number."""
+    """Keep the user as long as it has files: the system might give its number to the next user."""
     state = state_directory(daemon)
     if keeps:
         return [Leave(state, "its state; --purge removes it, and the user whom it belongs to")]
@@ -263,15 +275,17 @@ def _state_steps(daemon: Daemon, record: Record, found: Found, keeps: bool) -> l
 
 
 def digest(content: str | bytes) -> str:
+    """The sha256 in hexadecimal."""
     return sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 def to_text(record: Record) -> str:
+    """A record as JSON, the same text for equal records."""
     return json.dumps(asdict(record), indent=2, sort_keys=True) + "\n"
 
 
 def from_text(text: str, path: str) -> Record:
-    """Raises DataLossError naming `path`."""
+    """The record of a JSON text. Raises DataLossError naming `path` for a text that `to_text` did not make."""
     try:
         values: dict[str, Any] = json.loads(text)
         return Record(

@@ -23,20 +23,19 @@ _JOURNAL_LEVELS = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, loggin
 
 
 def drop_private(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor that removes every private key, whatever the level: a log outlives the request, and other
-    people read it."""
+    """Remove every private key, at any level, as a structlog processor: other people read a log, and later."""
     for key in PRIVATE_KEYS & event.keys():
         del event[key]
     return event
 
 
 def debug_logged() -> bool:
-    """Whether lines at debug go anywhere: ask before computing what they would say."""
+    """Whether lines at debug are written. Ask before an expensive one is put together."""
     return logging.getLogger(_OURS[0]).isEnabledFor(logging.DEBUG)
 
 
 def stderr_is_journal() -> bool:
-    """Whether what is written to stderr goes to systemd's journal, which takes a line's level from a prefix."""
+    """Whether stderr goes to systemd's journal, which takes a line's level from a prefix."""
     try:
         status = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -45,7 +44,7 @@ def stderr_is_journal() -> bool:
 
 
 def tell_ready(text: str) -> None:
-    """One line for whoever started this daemon by hand. A log that programs read has lines of its own."""
+    """Print one line for a person who started this daemon on a terminal; programs read the log instead."""
     if sys.stderr.isatty() and not stderr_is_journal():
         sys.stderr.write(f"ready: {text}\n")
         sys.stderr.flush()
@@ -58,8 +57,10 @@ def report_failure(error: EdgeShardError) -> None:
 
 
 class _FoldingHandler(logging.StreamHandler[TextIO]):
-    """Leaves lines out that come too often, at any level but debug, and says how many once their minute is over, with
-    the next line of any kind."""
+    """Leaves out lines that come too often, at any level but debug.
+
+    It tells their number after their minute, with the next line of any kind.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -75,7 +76,7 @@ class _FoldingHandler(logging.StreamHandler[TextIO]):
 
 
 def _name_of(record: logging.LogRecord) -> str:
-    """What lines of one kind have in common: the event, or the beginning of a library's text before it is filled in."""
+    """The name of a kind of lines: the event, or the beginning of a library's text before it is filled in."""
     event = record.msg.get("event") if isinstance(record.msg, dict) else record.msg
     return str(event).partition("\n")[0][:_NAME_CHARS]
 
@@ -90,7 +91,7 @@ class _JournalFormatter(structlog.stdlib.ProcessorFormatter):
 def configure_logging(level: str) -> None:
     """Send structlog and the standard library's logging to stderr, from `level` ("debug" to "error") up.
 
-    "debug" is for our own packages. What other libraries say then is a lot, and nobody knows that it is fit for a log.
+    "debug" is for our own packages: other libraries say a lot then, and nobody has checked that it is fit for a log.
     """
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine. Linux tells most; elsewhere figures are missing and nothing fails."""
+"""Facts of this machine from its operating system. Linux tells most; elsewhere figures are missing, nothing fails."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from edgeshard.rpc.tls import TlsFiles
 
 ROOT = Path("/")
 WRITTEN_BYTES = 4 << 20
-"""To measure a disk: half a second on a slow card."""
+"""Written to measure a disk: half a second on a slow card."""
 _KERNELS = Path("ops/libedgeshard_ops.so")
 _NO_CUDA = re.compile(r"^cuda\b[^=]*=\s*None\s*$", re.MULTILINE)
 
 
 def utc_s() -> float:
-    """The wall's clock, in seconds since 1970."""
+    """The wall clock, in seconds since 1970."""
     return time.time()
 
 
 def read_condition(
     version: str, directory: Path, tls: TlsFiles | None, disk_write_bps: float = 0.0, root: Path = ROOT
 ) -> Condition:
-    """This machine's, with the disk of `directory`; what was measured of it comes as a value. `root` is for tests."""
+    """This machine's condition, with the disk of `directory` and its measured `disk_write_bps`. `root` is for tests."""
     memory = _memory(root)
     total, free = disk_bytes(directory)
     ends, due = _certificate(tls)
@@ -54,18 +54,15 @@ def read_condition(
 
 
 def usable_cores() -> int:
+    """The processor cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """How many cores a control group of this process, or one around it, leaves it; 0 where none limits it."""
-    try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0.0
+    """The cores that the control groups of this process leave it; 0 where none limits it."""
     quotas = [
         quota
-        for line in groups
+        for line in _text(root / "proc/self/cgroup").splitlines()
         if line.count(":") >= 2
         for quota in _quotas(root / "sys/fs/cgroup", *line.split(":", 2)[1:])
     ]
@@ -73,7 +70,7 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
-    """`controllers` is empty for cgroup v2."""
+    """Quotas in cores of a group and of those around it. `controllers` is empty for cgroup v2."""
     if controllers and "cpu" not in controllers.split(","):
         return []
     mounted, name = (mounted / "cpu", "cpu.cfs_quota_us") if controllers else (mounted, "cpu.max")
@@ -81,24 +78,23 @@ def _quotas(mounted: Path, controllers: str, group: str) -> list[float]:
     for directory in (here, *here.parents):
         if not directory.is_relative_to(mounted):
             break
-        with contextlib.suppress(OSError):
-            words = (directory / name).read_text(encoding="ascii").split()
-            if controllers:
-                words = [*words, _period(directory)]
-            if len(words) == 2 and all(word.isdecimal() for word in words):
-                found.append(int(words[0]) / max(1, int(words[1])))
+        words = _text(directory / name).split()
+        if controllers:
+            words.append(_text(directory / "cpu.cfs_period_us").strip() or "100000")  # the kernel's own
+        if len(words) == 2 and all(word.isdecimal() for word in words):
+            found.append(int(words[0]) / max(1, int(words[1])))
     return found
 
 
-def _period(directory: Path) -> str:
-    try:
-        return (directory / "cpu.cfs_period_us").read_text(encoding="ascii").strip()
-    except OSError:
-        return "100000"  # the kernel's own
+def _text(path: Path) -> str:
+    """The text of a file; empty where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8")
+    return ""
 
 
 def disk_bytes(directory: Path) -> tuple[int, int]:
-    """Size of the disk that a directory is on or will be on, and what this process may use of it; zeros if unknown."""
+    """Bytes of the disk that a directory is on or will be on: all, and free for this process. Zeros where unknown."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
     try:
@@ -109,7 +105,7 @@ def disk_bytes(directory: Path) -> tuple[int, int]:
 
 
 def disk_write_bps(directory: Path) -> float:
-    """Bytes a second that `directory` takes, flushed; 0 where it takes none. Blocks for as long as it takes."""
+    """Bytes a second that can be written to `directory` and flushed; 0 where none can. Blocks while it measures."""
     block = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
@@ -133,10 +129,11 @@ class Machine:
         self._disk_write_bps = 0.0
 
     async def measure(self) -> None:
-        """The disk, once: one does not grow slow by itself, and each time wears it a little."""
+        """Measure the disk. Once is enough: a disk does not grow slow by itself, and each time wears it a little."""
         self._disk_write_bps = await asyncio.to_thread(disk_write_bps, self._directory)
 
     def condition(self) -> Condition:
+        """The machine's condition now."""
         return read_condition(self._version, self._directory, self._tls, self._disk_write_bps)
 
 
@@ -154,20 +151,13 @@ def _certificate(tls: TlsFiles | None) -> tuple[float, float]:
 
 
 def _memory(root: Path) -> dict[str, int]:
-    """Bytes by the kernel's names."""
-    try:
-        text = (root / "proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return {}
+    """Bytes of memory by the kernel's names."""
+    text = _text(root / "proc/meminfo")
     return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _huge_pages(root: Path) -> str:
-    try:
-        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    chosen = re.search(r"\[(\w+)\]", text)
+    chosen = re.search(r"\[(\w+)\]", _text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return chosen[1] if chosen else ""
 
 
@@ -186,8 +176,7 @@ def _cuda(root: Path) -> Support:
     torch = find_spec("torch")
     if not (root / "proc/driver/nvidia/version").exists() or torch is None or torch.origin is None:
         return Support.UNKNOWN
-    try:
-        text = (Path(torch.origin).parent / "version.py").read_text(encoding="utf-8")
-    except OSError:
+    text = _text(Path(torch.origin).parent / "version.py")
+    if not text:
         return Support.UNKNOWN
     return Support.MISSING if _NO_CUDA.search(text) else Support.USED

@@ -1,4 +1,4 @@
-"""What a daemon tells systemd: that it serves, that it gets on, that it stops. See sd_notify(3)."""
+"""Messages of a daemon to systemd: it serves, it makes progress, it stops. See sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OURS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """Without a socket nobody listens, and every call does nothing. No call blocks.
+    """Sends messages to the service manager. No call blocks; without a socket every call does nothing.
 
-    `watchdog_s` is the time without a beat after which the manager ends this process, None when it does not look.
+    `watchdog_s` is the time without a beat after which the manager ends this process; None without a watchdog.
     """
 
     def __init__(self, to: socket.socket | None = None, watchdog_s: float | None = None) -> None:
@@ -25,9 +25,9 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
-        """Connected to NOTIFY_SOCKET. The variables are removed: a child must not speak for this process.
+        """A notifier connected to NOTIFY_SOCKET. Removes the variables: a child must not speak for this process.
 
-        Raises FailedPreconditionError when nobody can be reached there.
+        Raises FailedPreconditionError where nobody listens there.
         """
         given = {name: environment.pop(name, "") for name in _OURS}
         address, microseconds = given["NOTIFY_SOCKET"], given["WATCHDOG_USEC"]
@@ -50,17 +50,19 @@ class Notifier:
         return cls(to, int(microseconds) / 1e6 if watched else None)
 
     def ready(self, status: str) -> None:
-        """It serves. `status` is a line for people."""
+        """Tell that the daemon serves. `status` is a line for people."""
         self._send("READY=1", f"STATUS={status}")
 
     def beat(self) -> None:
-        """It gets on: the watchdog's time begins anew."""
+        """Tell that the daemon makes progress: the watchdog's time begins anew."""
         self._send("WATCHDOG=1")
 
     def status(self, status: str) -> None:
+        """Change the line for people."""
         self._send(f"STATUS={status}")
 
     def stopping(self) -> None:
+        """Tell that the daemon ends."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def _send(self, *lines: str) -> None:

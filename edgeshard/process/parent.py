@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int | None) -> None:
-    """From now on the kernel kills this process when `parent`, the process id of what started it, ends in any way.
+    """Have the kernel kill this process when `parent`, the id of the process that started it, ends in any way.
 
-    Kills it at once where that has ended already. Nothing without a `parent`, and where there is no Linux.
+    Kills it at once where `parent` has ended already. Does nothing without a `parent`, and on other systems than Linux.
     """
     if parent is None or sys.platform != "linux":
         return

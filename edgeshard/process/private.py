@@ -1,4 +1,4 @@
-"""What a process writes is its owner's alone: files, directories, and no copy of its memory."""
+"""Privacy of a process's output: files and directories for its owner alone, and no copy of its memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ log = structlog.get_logger()
 
 
 def keep_private() -> None:
-    """From now on this process and its children make files for their owner alone, and leave no core: it would hold
-    prompts. Whoever looks for a crash can raise the limit again: prlimit --core=unlimited --pid PID."""
+    """Have this process and its children make files for their owner alone, and no core, which would hold prompts.
+
+    To look for a crash, raise the limit again: prlimit --core=unlimited --pid PID.
+    """
     import resource  # not where edgectl alone runs on a system without it
 
     os.umask(0o077)
@@ -24,7 +26,7 @@ def keep_private() -> None:
 
 
 def private_directory(path: Path, option: str) -> None:
-    """Make a directory that is its owner's alone; take the others' rights from one that is there.
+    """Make a directory for its owner alone; take the rights of others from one that exists.
 
     Raises OSError where it cannot be made, InvalidArgumentError naming `option` where others' rights cannot be taken.
     """
@@ -48,5 +50,5 @@ def private_directory(path: Path, option: str) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` of `open`: a file that it makes is its owner's alone."""
+    """Open a file as an `opener` of `open`; a new file is for its owner alone."""
     return os.open(path, flags, 0o600)

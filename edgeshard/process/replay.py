@@ -1,4 +1,4 @@
-"""Replays of dumps in a process that knows the state machine: documents in, what came of them out."""
+"""Replays of dumps in a process that knows the state machine: documents in, results out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edgeshard.domain.errors import EdgeShardError
 
 
 def replay_stdin(machine: Machine[Any, Any]) -> None:
-    """Read a JSON object of documents from stdin; write one of what came of each, or of why it cannot be replayed."""
+    """Read a JSON object of documents from stdin; write one of their results, or of why one cannot be replayed."""
     results: dict[str, Any] = {}
     for name, document in json.load(sys.stdin).items():
         try:

@@ -1,4 +1,4 @@
-"""When a process that has ended is started again. Pure: times are seconds of one monotonic clock."""
+"""Restarts of a process that has ended. Pure: times are seconds of one monotonic clock."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from edgeshard.domain.errors import DeniedError
 
 WINDOW_S = 60.0
 MOST_STARTS = 5
-"""Within any `WINDOW_S`; and as many in a row that come to nothing are the last."""
+"""Most starts within any `WINDOW_S`; after as many failed starts in a row there is no other."""
 FIRST_PAUSE_S = 0.25
 
 
 class Restarts:
-    """Of one process. It is started again after each end, sooner or later, unless it cannot start."""
+    """Decides when one process starts again after it ended, and when it cannot start."""
 
     def __init__(self) -> None:
         self._starts: deque[float] = deque(maxlen=MOST_STARTS)
         self._in_vain = 0
 
     def started(self, now_s: float) -> None:
+        """Note a start."""
         self._starts.append(now_s)
 
     def pause_s(self, now_s: float, exit_code: int, in_vain: bool) -> float | None:
-        """After an end, how long to wait before the next start; None where it cannot start.
+        """Seconds from an end to the next start; None where the process cannot start.
 
-        The pause doubles with each start of the last minute. `in_vain` says that the start which ended came to nothing.
+        The pause doubles with each start of the last minute. `in_vain` says that the start that ended had failed.
         """
         self._in_vain = self._in_vain + 1 if in_vain else 0
         # Denied, as after edgectl delete node: another try would get the same answer.

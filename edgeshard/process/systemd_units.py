@@ -1,7 +1,7 @@
 """The systemd units of both daemons, as text. Pure.
 
-deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard. What is left out, and why, says
-docs/decisions/0091-units-and-install-record.md.
+deploy/systemd has them as `edgectl install` lays them out under /opt/edgeshard.
+docs/decisions/0091-units-and-install-record.md says which settings are left out, and why.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from enum import StrEnum
 
 
 class Daemon(StrEnum):
-    """What can be installed."""
+    """A daemon that can be installed."""
 
     AGENT = "agent"
     COORDINATOR = "coordinator"
 
     @property
     def unit(self) -> str:
-        """Also the name of its user, of its program and of its state directory."""
+        """The name of its unit, of its user, of its program and of its state directory."""
         return f"edgeshard-{self.value}"
 
 
@@ -98,8 +98,11 @@ MemoryDenyWriteExecute=yes
 
 
 def unit_text(daemon: Daemon, executable: str, config: str, credentials: str, ca_key: str = "") -> str:
-    """The unit's file, of absolute paths; `credentials` is the directory that has CREDENTIALS, "" without TLS, and
-    `ca_key` the key of the authority of a site that makes certificates."""
+    """The text of a unit. All paths are absolute.
+
+    `credentials` is the directory of CREDENTIALS, "" without TLS; `ca_key` is the key of the authority of a site that
+    makes certificates, "" for another.
+    """
     command = f"{executable} --config {config} --state-dir ${{STATE_DIRECTORY}}"
     loads = ""
     for name in CREDENTIALS if credentials else ():

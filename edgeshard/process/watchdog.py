@@ -1,4 +1,4 @@
-"""When a daemon may say that it gets on: only if each of its parts did something since it said so last."""
+"""The watchdog of a daemon: it beats only if each part of the daemon did something since the last beat."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ BEATS = 3
 
 
 class Progress:
-    """Counts of what each part has done so far, by the part's name, from look to look. Pure.
+    """Compares counts of the work of each part, by the part's name, from look to look. Pure.
 
-    A part that has nothing to do must count that it looked. The event loop needs no count: it is what looks.
+    A part without work must count that it looked. The event loop needs no count, since it makes the looks.
     """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self._before = dict(counts)
 
     def stuck(self, counts: Mapping[str, int]) -> list[str]:
-        """The parts that have done nothing since the last look."""
+        """The parts whose counts have not changed since the last look."""
         before, self._before = self._before, dict(counts)
         return [name for name, count in counts.items() if count == before.get(name)]
 
 
 async def feed_watchdog(notifier: Notifier, counts: Callable[[], Mapping[str, int]]) -> None:
-    """Beat from the event loop for as long as every count grows. Returns at once where nobody watches."""
+    """Beat from the event loop as long as every count grows. Returns at once without a watchdog."""
     if notifier.watchdog_s is None:
         return
     progress, stuck = Progress(counts()), list[str]()

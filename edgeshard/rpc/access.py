@@ -1,4 +1,4 @@
-"""Rights of callers: one table of roles for each method, and nothing that is not in it.
+"""Rights of callers: one table of the roles that may call each method. A method that is not in it is refused.
 
 In plaintext, which is for loopback alone, callers cannot be told apart, and everyone there may call everything.
 """
@@ -21,64 +21,37 @@ _ANYONE = frozenset(Role)
 
 _PLAINTEXT = [b"insecure"]
 _PACKAGE = "edgeshard.proto.v1"
+_METHODS: Mapping[tuple[str, frozenset[Role]], str] = {
+    ("CoordinatorService", _AGENT): "Register Control Heartbeat ReportProfile",
+    ("HeadService", _AGENT): "Attach",
+    ("StageService", _AGENT): "Exchange Probe",
+    ("InferenceService", _USER): "Generate Listen Cancel ListModels RenderChat Tokenize Detokenize",
+    ("AdminService", _OPERATOR): "ListNodes GetNode ListPacked DropPacked ListModels DeleteModel GetSite Profile Plan "
+    "Deploy ListDeployments GetDeployment DeleteDeployment Replan Trace Dump ListAudit ListEvents",
+    ("ModelStoreService", _OPERATOR): "RegisterModel AddLocalModel PutBlob",
+    ("ModelStoreService", _AGENT | _OPERATOR): "GetManifest",
+    ("ModelStoreService", _AGENT): "ReadBlob",
+    ("IdentityService", _OPERATOR): "CreateToken Revoke RemoveNode CreateKey ListKeys RevokeKey",
+    ("IdentityService", _ANYONE): "Renew",
+}
+"""Services and roles, and the methods of a service that these roles may call."""
 ROLES: Mapping[str, frozenset[Role]] = {
-    f"/{_PACKAGE}.CoordinatorService/Register": _AGENT,
-    f"/{_PACKAGE}.CoordinatorService/Control": _AGENT,
-    f"/{_PACKAGE}.CoordinatorService/Heartbeat": _AGENT,
-    f"/{_PACKAGE}.CoordinatorService/ReportProfile": _AGENT,
-    f"/{_PACKAGE}.HeadService/Attach": _AGENT,
-    f"/{_PACKAGE}.StageService/Exchange": _AGENT,
-    f"/{_PACKAGE}.StageService/Probe": _AGENT,
-    f"/{_PACKAGE}.InferenceService/Generate": _USER,
-    f"/{_PACKAGE}.InferenceService/Listen": _USER,
-    f"/{_PACKAGE}.InferenceService/Cancel": _USER,
-    f"/{_PACKAGE}.InferenceService/ListModels": _USER,
-    f"/{_PACKAGE}.InferenceService/RenderChat": _USER,
-    f"/{_PACKAGE}.InferenceService/Tokenize": _USER,
-    f"/{_PACKAGE}.InferenceService/Detokenize": _USER,
-    f"/{_PACKAGE}.AdminService/ListNodes": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/GetNode": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/ListPacked": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/DropPacked": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/ListModels": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/DeleteModel": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/GetSite": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Profile": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Plan": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Deploy": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/ListDeployments": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/GetDeployment": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/DeleteDeployment": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Replan": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Trace": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/Dump": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/ListAudit": _OPERATOR,
-    f"/{_PACKAGE}.AdminService/ListEvents": _OPERATOR,
-    f"/{_PACKAGE}.ModelStoreService/RegisterModel": _OPERATOR,
-    f"/{_PACKAGE}.ModelStoreService/AddLocalModel": _OPERATOR,
-    f"/{_PACKAGE}.ModelStoreService/PutBlob": _OPERATOR,
-    f"/{_PACKAGE}.ModelStoreService/GetManifest": _AGENT | _OPERATOR,
-    f"/{_PACKAGE}.ModelStoreService/ReadBlob": _AGENT,
-    f"/{_PACKAGE}.IdentityService/CreateToken": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/Revoke": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/RemoveNode": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/CreateKey": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/ListKeys": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/RevokeKey": _OPERATOR,
-    f"/{_PACKAGE}.IdentityService/Renew": _ANYONE,
+    **{
+        f"/{_PACKAGE}.{service}/{name}": roles for (service, roles), names in _METHODS.items() for name in names.split()
+    },
     "/grpc.health.v1.Health/Check": _ANYONE,
     "/grpc.health.v1.Health/Watch": _ANYONE,
 }
 ENROLMENT = f"/{_PACKAGE}.EnrolmentService/Enrol"
 AUTHORITIES = f"/{_PACKAGE}.EnrolmentService/GetAuthorities"
 WITHOUT_CERTIFICATE = (ENROLMENT, AUTHORITIES)
-"""The only methods that are called so, on a listener of their own."""
+"""The only methods without a certificate, on a listener of their own."""
 COUNTED_ELSEWHERE = frozenset({f"/{_PACKAGE}.InferenceService/Generate"})
-"""Streams that are requests, of which quotas say how many one client may have at once."""
+"""Streams that are requests; quotas limit how many one client has at once."""
 
 
 def caller(context: Any) -> Principal | None:
-    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate that carries no role."""
+    """The caller, by its certificate; None in plaintext. Raises DeniedError for a certificate without a role."""
     shown = context.auth_context()
     if list(shown.get("transport_security_type", _PLAINTEXT)) == _PLAINTEXT:
         return None
@@ -100,7 +73,7 @@ def peer_address(context: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallFrom:
-    """Whom a call came from, as its context says while it lasts: of a call that is over, gRPC reads freed memory."""
+    """The source of a call, read from its context while the call lasts: afterwards gRPC would read freed memory."""
 
     address: str
     principal: Principal | None
@@ -110,7 +83,7 @@ class CallFrom:
 
 
 def call_from(context: Any) -> CallFrom:
-    """To be asked for before the call can be over. The `finally` of a stream may run after its end."""
+    """The source of a call. Ask before the call can be over: the `finally` of a stream may run after its end."""
     address = peer_address(context)
     try:
         return CallFrom(address, caller(context), is_named=True)
@@ -119,14 +92,17 @@ def call_from(context: Any) -> CallFrom:
 
 
 def check_enrolment(context: Any, method: str) -> None:
-    """Raise DeniedError for any other method than enrolment's."""
+    """Raise DeniedError for a method that is not of enrolment."""
     if method not in WITHOUT_CERTIFICATE:
         raise DeniedError("nothing but enrolment is served here", field="role", reason="ROLE")
 
 
 def check_access(context: Any, method: str, site: str | None, denials: Denials) -> Principal | None:
-    """The caller, None in plaintext. Raises DeniedError for a caller of another site than the server's, whose role may
-    not call `method`, or whose certificate was revoked."""
+    """The caller, None in plaintext.
+
+    Raises DeniedError for a caller of another site than the server's, of a role that may not call `method`, or with a
+    revoked certificate.
+    """
     principal = caller(context)
     if principal is None and site is None:
         return None

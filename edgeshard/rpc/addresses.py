@@ -9,13 +9,15 @@ import socket
 import struct
 
 WILDCARDS = ("0.0.0.0", "::")
-"""Listen on every address, and are none that others could dial."""
+"""Addresses to listen on that nobody can dial: they stand for every address."""
 _SIOCGIFADDR = 0x8915
 
 
 def outgoing_address(towards: str = "192.0.2.1") -> str:
-    """The address from which this machine would reach `towards`; nothing is sent. Where it has no way there, the
-    address of any of its networks; loopback without a network."""
+    """The address from which this machine would reach `towards`; nothing is sent.
+
+    Without a way there it is an address of any network of this machine, loopback without a network.
+    """
     family = socket.AF_INET6 if _is_v6(towards) else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -26,7 +28,7 @@ def outgoing_address(towards: str = "192.0.2.1") -> str:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether `host` is an address of this machine, or a name of one: a socket can be bound to it."""
+    """Whether `host` is an address of this machine or a name of one, to which a socket can be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -37,7 +39,7 @@ def is_of_this_machine(host: str) -> bool:
 
 
 def _any_address() -> str:
-    """Of the first interface that has one, apart from loopback."""
+    """The address of the first interface that has one, apart from loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address

@@ -15,11 +15,11 @@ from edgeshard.rpc.renewing import RenewingChannel
 from edgeshard.rpc.tls import TlsFiles, check_secure
 
 MESSAGE_LIMIT_BYTES = 8 << 20
-"""gRPC refuses a message that is larger, and on a stream the refusal ends the stream: ask `is_sendable` before."""
+"""The largest message that gRPC takes. A larger one ends its stream: ask `is_sendable` before."""
 _PASSED_ON_BYTES = 64 << 10
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0
-"""Between nodes and their coordinator, where heartbeats come more often and so spare the ping."""
+"""Keepalive between nodes and their coordinator, where heartbeats come more often and spare the ping."""
 CONTROL_PING_TIMEOUT_S = 15.0
 """Longer than a node may be silent: one that stands still for a moment keeps its control stream."""
 
@@ -70,16 +70,17 @@ def open_channel(
     keepalive_s: float = KEEPALIVE_S,
     node: NodeName | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port`, to the node of that name, or to the coordinator. Over TLS whoever answers must have
-    that one's certificate, whatever the address, and calls begin with the newest certificate of the files. Plaintext is
-    refused beyond loopback (DeniedError naming `field`).
+    """A channel to `host:port`: to the node of that name, or to the coordinator.
 
-    `keepalive_s` without data a ping is sent. Where even TCP does not acknowledge it, as when a cable was pulled, the
-    link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP does
-    and the other side's gRPC does not answer, as behind a proxy or when the process stands still, the peer counts as
-    gone after `ping_timeout_s`; None leaves it at gRPC's minute. It may be short for a channel that carries little:
+    Over TLS the peer must show the certificate of that node or of the coordinator, whatever the address, and calls
+    begin with the newest certificate of the files. Raises DeniedError naming `field` for plaintext beyond loopback.
+
+    A ping is sent after `keepalive_s` without data. Where even TCP does not acknowledge it, as when a cable was pulled,
+    the link counts as dead one second later (gRPC makes keepalive_timeout the socket's TCP_USER_TIMEOUT). Where TCP
+    does and the gRPC of the peer does not answer, as behind a proxy or when the process stands still, the peer counts
+    as gone after `ping_timeout_s`; None leaves it at gRPC's minute. It may be short for a channel that carries little:
     behind bulk on a slow link the answer takes as long as the bulk. Attempts to connect come at least every
-    `reconnect_s`; a call made between them fails without one.
+    `reconnect_s`; a call made between them fails without an attempt.
     """
     check_secure(target, tls, field)
     options: list[tuple[str, int | str]] = [
@@ -106,15 +107,15 @@ def open_channel(
 
 
 def is_sendable(message: Message) -> bool:
-    """Whether a message may be written to a stream, and passed on by who reads it with a little more around it."""
+    """Whether a message may be written to a stream, and its reader may pass it on with a little more around it."""
     return message.ByteSize() <= MESSAGE_LIMIT_BYTES - _PASSED_ON_BYTES
 
 
 async def half_close(call: grpc.aio.StreamUnaryCall[Any, Any] | grpc.aio.StreamStreamCall[Any, Any]) -> None:
-    """Say that nothing more will be written.
+    """Tell the peer that nothing more will be written.
 
-    Never fails: where the call is already over, its status says why, and the caller reads that next. grpcio's own
-    `done_writing` lets an InternalError out if the connection broke a moment before.
+    Raises nothing: where the call is over, its status says why, and the caller reads that next. The `done_writing` of
+    grpcio raises InternalError if the connection broke a moment before.
     """
     with suppress(grpc.aio.InternalError):
         await call.done_writing()

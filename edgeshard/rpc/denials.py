@@ -1,4 +1,4 @@
-"""Whose certificates a server refuses although their time is not over."""
+"""Principals whose certificates a server refuses although their time is not over."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from edgeshard.domain.identity import Denial, Principal
 
 
 class Denials:
-    """The list of one process. A principal that came back has certificates that were made since, which are accepted."""
+    """The denials of one process. Certificates that were made since a principal was let in again are accepted."""
 
     def __init__(self) -> None:
         self._accepted: dict[Principal, tuple[str, ...]] = {}
         self._followers: list[Callable[[], None]] = []
 
     def follow(self, changed: Callable[[], None]) -> None:
-        """Call it whenever the list is another."""
+        """Call `changed` whenever the denials are replaced."""
         self._followers.append(changed)
 
     def replace(self, denials: Iterable[Denial]) -> None:
-        """From now on these are refused, and nobody else; what they have open ends."""
+        """Refuse these from now on, and nobody else. Their open calls end."""
         self._accepted = {denial.principal: denial.accepted for denial in denials}
         for changed in self._followers:
             changed()
 
     def list(self) -> tuple[Denial, ...]:
+        """The denials that hold now."""
         return tuple(Denial(principal, accepted) for principal, accepted in self._accepted.items())
 
     def check(self, context: Any, principal: Principal) -> None:
-        """Raise DeniedError for a caller whose certificate was revoked."""
+        """Raise DeniedError for a caller whose certificate was revoked; `context` is of its call."""
         self.check_certificate(principal, lambda: context.auth_context()["x509_pem_cert"][0])
 
     def check_certificate(self, principal: Principal, pem: Callable[[], bytes]) -> None:
-        """The same for a principal that showed this certificate."""
+        """Raise DeniedError for a principal whose certificate, which `pem` reads, was revoked."""
         accepted = self._accepted.get(principal)
         if accepted is None:
             return

@@ -1,4 +1,4 @@
-"""Settings of gRPC in the environment. It reads them once, when it is imported, so entry points set them before."""
+"""Settings of gRPC in the environment. gRPC reads them when it is imported, so entry points set them before."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ _SETTINGS = {
 
 
 def settle_grpc() -> None:
-    """Set what the operator has not set. Without effect once grpc is imported."""
+    """Set the variables that the operator has not set. Has no effect once grpc is imported."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

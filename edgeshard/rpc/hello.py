@@ -1,4 +1,4 @@
-"""The first message of a stream, which says who it is. It must come soon: a stream without it would stay for ever."""
+"""The first message of a stream, which names its sender. A stream without it would stay open for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ MessageT = TypeVar("MessageT")
 
 
 async def first_message(messages: AsyncIterator[MessageT], field: str, stream: str) -> MessageT | None:
-    """None for a stream that ended before it. Raises DeadlineError naming `field`; `stream` is what it is, in words."""
+    """The first message; None for a stream that ended before it.
+
+    Raises DeadlineError naming `field` after HELLO_TIMEOUT_S. `stream` names the stream in words.
+    """
     try:
         async with asyncio.timeout(HELLO_TIMEOUT_S):
             return await anext(aiter(messages), None)

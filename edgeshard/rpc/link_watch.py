@@ -1,4 +1,4 @@
-"""When the link to the next stage is suspect. Pure: times are the sender's monotonic seconds, as values.
+"""The watch of the link to the next stage. Pure: times are the sender's monotonic seconds, as values.
 
 The receiver of a link sends a beacon every `BEACON_S`. A link is suspect when none comes for `SUSPECT_S`, when what was
 sent makes no progress for as long, or when a link that has worked is not open again by then; and one that has not, when
@@ -18,22 +18,22 @@ BEACON_S = 0.25
 SUSPECT_S = 2.0
 FIRST_S = 5.0
 LONGEST_S = 10.0
-"""Patience with a suspect link doubles up to this, for it may only be slow."""
+"""The patience with a suspect link doubles up to this, since it may only be slow."""
 TICK_S = 0.1
 ALIVE = LinkBeacon(0, 0)
-"""Whoever says it is there, and nothing of what was sent."""
+"""A beacon that says nothing of what was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The stream is to be dropped, and the receiver dialled over a new connection. `is_new`: an incident begins."""
+    """A reason to drop the stream and to dial the receiver over a new connection. `is_new`: an incident begins."""
 
     why: str
     is_new: bool
 
 
 class LinkWatch:
-    """Tell it what happens to the link, and ask `tick` every `TICK_S`. An incident ends when `beacon` says so.
+    """Judges a link by the events that it is told and by `tick`, every `TICK_S`. `beacon` tells the end of an incident.
 
     Something is owed while a step was sent, at least in part, that the receiver has not reported as received.
     """
@@ -41,32 +41,32 @@ class LinkWatch:
     def __init__(self, now: float) -> None:
         self._ticked_at = now
         self._heard_at = now
-        """When the receiver was last heard, or when it was given another chance."""
+        """The time at which the receiver was last heard, or was given another chance."""
         self._moved_at = now
-        """When the receiver last reported progress, or since when something is owed."""
+        """The time at which the receiver last reported progress, or from which on something is owed."""
         self._is_open = False
         self._has_worked = False
         self._faults = 0
-        """Of the incident under way."""
+        """Faults of the incident under way."""
         self._incident = False
         self._sent = self._next_step = self._received_bytes = 0
         """The step behind the last one sent, and what the receiver reports; of the stream that is open."""
 
     def welcomed(self, next_step: int, now: float) -> None:
-        """A stream is open, and the receiver wants `next_step`."""
+        """Note that a stream is open, and that the receiver wants `next_step`."""
         self._is_open = self._has_worked = True
         self._heard_at = self._moved_at = now
         self._sent = self._next_step = next_step
         self._received_bytes = 0
 
     def sent(self, step: int, now: float) -> None:
-        """The step's first bytes are about to be written."""
+        """Note that the first bytes of a step are about to be written."""
         if not self._owes:
             self._moved_at = now
         self._sent = max(self._sent, step + 1)
 
     def beacon(self, beacon: LinkBeacon, now: float) -> bool:
-        """The receiver reports; whether an incident is over: it is there, and what is owed comes in."""
+        """Note a report of the receiver. Returns whether an incident is over: the receiver gets what is owed."""
         self._heard_at = now
         moved = beacon.received_bytes > self._received_bytes or beacon.next_step > self._next_step
         if moved:
@@ -78,13 +78,13 @@ class LinkWatch:
         return over
 
     def closed(self, answered: bool, now: float) -> None:
-        """The stream, or an attempt to open one, has ended; `answered` if the receiver itself ended it."""
+        """Note the end of the stream or of an attempt to open one; `answered` if the receiver itself ended it."""
         if answered:
             self._heard_at = now
         self._is_open = False
 
     def tick(self, now: float) -> Fault | None:
-        """The fault at `now`, said once: from then on the next attempt is watched."""
+        """The fault at `now`, told once: from then on the next attempt is watched."""
         late = max(0.0, now - self._ticked_at - TICK_S)
         self._ticked_at = now
         self._heard_at = min(now, self._heard_at + late)

@@ -1,5 +1,4 @@
-"""The calls of one server that are open, by who called: those of a principal that is revoked end at once, and its
-streams are counted."""
+"""Open calls of one server by their callers: those of a revoked principal end at once, and streams are counted."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from edgeshard.domain.identity import Principal
 from edgeshard.rpc.denials import Denials
 
 MOST_STREAMS = 512
-"""Of one principal and method, at one server: processes may share a certificate, and each listens once."""
+"""Most streams of one principal and method at one server. Processes may share a certificate; each listens once."""
 
 
 class OpenCall:
-    """`error` is why it must end, None where it need not."""
+    """One open call. `error` is the reason for which it must end, None where it need not."""
 
     __slots__ = ("_context", "error", "is_sending", "task")
 
@@ -27,10 +26,10 @@ class OpenCall:
         self.task = task
         self.error: DeniedError | None = None
         self.is_sending = False
-        """It hands a message to gRPC, whose task must not be cancelled then: nobody would send the status."""
+        """True while a message is handed to gRPC. The task must not be cancelled then: nobody would send the status."""
 
     def check(self, principal: Principal, denials: Denials) -> None:
-        """End it if the certificate that it was opened with is refused now."""
+        """End the call if its certificate is refused now."""
         if self.task is not None and self.task.done():
             return  # It is over, and its context is not to be asked any more; its generator was not closed yet.
         try:
@@ -42,14 +41,17 @@ class OpenCall:
                     self.task.cancel()
 
     def caught(self) -> DeniedError | None:
-        """Asked by who caught a cancellation: why it came, if it came from here; then it is over."""
+        """The reason of a cancellation that the caller of this has caught, None if it came from elsewhere.
+
+        A cancellation of `check` is over with it.
+        """
         if self.error is not None and self.task is not None:
             self.task.uncancel()
         return self.error
 
 
 class OpenCalls:
-    """From the event loop's thread alone."""
+    """The open calls of one server. For the thread of the event loop alone."""
 
     def __init__(self, denials: Denials) -> None:
         self._denials = denials
@@ -59,10 +61,11 @@ class OpenCalls:
 
     @contextmanager
     def entered(self, principal: Principal | None, context: Any, stream: str = "") -> Iterator[OpenCall]:
-        """In the task that serves a call, which was checked in the same turn of the loop; None in plaintext.
+        """Hold a call open for the body, in the task that serves it.
 
-        `stream` is the method of a stream that counts. Raises ResourceExhaustedError, with reason STREAMS, for one more
-        than a principal may have.
+        `principal` is its caller, None in plaintext, as checked in the same turn of the loop. `stream` is the method of
+        a stream that counts, else "". Raises ResourceExhaustedError with reason STREAMS for a stream beyond
+        MOST_STREAMS.
         """
         call = OpenCall(context, asyncio.current_task())
         if principal is None:
@@ -98,7 +101,7 @@ class OpenCalls:
                 del self._open[principal]
 
     def _end_denied(self) -> None:
-        """All but the call that does it: an operator who revokes itself is told that it was done."""
+        """End calls of denied principals, but not the present one: an operator who revokes itself gets an answer."""
         for denial in self._denials.list():
             for call in tuple(self._open.get(denial.principal, ())):
                 if call.task is not asyncio.current_task():

@@ -1,4 +1,4 @@
-"""A process's certificate is made anew before it expires; its key stays."""
+"""Renewal of a process's certificate before it expires; the key stays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edgeshard.rpc.tls import TlsFiles
 from edgeshard.rpc.tls_files import write_private
 
 log = logging.getLogger(__name__)
-"""Applications log as they like; a daemon sends this where its own lines go."""
+"""A standard logger: applications log as they like, and a daemon sends it where its own lines go."""
 
 Renew = Callable[[bytes], Awaitable[tuple[bytes, bytes]]]
-"""Asks for another certificate with a request in PEM: the certificate, and whom to trust, both in PEM."""
+"""Takes a certificate signing request in PEM; returns a certificate and the authorities to trust, both in PEM."""
 LONGEST_SLEEP_S = 3600.0
-"""The clock may be set meanwhile."""
+"""Longest sleep between two looks at the clock, which may be set meanwhile."""
 LONGEST_RETRY_S = 600.0
 
 
 async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetime] = now) -> None:
-    """Renew whenever two thirds of the certificate's life are over. It ends where the site makes no certificates."""
+    """Renew whenever two thirds of the certificate's life are over. Returns where the site makes no certificates."""
     while True:
         validity = validity_of(files.cert.read_bytes())
         left_s = (validity.renewal - time()).total_seconds()
@@ -44,7 +44,7 @@ async def keep_renewed(files: TlsFiles, renew: Renew, time: Callable[[], datetim
 
 
 async def renew_now(files: TlsFiles, renew: Renew) -> None:
-    """Raises what `renew` raises, and InvalidArgumentError for an answer that is not for this key."""
+    """Renew once. Raises the errors of `renew`, and InvalidArgumentError for an answer that is not for this key."""
     key = files.key.read_bytes()
     certificate, authorities = await renew(request_for(load_key(key)))
     if not is_of_key(certificate, key):
@@ -56,11 +56,11 @@ async def renew_now(files: TlsFiles, renew: Renew) -> None:
 
 
 def adopted(given: TlsFiles, directory: Path) -> TlsFiles:
-    """Where a daemon keeps its certificate: in `directory`, for those that it was given may be read-only.
+    """The files that a daemon uses and renews: they are in `directory`, since the given ones may be read-only.
 
-    A certificate that is kept there counts as long as it is of the key, and newer than the given one. The authorities
-    are those of the last renewal, unless others were given since. Raises InvalidArgumentError naming `state-dir` where
-    nothing can be kept.
+    A certificate in `directory` is used as long as it is of the key and newer than the given one. The authorities are
+    those of the last renewal, unless others were given since. Raises InvalidArgumentError naming `state-dir` where
+    nothing can be written.
     """
     kept = TlsFiles(directory / "ca.pem", directory / "cert.pem", given.key)
     if given.cert == kept.cert:
@@ -86,7 +86,7 @@ def _keep(given: TlsFiles, kept: TlsFiles, directory: Path) -> None:
 
 
 def _is_newer(kept: TlsFiles, certificate: bytes) -> bool:
-    """Whether the certificate that is kept is to be used rather than another one of the same key."""
+    """Whether the kept certificate is of the key and ends no earlier than this one."""
     try:
         pem = kept.cert.read_bytes()
         return is_of_key(pem, kept.key.read_bytes()) and validity_of(pem).ends >= validity_of(certificate).ends

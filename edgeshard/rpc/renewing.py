@@ -1,8 +1,8 @@
 """A channel whose credentials follow the files that they come from.
 
-gRPC's credentials for a client hold one certificate for ever. Here every call begins on a channel of the newest
-certificate; an older channel stays as long as it has calls, since a connection outlives the certificate that it was
-made with.
+Credentials of gRPC for a client hold one certificate for ever. Here every call begins on a channel of the newest
+certificate; an older channel stays as long as it has calls, since a connection outlives the certificate with which it
+was made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Generation:
-    """One channel, and how many calls it has."""
+    """One channel, the version of its files, and the number of its calls."""
 
     channel: grpc.aio.Channel
     version: tuple[int, ...]
@@ -31,7 +31,7 @@ class _Generation:
 
 
 class RenewingChannel(grpc.aio.Channel):
-    """`make` opens a channel with the credentials that `files` hold at the moment."""
+    """A channel over TLS; `make` opens one with the credentials that `files` hold at the moment."""
 
     def __init__(self, files: TlsFiles, make: Callable[[], grpc.aio.Channel]) -> None:
         self._files = files
@@ -118,5 +118,5 @@ class RenewingChannel(grpc.aio.Channel):
 
 
 def _named(positional: tuple[Any, ...], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Stubs name every argument but the method's name; others need not."""
+    """The arguments by name: stubs name all of them, others need not."""
     return dict(zip(("request_serializer", "response_deserializer"), positional, strict=False)) | arguments

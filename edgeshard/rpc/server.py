@@ -1,4 +1,4 @@
-"""Servers: where they may listen, how errors leave them, and their health service."""
+"""Servers of gRPC: where they may listen, how errors leave them, and their health service."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from edgeshard.wire.status import abort
 log = structlog.get_logger()
 
 Check = Callable[[Any, str], Principal | None]
-"""The caller, by a call's context and its method; None where nobody can tell. Raises DeniedError for a call that is not
-to be served."""
+"""Takes a call's context and method; returns the caller, None where nobody can tell. Raises DeniedError for a call that
+is not to be served."""
 
 HANDSHAKE_S = 10.0
-"""For TLS and HTTP/2 to begin on a new connection: as long as a caller's own attempt may take."""
+"""Limit for TLS and HTTP/2 to begin on a new connection, as long as an attempt of a caller may take."""
 IDLE_S = 300.0
-"""A connection without a call is closed after this; its owner's next call opens another."""
+"""A connection without a call is closed after so long; the next call opens another."""
 MOST_CONNECTIONS = 1024
-"""On a server that is not told. An open one is 60 kB of memory, beside its descriptor."""
+"""Default of a server. An open connection takes 60 kB of memory and a descriptor."""
 
 _OPTIONS = [
     *COMMON_OPTIONS,
@@ -45,7 +45,7 @@ _OPTIONS = [
 
 
 _LEFT: EdgeShardError | None = CancelledRequestError("the caller left before the answer", reason=CALLER_LEFT)
-"""How a call ended that nothing else is known of: it was cancelled."""
+"""The end of a call of which nothing else is known: it was cancelled."""
 
 
 def _limits(most_connections: int, idle_s: float) -> list[tuple[str, int]]:
@@ -64,17 +64,17 @@ def _options(keepalive_s: float, window_bytes: int | None, most_connections: int
 
 
 class CallWatch(Protocol):
-    """Is told of calls; it neither waits nor raises."""
+    """Hears of calls; it neither waits nor raises."""
 
     def began(self, method: str, source: CallFrom, request: Any) -> None:
-        """A call that its caller may make, and whose answer is a stream."""
+        """Hear of a permitted call whose answer is a stream."""
 
     def ended(self, method: str, source: CallFrom, request: Any, answer: Any, error: EdgeShardError | None) -> None:
-        """Any call, before its caller hears of the end. `answer` is None of a stream, and where there was an error."""
+        """Hear of the end of any call, before its caller does. `answer` is None of a stream and after an error."""
 
 
 class _NoWatch:
-    """Nobody is told."""
+    """Tells nobody."""
 
     def began(self, method: str, source: CallFrom, request: Any) -> None:
         pass
@@ -84,9 +84,10 @@ class _NoWatch:
 
 
 class GuardInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses whom `check` refuses: the call's context and its method are its arguments. Ends the calls of whom
-    `denials` names from then on. Turns a typed error raised by a servicer into its status, and any other exception into
-    INTERNAL, logged."""
+    """Refuses calls that `check` refuses, and ends open calls of principals that `denials` names from then on.
+
+    A typed error of a servicer becomes its status; any other exception is logged and becomes INTERNAL.
+    """
 
     def __init__(self, check: Check, watch: CallWatch | None = None, denials: Denials | None = None) -> None:
         self._check = check
@@ -188,15 +189,47 @@ def _unexpected(method: str) -> InternalError:
     return InternalError(f"{method.rpartition('/')[2]} failed unexpectedly; the process's log has the details")
 
 
-class Server:
+class _Listener:
+    """A gRPC server on one address."""
+
+    def __init__(
+        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
+    ) -> None:
+        self._address = listen
+        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
+
+    async def _listen(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
+        """Listen; returns the real host:port. Raises UnavailableError naming `field` when the port is taken."""
+        host, _ = split_address(self._address, field)
+        try:
+            if credentials is None:
+                port = self.grpc.add_insecure_port(self._address)
+            else:
+                port = self.grpc.add_secure_port(self._address, credentials)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise UnavailableError(
+                f"{field} {self._address}: the address is in use or not of this machine; choose another with --{field}",
+                field=field,
+                reason="PORT_IN_USE",
+            )
+        await self.grpc.start()
+        return join_address(host, port)
+
+    async def stop(self, grace_s: float = 0.5) -> None:
+        """Take no more calls; cancel those that run after `grace_s`."""
+        await self.grpc.stop(grace_s)
+
+
+class Server(_Listener):
     """A grpc.aio server with the project's options, error mapping and health service.
 
     Servicers are added with the generated `add_*_to_server(servicer, server.grpc)`; then `await start()`.
     `keepalive_s` is as in `open_channel`. `window_bytes` fixes how much a peer may send ahead on a stream; None has
-    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` says
-    whose certificates are refused; a server makes its own list where it is given none. `watch` is told of every call.
-    Beyond `most_connections` a connection is closed as it comes. Who has shown no certificate after `HANDSHAKE_S` is
-    disconnected.
+    gRPC measure each path with pings, nearly one for every message where messages come one by one. `denials` are the
+    refused certificates; without it a server makes a list of its own. `watch` hears of every call. Connections beyond
+    `most_connections` are closed as they come, and those without a certificate after `HANDSHAKE_S`.
     """
 
     def __init__(
@@ -215,8 +248,7 @@ class Server:
         self._guard = GuardInterceptor(
             lambda context, method: check_access(context, method, site, self.denials), watch, self.denials
         )
-        self._listener = Listener(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
-        self.grpc = self._listener.grpc
+        super().__init__(listen, self._guard, _options(keepalive_s, window_bytes, most_connections))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
 
@@ -225,20 +257,22 @@ class Server:
 
         Raises DeniedError for a listener beyond loopback without TLS, UnavailableError when the port is taken.
         """
-        check_secure(self._listener.listen, self._tls, "listen")
-        address = await self._listener.start(None if self._tls is None else self._tls.server_credentials(), "listen")
+        check_secure(self._address, self._tls, "listen")
+        address = await self._listen(None if self._tls is None else self._tls.server_credentials(), "listen")
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         return address
 
     async def stop(self, grace_s: float = 0.5) -> None:
         await self._health.enter_graceful_shutdown()
-        await self.grpc.stop(grace_s)
+        await super().stop(grace_s)
 
 
-class EnrolmentServer:
-    """A server for callers that have no certificate yet. It serves EnrolmentService alone, over TLS alone, few at a
-    time, and fewer of one connection: whose messages do not come holds no place of others. A message is as long as a
-    certificate at most."""
+class EnrolmentServer(_Listener):
+    """A server for callers without a certificate. It serves EnrolmentService alone, over TLS alone.
+
+    It serves MOST_CALLS calls at a time, and MOST_CALLS_OF_ONE of one connection, so that a slow caller takes no place
+    of others. A message has at most MOST_BYTES, enough for a certificate.
+    """
 
     MOST_CALLS = 128
     MOST_CALLS_OF_ONE = 4
@@ -256,41 +290,8 @@ class EnrolmentServer:
             ("grpc.max_connection_age_ms", 60_000),
             ("grpc.max_connection_age_grace_ms", 5_000),
         ]
-        self._listener = Listener(listen, GuardInterceptor(check_enrolment, watch), options, self.MOST_CALLS)
-        self.grpc = self._listener.grpc
+        super().__init__(listen, GuardInterceptor(check_enrolment, watch), options, self.MOST_CALLS)
 
     async def start(self) -> str:
         """Listen; returns the real host:port. Raises UnavailableError when the port is taken."""
-        return await self._listener.start(self._tls.server_credentials(asks=False), "enrol-listen")
-
-    async def stop(self, grace_s: float = 0.5) -> None:
-        await self.grpc.stop(grace_s)
-
-
-class Listener:
-    """A gRPC server on one address."""
-
-    def __init__(
-        self, listen: str, guard: GuardInterceptor, options: list[tuple[str, int]], most_calls: int | None = None
-    ) -> None:
-        self.listen = listen
-        self.grpc = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=most_calls)
-
-    async def start(self, credentials: grpc.ServerCredentials | None, field: str) -> str:
-        """Raises UnavailableError naming `field` when the port is taken."""
-        host, _ = split_address(self.listen, field)
-        try:
-            if credentials is None:
-                port = self.grpc.add_insecure_port(self.listen)
-            else:
-                port = self.grpc.add_secure_port(self.listen, credentials)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise UnavailableError(
-                f"{field} {self.listen}: the address is in use or not of this machine; choose another with --{field}",
-                field=field,
-                reason="PORT_IN_USE",
-            )
-        await self.grpc.start()
-        return join_address(host, port)
+        return await self._listen(self._tls.server_credentials(asks=False), "enrol-listen")

@@ -1,4 +1,4 @@
-"""Mutual TLS by files, and the rule that nothing off loopback is plaintext."""
+"""Mutual TLS by files, and the rule that plaintext stays on loopback."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TlsFiles:
         self._check_times()
 
     def _check_signed(self) -> None:
-        """Whoever is called ends the handshake without a word, and can tell nobody which certificate it refused."""
+        """Check the authority here: a peer that refuses the certificate ends the handshake without saying why."""
         from edgeshard.identity.certificates import is_signed_by
 
         if not is_signed_by(read_pem(self.cert, "tls-cert"), read_pem(self.ca, "tls-ca")):
@@ -104,7 +104,7 @@ class TlsFiles:
             ) from None
 
     def check_is(self, role: Role, id: str) -> None:
-        """Raise InvalidArgumentError for the certificate of anybody else, whom nobody would take this process for."""
+        """Raise InvalidArgumentError for a certificate of another principal, which others would not accept here."""
         principal = self.principal()
         if (principal.role, principal.id) != (role, id):
             raise InvalidArgumentError(
@@ -114,7 +114,7 @@ class TlsFiles:
             )
 
     def version(self) -> tuple[int, ...]:
-        """Changes whenever one of the files does. Raises InvalidArgumentError for one that is gone."""
+        """Numbers that change whenever one of the files does. Raises InvalidArgumentError for a file that is gone."""
         seen: list[int] = []
         for path, field in ((self.ca, "tls-ca"), (self.cert, "tls-cert"), (self.key, "tls-key")):
             try:
@@ -127,6 +127,7 @@ class TlsFiles:
         return tuple(seen)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Credentials of a client with the files as they are now. Raises as `check`."""
         self.check()
         return grpc.ssl_channel_credentials(
             root_certificates=read_pem(self.ca, "tls-ca"),
@@ -135,9 +136,9 @@ class TlsFiles:
         )
 
     def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
-        """Credentials that follow the files: whoever connects from now on gets the newest certificate.
+        """Credentials of a server that follow the files: each new connection gets the newest certificate.
 
-        They demand a certificate of the same authority from every caller, unless they do not ask for one.
+        Where it `asks`, every caller must show a certificate of the same authority. Raises as `check`.
         """
         self.check()
         return grpc.dynamic_ssl_server_credentials(self._server_configuration(), _Following(self).newest, asks)
@@ -148,14 +149,14 @@ class TlsFiles:
 
 
 class _Following:
-    """The answer to gRPC before each handshake, in a thread of its own."""
+    """Answers gRPC before each handshake, in a thread of gRPC."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._version = files.version()
 
     def newest(self) -> Any:
-        """The configuration of files that changed; None for those that are as before, or cannot be used."""
+        """The configuration of changed files; None where they are as before or cannot be used."""
         try:
             version = self._files.version()
             if version == self._version:
@@ -170,7 +171,7 @@ class _Following:
 
 
 def check_private(key: Path, field: str) -> None:
-    """Raise DeniedError for a key that others can read, with the command that mends it."""
+    """Raise DeniedError for a key that others can read, with the remedy; InvalidArgumentError for one that is gone."""
     try:
         mode = stat.S_IMODE(key.stat().st_mode)
     except OSError as error:
@@ -180,13 +181,13 @@ def check_private(key: Path, field: str) -> None:
 
 
 def _kept_by_systemd(path: Path) -> bool:
-    """Of the service's credentials, which only its user reads, by an access list that the mode does not tell."""
+    """Whether a file is a credential of the service: an access list that the mode hides lets only its user read it."""
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return directory is not None and path.resolve().parent == Path(directory).resolve()
 
 
 def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsFiles | None:
-    """All three options or none; raises InvalidArgumentError naming the one that is missing."""
+    """The files of three options, None without any. Raises InvalidArgumentError naming one that is missing."""
     given = {"tls-ca": ca, "tls-cert": cert, "tls-key": key}
     if not any(given.values()):
         return None
@@ -200,8 +201,10 @@ def tls_from_options(ca: Path | None, cert: Path | None, key: Path | None) -> Tl
 
 
 def chosen_tls(tls: TlsFiles | None, plaintext: bool) -> TlsFiles | None:
-    """The files, or None where there are none and plaintext is asked for. Raises DeniedError where neither is: nobody
-    speaks in plaintext by accident."""
+    """The files, or None where there are none and plaintext is asked for.
+
+    Raises DeniedError where neither is, so that nobody speaks in plaintext by accident.
+    """
     if tls is None and not plaintext:
         raise DeniedError(
             "there are no TLS files: give --tls-ca, --tls-cert and --tls-key (see edgectl init and edgectl join), or "
@@ -216,7 +219,7 @@ LIKE = "127.0.0.1:7600"
 
 
 def split_address(address: str, field: str = "address") -> tuple[str, int]:
-    """(host, port) of `host:port` or `[v6]:port`; raises InvalidArgumentError."""
+    """(host, port) of `host:port` or `[v6]:port`. Raises InvalidArgumentError naming `field`."""
     scheme, is_url, rest = address.partition("://")
     if is_url:
         raise InvalidArgumentError(
@@ -236,6 +239,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host is localhost or an address of loopback."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The PEM files of a process: whom it trusts, who it is, and its key, which nobody else may read."""
+"""The PEM files of a process: its authorities, its certificate, and its key, which nobody else may read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from edgeshard.rpc.tls import TlsFiles
 
 
 def tls_files(directory: Path) -> TlsFiles:
-    """Where a process that has joined keeps them."""
+    """The three files in the directory of a process that has joined."""
     return TlsFiles(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
 
 
 def issue_files(authority: Authority, principal: Principal, directory: Path) -> TlsFiles:
-    """A new key and its certificate, written to `directory`."""
+    """Make a key and its certificate, and write them to `directory`. Raises OSError."""
     key = new_key()
     certificate = authority.issue(principal, request_for(key), now())
     return write_files(directory, authority.certificate_pem, certificate, private_pem(key))
 
 
 def write_files(directory: Path, ca: bytes, certificate: bytes, key: bytes) -> TlsFiles:
-    """Write the three files, each whole or not at all. The directory is its owner's alone if this makes it."""
+    """Write the three files, each whole or not at all. A new directory is for its owner alone. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = tls_files(directory)
     for path, content in ((files.ca, ca), (files.cert, certificate), (files.key, key)):
@@ -32,7 +32,7 @@ def write_files(directory: Path, ca: bytes, certificate: bytes, key: bytes) -> T
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Put a file in its place that is its owner's alone from its first byte on."""
+    """Write a file, whole or not at all, that is for its owner alone from its first byte on. Raises OSError."""
     made = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)

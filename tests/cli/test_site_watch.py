@@ -93,7 +93,7 @@ async def until(met: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def watched(site: Site, *, grow: bool = False) -> AsyncIterator[None]:
-    watch = SiteWatch(cast("Any", site), "tales", site, site.said.append, grow=grow)
+    watch = SiteWatch(cast("Any", site), "tales", site.next_name, site.said.append, grow=grow)
     running = asyncio.create_task(watch.run())
     try:
         yield

@@ -41,6 +41,7 @@ USED = {
     "on import": ("import edgeshard.lib\ndef main(): ...", "def f(): ...\nprint(f())"),
     "as a program": ("def main(): return ['-m', 'edgeshard.lib']", "def f(): ...\nif __name__ == '__main__':\n  f()"),
     "as an entry point": ("def main(): return 'edgeshard.lib:f'", "def f(): ..."),
+    "as a relative entry point": ("def main(): return '.lib:f'", "def f(): ..."),
     "under a condition": ("from edgeshard.lib import f\ndef main(): f()", "try:\n  x\nexcept E:\n  def f(): ..."),
 }
 

@@ -37,6 +37,8 @@ class Output(StrEnum):
     NAME = "name"
 
 
+TABLES = (Output.TABLE, Output.WIDE)
+"""Forms for people."""
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the result.")]
 
 
@@ -51,18 +53,31 @@ class Column(Generic[Item]):
 
 
 def show_list(
-    items: Sequence[Item], output: Output, columns: Sequence[Column[Item]], name: Callable[[Item], str]
+    items: Sequence[Item],
+    output: Output,
+    columns: Sequence[Column[Item]],
+    name: Callable[[Item], str],
+    data: Any = None,
 ) -> None:
-    """Print a list to stdout as `output` asks: a JSON or YAML array, one name a line, or a table."""
-    if output in (Output.JSON, Output.YAML):
-        show_data([plain(item) for item in items], output)
-    elif output is Output.NAME:
-        for item in items:
-            typer.echo(escaped(name(item)))
+    """Print a list to stdout as `output` asks: a JSON or YAML array, one name a line, or a table.
+
+    `data` is what JSON and YAML show in place of the items.
+    """
+    if output not in TABLES:
+        show_value(items if data is None else data, output, map(name, items))
     elif not items:
         typer.echo("none", err=True)
     else:
         print_table(table(items, visible(columns, output)), wide=output is Output.WIDE)
+
+
+def show_value(value: Any, output: Output, names: Iterable[str]) -> None:
+    """Print a value to stdout for programs: as JSON, as YAML, or its `names`, one a line."""
+    if output is not Output.NAME:
+        show_data(value, output)
+        return
+    for name in names:
+        typer.echo(escaped(name))
 
 
 def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item]]:
@@ -71,7 +86,8 @@ def visible(columns: Sequence[Column[Item]], output: Output) -> list[Column[Item
 
 
 def show_data(value: Any, output: Output) -> None:
-    """Print plain data to stdout as JSON, or as YAML when `output` says so."""
+    """Print a value to stdout as JSON, or as YAML when `output` says so."""
+    value = plain(value)
     if output is Output.YAML:
         import yaml
 
@@ -113,6 +129,13 @@ def table(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
     return result
 
 
+def show_below(items: Sequence[Item], columns: Sequence[Column[Item]], output: Output = Output.TABLE) -> None:
+    """Print a table to stdout, below what was printed before; nothing without items."""
+    if items:
+        typer.echo()
+        print_table(table(items, visible(columns, output)))
+
+
 def show_fields(fields: Mapping[str, str]) -> None:
     """Print `name: value` lines to stdout, the values aligned."""
     width = max(len(name) for name in fields) + 2
@@ -143,22 +166,12 @@ def plain(value: Any) -> Any:
 
 def human_bytes(count: int) -> str:
     """Bytes with a binary unit, three significant digits: `512 B`, `18.4 MiB`."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return _three_digits(size, unit)
-        size /= 1024
-    return _three_digits(size, "TiB")
+    return _scaled(count, 1024, "B", "KiB", "MiB", "GiB", "TiB")
 
 
 def human_count(count: int) -> str:
     """A number with a decimal suffix, three significant digits: `950`, `6.52M`, `8.03B`."""
-    size = float(count)
-    for unit in ("", "K", "M"):
-        if size < 1000:
-            return _three_digits(size, unit).replace(" ", "")
-        size /= 1000
-    return _three_digits(size, "B").replace(" ", "")
+    return _scaled(count, 1000, "", "K", "M", "B").replace(" ", "")
 
 
 def human_seconds(seconds: float) -> str:
@@ -173,11 +186,7 @@ def gap_text(gap: float) -> str:
 
 def human_rate(bits_per_second: float) -> str:
     """Bits a second with a decimal unit, three significant digits: `936 Mb/s`, `9.41 Gb/s`."""
-    for unit in ("b/s", "Kb/s", "Mb/s"):
-        if bits_per_second < 1000:
-            return _three_digits(bits_per_second, unit)
-        bits_per_second /= 1000
-    return _three_digits(bits_per_second, "Gb/s")
+    return _scaled(bits_per_second, 1000, "b/s", "Kb/s", "Mb/s", "Gb/s")
 
 
 def human_age(seconds: float) -> str:
@@ -188,9 +197,13 @@ def human_age(seconds: float) -> str:
     return f"{int(seconds)} s ago"
 
 
-def _three_digits(size: float, unit: str) -> str:
+def _scaled(size: float, step: int, *units: str) -> str:
+    """A size in the first unit of which there are fewer than `step`, three significant digits; or in the last unit."""
+    at = 0
+    while size >= step and at < len(units) - 1:
+        size, at = size / step, at + 1
     digits = 0 if size >= 100 or size == int(size) else 1 if size >= 10 else 2
-    return f"{size:.{digits}f} {unit}".rstrip()
+    return f"{size:.{digits}f} {units[at]}".rstrip()
 
 
 def stdout_console() -> Console:

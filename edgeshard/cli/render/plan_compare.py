@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from edgeshard.cli.render.output import Column, Output, human_seconds, show_list
+from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list
 from edgeshard.cli.render.plan_views import number_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs
@@ -72,14 +72,14 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> 
         draw(plot, _bars(rows, problem))
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
     unknown = without_power(Costs(problem))
-    if unknown and output in (Output.TABLE, Output.WIDE):
+    if unknown and output in TABLES:
         typer.echo(
             f"note: no J/TOKEN with {listed(unknown)}, whose power is not known; a cluster file gives it as idle_w and "
             "busy_w",
             err=True,
         )
     words = "" if output is Output.NAME else verdict(problem, rows)
-    if words and output in (Output.TABLE, Output.WIDE):
+    if words and output in TABLES:
         typer.echo(f"\n{words}")
     elif words:
         typer.echo(f"note: {words}", err=True)
@@ -121,7 +121,7 @@ def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Outpu
         points += [_point(rate, name, results[name]) for name in SWEPT]
     if plot is not None:
         draw(plot, _lines(points, problem))
-    show_list(points, output, _sweep_columns(), lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
+    show_list(points, output, SWEEP_COLUMNS, lambda point: f"{point.bandwidth_bps:g}/{point.strategy}")
 
 
 def parse_sweep(text: str) -> tuple[tuple[str, str] | None, list[float]]:
@@ -154,17 +154,16 @@ def _point(rate: float, name: str, result: PlanResult) -> SweepPoint:
     )
 
 
-def _sweep_columns() -> list[Column[SweepPoint]]:
-    return [
-        Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
-        Column("STRATEGY", lambda point: point.strategy),
-        Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
-        Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
-        Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
-        Column("TOKENS/S", lambda point: number_text(point.throughput_tps), right=True),
-        Column("J/TOKEN", lambda point: number_text(point.joules_per_token), right=True, wide=True),
-        Column("PLACEMENT", lambda point: point.placement or "-"),
-    ]
+SWEEP_COLUMNS: list[Column[SweepPoint]] = [
+    Column("LINK", lambda point: f"{point.bandwidth_bps / 1e6:.3g} Mb/s", right=True),
+    Column("STRATEGY", lambda point: point.strategy),
+    Column("PER TOKEN", lambda point: _seconds(point.time_per_token_s), right=True),
+    Column("TTFT", lambda point: _seconds(point.ttft_s), right=True),
+    Column("REQUEST", lambda point: _seconds(point.request_s), right=True),
+    Column("TOKENS/S", lambda point: number_text(point.throughput_tps), right=True),
+    Column("J/TOKEN", lambda point: number_text(point.joules_per_token), right=True, wide=True),
+    Column("PLACEMENT", lambda point: point.placement or "-"),
+]
 
 
 def _lines(points: Sequence[SweepPoint], problem: PlanProblem) -> str:

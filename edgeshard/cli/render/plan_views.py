@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from edgeshard.cli.render.output import (
+    TABLES,
     Column,
     Output,
     gap_text,
@@ -78,7 +79,7 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
             typer.echo(result.placement)
     else:
         _show_tables(result, earlier, with_explanation, output)
-    if not result.feasible and output is not Output.TABLE and output is not Output.WIDE:
+    if not result.feasible and output not in TABLES:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)
     return result.feasible
 
@@ -117,10 +118,7 @@ def describe_plan(problem: PlanProblem) -> str:
 
 def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
     problem, prediction = result.problem, result.prediction
-    fields = {
-        "model": describe_plan(problem),
-        "objective": problem.objective.value,
-    }
+    fields = {"model": describe_plan(problem), "objective": problem.objective.value}
     if prediction is None:
         offer = {"offer": words} if (words := describe_offer(result)) else {}
         return fields | {"plan": "none", "why": bottleneck(result)} | offer
@@ -136,10 +134,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these nodes alone"
     if result.streams:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
-    if words := describe_locality(result):
-        fields["packed"] = words
-    if words := _advice(result):
-        fields["advice"] = words
+    said = {"packed": describe_locality(result), "advice": _advice(result)}
+    fields |= {name: words for name, words in said.items() if words}
     measured, estimated = _measured_nodes(result)
     if measured:
         sheets = f"; data sheets for {', '.join(estimated)}" if estimated else ""

@@ -1,4 +1,4 @@
-"""Small charts as SVG text, drawn by matplotlib: lines, grouped bars, and a simulation's timeline.
+"""Small charts as SVG text, drawn by matplotlib: lines bars, and a simulation's timeline.
 
 Light background, 720 pixels wide. Colours are Okabe and Ito's, which people with any colour vision tell apart; lines
 also differ in their markers, and bars and steps are named in a legend. The same values give the same text: ids have a
@@ -29,6 +29,7 @@ _INK, _SOFT, _GRID = "#222222", "#5a5a5a", "#e3e3e3"
 _PIXELS_PER_INCH = 96
 _MARKERS = ("o", "s", "^", "D")
 _LEGEND_ROW = 20
+_ROW_HEIGHT = 26
 _KINDS = ("prefill", "decode", "head", "send", "return", "read")
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -68,13 +69,7 @@ def check_matplotlib() -> None:
 
 
 def line_chart(
-    series: Mapping[str, Points],
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    height: int = 400,
+    series: Mapping[str, Points], title: str, x_label: str, y_label: str, log_x: bool = False, log_y: bool = False
 ) -> str:
     """Lines through points (x, y) by name. Raises InvalidArgumentError where there is nothing that can be shown."""
     points = [point for line in series.values() for point in line]
@@ -91,16 +86,10 @@ def line_chart(
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.grid(axis="y")
 
-    return _drawn(draw, title, list(series), height)
+    return _drawn(draw, title, list(series))
 
 
-def bar_chart(
-    groups: Mapping[str, Mapping[str, float | None]],
-    title: str,
-    y_label: str,
-    log_y: bool = False,
-    height: int = 400,
-) -> str:
+def bar_chart(groups: Mapping[str, Mapping[str, float | None]], title: str, y_label: str, log_y: bool = False) -> str:
     """Bars by group and by name within it, with their values above; None leaves the place of a bar empty."""
     names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
     values = [value for bars in groups.values() for value in bars.values() if value is not None]
@@ -130,15 +119,11 @@ def bar_chart(
         axes.set_ylabel(y_label)
         axes.grid(axis="y")
 
-    return _drawn(draw, title, names, height, titles)
+    return _drawn(draw, title, names, titles)
 
 
 def timeline(
-    visits: Sequence[Visit],
-    title: str,
-    until_s: float | None = None,
-    row_height: int = 26,
-    names: tuple[str, str] = ("micro-batch", "token"),
+    visits: Sequence[Visit], title: str, until_s: float | None = None, names: tuple[str, str] = ("micro-batch", "token")
 ) -> str:
     """One row for each station in the order they are first used, one bar for each service, by micro-batch.
 
@@ -175,7 +160,7 @@ def timeline(
         axes.grid(axis="x")
 
     legend = [*(f"{names[0]} {batch}" for batch in batches), *kinds]
-    return _drawn(draw, title, legend, row_height * len(stations) + 100, titles)
+    return _drawn(draw, title, legend, titles, _ROW_HEIGHT * len(stations) + 100)
 
 
 def _visit_words(visit: Visit, names: tuple[str, str]) -> str:
@@ -209,8 +194,8 @@ def _drawn(
     draw: Callable[[Axes], None],
     title: str,
     names: Sequence[str],
-    height: int,
     titles: Mapping[str, str] | None = None,
+    height: int = 400,
 ) -> str:
     """What `draw` puts on the axes, below the title and a legend of so many names."""
     check_matplotlib()

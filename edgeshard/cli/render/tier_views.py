@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from edgeshard.cli.render.output import Column, human_bytes, human_seconds
-from edgeshard.cli.render.views import percent, running_stages
+from edgeshard.cli.render.views import Part, StagePart, percent, running_stages
 from edgeshard.domain.deployments.deployment import Deployment
 from edgeshard.domain.nodes.device import StageExperts, StageStatus, StageStreaming, StageSwap
-
-Part = TypeVar("Part")
-
-
-@dataclass(frozen=True, slots=True)
-class StagePart(Generic[Part]):
-    """A part of a stage's status, and the stage's node."""
-
-    node: str
-    part: Part
-
 
 STREAMING_COLUMNS: list[Column[StagePart[StageStreaming]]] = [
     Column("NODE", lambda stage: stage.node),
@@ -65,4 +53,4 @@ def tier_tables(deployment: Deployment) -> list[tuple[Sequence[Any], Sequence[Co
 
 def _parts(deployment: Deployment, of: Callable[[StageStatus], Part | None]) -> list[StagePart[Part]]:
     stages = running_stages(deployment)
-    return [StagePart(stage.node, part) for stage in stages if (part := of(stage.status)) is not None]
+    return [StagePart(stage.node, part) for stage in stages if (part := of(stage.part)) is not None]

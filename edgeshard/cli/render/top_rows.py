@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
-from edgeshard.cli.render.output import human_bytes, human_rate, human_seconds
+from edgeshard.cli.render.output import Column, human_bytes, human_rate, human_seconds
 from edgeshard.cli.render.views import node_status, percent
 from edgeshard.domain.control.site import Site, StoredLink
 from edgeshard.domain.deployments.deployment import Deployment
@@ -13,6 +14,8 @@ from edgeshard.domain.nodes.device import Node, StageKey, StagePhase, StageStatu
 
 Row = tuple[str, ...]
 NONE = "-"
+_WORDS = frozenset({"DEPLOYMENT", "FROM", "LAYERS", "NAME", "NODE", "PHASE", "STATE", "STATUS", "TO"})
+"""Titles of columns of words; all others hold figures."""
 LEAST_S = 0.2
 """Between two heartbeats for a rate."""
 
@@ -28,56 +31,26 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table of the view: its title, and each column's, those of figures with True."""
+    """A table of the view: its title, and its columns of a row's texts."""
 
     title: str
-    columns: tuple[tuple[str, bool], ...]
+    columns: tuple[Column[Row], ...]
 
 
-NODES = TableShape(
-    "Nodes",
-    (
-        ("NODE", False),
-        ("STATUS", False),
-        ("LOAD", True),
-        ("STAGES", True),
-        ("BUDGET", True),
-        ("FREE", True),
-        ("MEMORY LEFT", True),
-        ("SEEN", True),
-    ),
+def _shape(title: str, *columns: str) -> TableShape:
+    cells: list[Column[Row]] = [
+        Column(column, itemgetter(at), right=column not in _WORDS) for at, column in enumerate(columns)
+    ]
+    return TableShape(title, tuple(cells))
+
+
+DEPLOYMENTS = _shape("Deployments", "NAME", "PHASE", "RUNNING", "WAITING", "TOKENS/S", "SERVED", "EPOCH")
+STAGES = _shape(
+    *("Stages", "DEPLOYMENT", "STAGE", "NODE", "LAYERS", "PHASE"),
+    *("TOKENS/S", "STEPS/S", "WAITS", "QUEUE", "KV"),
 )
-DEPLOYMENTS = TableShape(
-    "Deployments",
-    (
-        ("NAME", False),
-        ("PHASE", False),
-        ("RUNNING", True),
-        ("WAITING", True),
-        ("TOKENS/S", True),
-        ("SERVED", True),
-        ("EPOCH", True),
-    ),
-)
-STAGES = TableShape(
-    "Stages",
-    (
-        ("DEPLOYMENT", False),
-        ("STAGE", True),
-        ("NODE", False),
-        ("LAYERS", False),
-        ("PHASE", False),
-        ("TOKENS/S", True),
-        ("STEPS/S", True),
-        ("WAITS", True),
-        ("QUEUE", True),
-        ("KV", True),
-    ),
-)
-LINKS = TableShape(
-    "Links",
-    (("DEPLOYMENT", False), ("FROM", False), ("TO", False), ("RATE", True), ("LATENCY", True), ("STATE", False)),
-)
+LINKS = _shape("Links", "DEPLOYMENT", "FROM", "TO", "RATE", "LATENCY", "STATE")
+NODES = _shape("Nodes", "NODE", "STATUS", "LOAD", "STAGES", "BUDGET", "FREE", "MEMORY LEFT", "SEEN")
 SHAPES = (DEPLOYMENTS, STAGES, LINKS, NODES)
 
 

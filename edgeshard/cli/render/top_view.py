@@ -59,8 +59,8 @@ class TopView(App[None]):
 
     def on_mount(self) -> None:
         for shape in SHAPES:
-            for title, right in shape.columns:
-                self._table(shape).add_column(Text(title, justify="right" if right else "left"))
+            for column in shape.columns:
+                self._table(shape).add_column(Text(column.title, justify="right" if column.right else "left"))
         self.query_one(f"#{SHAPES[0].title.lower()}").focus()
         self.run_worker(self._keep_looking(), exit_on_error=True)
 
@@ -101,8 +101,7 @@ def _fill(table: Table, shape: TableShape, rows: list[Row]) -> None:
         table.remove_row(table.coordinate_to_cell_key(Coordinate(table.row_count - 1, 0)).row_key)
     for number, row in enumerate(rows):
         cells = [
-            Text(escaped(words), justify="right" if right else "left")
-            for words, (_, right) in zip(row, shape.columns, strict=True)
+            Text(escaped(column.cell(row)), justify="right" if column.right else "left") for column in shape.columns
         ]
         if number >= table.row_count:
             table.add_row(*cells)

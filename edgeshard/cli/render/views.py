@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgeshard.cli.render.output import Column, gap_text, human_bytes, human_count, human_seconds
 from edgeshard.domain.audit import AuditCheck, AuditEntry
@@ -19,6 +19,8 @@ from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
+
+Part = TypeVar("Part")
 
 NODE_COLUMNS: list[Column[Node]] = [
     Column("NAME", lambda node: node.name),
@@ -133,21 +135,21 @@ def packed_text(units: Sequence[PackedUnit]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningStage:
-    """A stage and its node."""
+class StagePart(Generic[Part]):
+    """A stage's status, or a part of it, and the stage's node."""
 
     node: str
-    status: StageStatus
+    part: Part
 
 
-RUNNING_COLUMNS: list[Column[RunningStage]] = [
+RUNNING_COLUMNS: list[Column[StagePart[StageStatus]]] = [
     Column("NODE", lambda stage: stage.node),
-    Column("PHASE", lambda stage: stage_text(stage.status)),
-    Column("STEPS", lambda stage: str(stage.status.steps_done), right=True),
-    Column("TOKENS", lambda stage: str(stage.status.tokens_done), right=True),
-    Column("IDLE", lambda stage: percent(1.0 - stage.status.busy_share), right=True),
-    Column("QUEUE", lambda stage: str(stage.status.steps_waiting), right=True),
-    Column("KV IN USE", lambda stage: _kv_text(stage.status), right=True),
+    Column("PHASE", lambda stage: stage_text(stage.part)),
+    Column("STEPS", lambda stage: str(stage.part.steps_done), right=True),
+    Column("TOKENS", lambda stage: str(stage.part.tokens_done), right=True),
+    Column("IDLE", lambda stage: percent(1.0 - stage.part.busy_share), right=True),
+    Column("QUEUE", lambda stage: str(stage.part.steps_waiting), right=True),
+    Column("KV IN USE", lambda stage: _kv_text(stage.part), right=True),
 ]
 
 
@@ -180,11 +182,11 @@ def rough_seconds(seconds: float) -> str:
     return f"{math.ceil(seconds)} s" if seconds < 120 else f"{round(seconds / 60)} min"
 
 
-def running_stages(deployment: Deployment) -> list[RunningStage]:
+def running_stages(deployment: Deployment) -> list[StagePart[StageStatus]]:
     """The stages that their nodes hold now, in the order of the pipeline."""
     nodes = {placed.index: str(placed.node_name) for placed in deployment.placement.stages}
     held = sorted(deployment.stages, key=lambda status: status.stage)
-    return [RunningStage(nodes[status.stage], status) for status in held if status.stage in nodes]
+    return [StagePart(nodes[status.stage], status) for status in held if status.stage in nodes]
 
 
 def percent(share: float) -> str:

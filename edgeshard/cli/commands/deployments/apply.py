@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.deployments.deploy import read_spec
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.commands.options import option, spec_file, switch
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import Column, Output, OutputOption, plain, show_list, stderr_console
+from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, plain, show_list, stderr_console
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 if TYPE_CHECKING:
@@ -41,23 +42,13 @@ class Change:
 
 def apply(
     context: typer.Context,
-    files: Annotated[
-        list[Path],
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="A spec as TOML or JSON, or several as [[deployment]]; may be repeated.",
-        ),
-    ],
+    files: Annotated[list[Path], spec_file("A spec as TOML or JSON, or several as [[deployment]]; may be repeated.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Delete a deployment that differs and deploy it again; its requests end.")
+        bool, switch("--replace", "Delete a deployment that differs and deploy it again; its requests end.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all answer requests.")] = True,
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait for each.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done, and where.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until all answer requests.")] = True,
+    timeout: Annotated[float | None, option("SECONDS", "Longest wait for each.", min=0)] = None,
+    dry_run: Annotated[bool, switch("--dry-run", "Only say what would be done, and where.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make the site's deployments as the files say: what is missing is deployed, what is there and the same stays.
@@ -66,20 +57,20 @@ def apply(
     running deployment cannot be changed, so one that differs is refused by the fields that do, unless --replace.
     """
     specs = specs_of(files)
-    asked = _Asked(replace, wait, timeout, dry_run)
 
-    async def work() -> list[Change]:
-        async with connect_of(context).client() as client:
-            # All are looked at before anything is done.
-            found = [(spec, await _current(client, spec)) for spec in specs]
-            if not (dry_run or replace):
-                for spec, current in found:
-                    _check(spec, current)
-            return [await _applied(client, spec, current, asked) for spec, current in found]
+    async def work(client: Client) -> list[Change]:
+        # All are looked at before anything is done.
+        found = [(spec, await _current(client, spec)) for spec in specs]
+        if not (dry_run or replace):
+            for spec, current in found:
+                _check(spec, current)
+        if dry_run:
+            return [await _would_apply(client, spec, current, replace) for spec, current in found]
+        return [await _applied(client, spec, current, wait, timeout) for spec, current in found]
 
-    changes = run(work())
+    changes = ask(context, work)
     show_list(changes, output, _COLUMNS, lambda change: change.name)
-    if output in (Output.TABLE, Output.WIDE):
+    if output in TABLES:
         for change in changes:
             for difference in change.differences:
                 typer.echo(f"{change.name}: {_difference_text(difference)}", err=True)
@@ -88,14 +79,6 @@ def apply(
 
 
 REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    replace: bool
-    wait: bool
-    timeout_s: float | None
-    dry_run: bool
 
 
 def specs_of(files: list[Path]) -> list[DeploymentSpec]:
@@ -165,24 +148,28 @@ def _is_dead(deployment: Deployment) -> bool:
     return deployment.phase.value in ("failed", "deleting")
 
 
-async def _applied(client: Client, spec: DeploymentSpec, current: Deployment | None, asked: _Asked) -> Change:
+async def _would_apply(client: Client, spec: DeploymentSpec, current: Deployment | None, replace: bool) -> Change:
+    if current is None:
+        return Change(spec.name, "created", placement=await client.plan(spec))
+    found = differences(current.spec, spec)
+    if not found and not _is_dead(current):
+        return Change(spec.name, "unchanged", placement=current.placement)
+    return Change(spec.name, "replaced" if replace else REFUSED, found)
+
+
+async def _applied(
+    client: Client, spec: DeploymentSpec, current: Deployment | None, wait: bool, timeout_s: float | None
+) -> Change:
     found = differences(current.spec, spec) if current is not None else ()
-    stays = current is not None and not found and not _is_dead(current)
-    if asked.dry_run:
-        if current is None:
-            return Change(spec.name, "created", placement=await client.plan(spec))
-        action = "unchanged" if stays else "replaced" if asked.replace else REFUSED
-        return Change(spec.name, action, found, current.placement if stays else None)
     with stderr_console().status(f"applying {spec.name}") as status:
         reporter = DeployReporter(status)
-        if stays:
-            assert current is not None
-            if asked.wait:
-                current = await client.wait_ready(spec.name, asked.timeout_s, reporter.show)
+        if current is not None and not found and not _is_dead(current):
+            if wait:
+                current = await client.wait_ready(spec.name, timeout_s, reporter.show)
             return Change(spec.name, "unchanged", placement=current.placement)
         if current is not None:
-            await client.delete_deployment(spec.name, timeout_s=asked.timeout_s)
-        deployment = await client.deploy(spec, asked.wait, asked.timeout_s, reporter.show)
+            await client.delete_deployment(spec.name, timeout_s=timeout_s)
+        deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
     return Change(spec.name, "created" if current is None else "replaced", found, deployment.placement)
 
 

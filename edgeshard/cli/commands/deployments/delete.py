@@ -7,23 +7,19 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import WaitTimeout
+from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName, WaitTimeout, argument, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
-from edgeshard.cli.render.output import Output, OutputOption, plain, show_data
+from edgeshard.cli.render.output import Output, OutputOption, show_data
 
 app = typer.Typer(cls=NounGroup, help="Remove a deployment, model, node or packed unit.", no_args_is_help=True)
-
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
-DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 
 
 @app.command(short_help="Stop a deployment and free its memory.")
 def deployment(
     context: typer.Context,
     name: DeploymentName,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until every node let go of it.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until every node let go of it.")] = True,
     timeout: WaitTimeout = None,
 ) -> None:
     """Stop a deployment and free its memory on every node; requests that are running end."""
@@ -59,10 +55,9 @@ def packed(
     context: typer.Context,
     node: Annotated[str, typer.Argument(metavar="NODE", autocompletion=completion.nodes)],
     units: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[UNIT]...", help="By id, as describe node lists them.", show_default=False),
+        list[str] | None, argument("[UNIT]...", "By id, as describe node lists them.", show_default=False)
     ] = None,
-    unused: Annotated[bool, typer.Option("--unused", help="All that are not in use.")] = False,
+    unused: Annotated[bool, switch("--unused", "All that are not in use.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Remove packed units of a node: files from which it loads weights. What is needed again is made again.
@@ -78,13 +73,11 @@ def packed(
     asked = ask(context, lambda client: client.drop_packed(node, None if unused else units))
     gone = [unit for unit in asked if not unit.in_use]
     if output in (Output.JSON, Output.YAML):
-        show_data(plain(asked), output)
+        show_data(asked, output)
     else:
         freed = human_bytes(sum(unit.size_bytes for unit in gone))
         typer.echo(f"{len(gone)} packed unit{'s' * (len(gone) != 1)} of node {node} deleted: {freed} freed")
     if kept := [f"{unit.id} ({unit.unit} of {unit.model_name or unit.model})" for unit in asked if unit.in_use]:
         raise FailedPreconditionError(
-            f"node {node} uses {', '.join(kept)}; delete the deployment first",
-            field="units",
-            reason="PACKED_IN_USE",
+            f"node {node} uses {', '.join(kept)}; delete the deployment first", field="units", reason="PACKED_IN_USE"
         )

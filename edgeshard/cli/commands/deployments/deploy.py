@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli import completion
 from edgeshard.cli.commands.deployments.model import add_model
 from edgeshard.cli.commands.options import (
     AllowStreaming,
@@ -20,25 +19,26 @@ from edgeshard.cli.commands.options import (
     Reserved,
     WaitTimeout,
     WeightsDtype,
+    argument,
+    model_option,
+    node_option,
+    option,
+    quantise_option,
+    spec_file,
+    switch,
     with_option_groups,
 )
-from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
-from edgeshard.cli.render.output import (
-    Output,
-    OutputOption,
-    plain,
-    show_data,
-    show_fields,
-    show_list,
-    stderr_console,
-)
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
+from edgeshard.domain.deployments.placement import Placement, parse_layers
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import MODEL_FORMATS
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
-    from edgeshard.domain.deployments.deployment import DeploymentSpec
-    from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+    from edgeshard.client import Client
+    from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
     from edgeshard.importing.sources import Source
 
 
@@ -47,37 +47,21 @@ class SpecOptions:
     """The options that say what the spec holds, by its keys; None or False where one was not given."""
 
     model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
-        ),
+        str | None, model_option("A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.")
     ] = None
     source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Node of the first layer; by default the first of --layers, or the best.",
-        ),
+        str | None, node_option("Node of the first layer; by default the first of --layers, or the best.")
     ] = None
-    layers: Annotated[str | None, typer.Option(metavar="a=0:4,b=4:9", help="Place it by hand.")] = None
+    layers: Annotated[str | None, option("a=0:4,b=4:9", "Place it by hand.")] = None
     objective: Annotated[
-        str | None,
-        typer.Option(metavar="WHAT", help="Plan for request, ttft, latency, throughput, energy or auto (default)."),
+        str | None, option("WHAT", "Plan for request, ttft, latency, throughput, energy or auto (default).")
     ] = None
     max_time_per_token_s: Annotated[
-        float | None,
-        typer.Option("--max-time-per-token", metavar="SECONDS", help="Plan for no slower a token of a request."),
+        float | None, option("SECONDS", "Plan for no slower a token of a request.", "--max-time-per-token")
     ] = None
     standby: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NODE",
-            autocompletion=completion.nodes,
-            help="Keep others' weights in its memory, to take over; may be repeated; auto chooses.",
-        ),
+        node_option("Keep others' weights in its memory, to take over; may be repeated; auto chooses."),
     ] = None
     exclude: Excluded = None
     reserve: Reserved = None
@@ -85,56 +69,40 @@ class SpecOptions:
     kv_dtype: KvDtype = None
     quantisation: Annotated[
         list[str] | None,
-        typer.Option(
-            "--quantise",
-            "--quantize",
-            metavar="FORMAT|NODE=FORMAT",
-            help="Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+        quantise_option(
+            "Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+            "FORMAT|NODE=FORMAT",
         ),
     ] = None
     head_quantisation: HeadQuantisation = None
-    max_context: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of prompt and answer; 0 is the model's.")
-    ] = None
+    max_context: Annotated[int | None, option("N", "Tokens of prompt and answer; 0 is the model's.")] = None
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "--max-tokens", metavar="N", help="Most new tokens of one request."),
+        int | None, option("N", "Most new tokens of one request.", "--max-new-tokens", "--max-tokens")
     ] = None
-    prompt_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such prompts; by default, for those it has seen.")
-    ] = None
-    new_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Plan for such answers; by default, for those it has seen.")
-    ] = None
-    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Requests the KV cache has room for.")] = None
-    mode: Annotated[str | None, typer.Option(metavar="MODE", help="no-bubbles (default), bubbles or sequential.")] = (
+    prompt_tokens: Annotated[int | None, option("N", "Plan for such prompts; by default, for those it has seen.")] = (
         None
     )
-    micro_batches: Annotated[
-        int | None, typer.Option(metavar="M", help="Steps in flight that generate; 0 is the planner's choice.")
-    ] = None
+    new_tokens: Annotated[int | None, option("N", "Plan for such answers; by default, for those it has seen.")] = None
+    concurrency: Annotated[int | None, option("N", "Requests the KV cache has room for.")] = None
+    mode: Annotated[str | None, option("MODE", "no-bubbles (default), bubbles or sequential.")] = None
+    micro_batches: Annotated[int | None, option("M", "Steps in flight that generate; 0 is the planner's choice.")] = (
+        None
+    )
     max_inter_token_latency_s: Annotated[
         float | None,
-        typer.Option(
-            "--max-inter-token-latency",
-            metavar="SECONDS",
-            help="Longest that prompts may hold up a stream's next token.",
-        ),
+        option("SECONDS", "Longest that prompts may hold up a stream's next token.", "--max-inter-token-latency"),
     ] = None
     prefix_cache: Annotated[
-        bool, typer.Option("--prefix-cache", help="Keep what requests of one client have in common at the beginning.")
+        bool, switch("--prefix-cache", "Keep what requests of one client have in common at the beginning.")
     ] = False
     kv_overcommit: Annotated[
-        bool, typer.Option("--kv-overcommit", help="Let more requests in than memory holds at their longest.")
+        bool, switch("--kv-overcommit", "Let more requests in than memory holds at their longest.")
     ] = False
     allow_streaming: AllowStreaming = False
     kv_swap_bytes: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="KV of requests that gave way that a node may keep, such as 2GiB."),
+        str | None, option("SIZE", "KV of requests that gave way that a node may keep, such as 2GiB.")
     ] = None
-    kv_swap_on_disk: Annotated[
-        bool, typer.Option("--kv-swap-on-disk", help="Keep it in files instead of in memory.")
-    ] = False
+    kv_swap_on_disk: Annotated[bool, switch("--kv-swap-on-disk", "Keep it in files instead of in memory.")] = False
 
     def given(self) -> dict[str, Any]:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
@@ -145,22 +113,12 @@ class SpecOptions:
 def deploy(
     context: typer.Context,
     *,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of the deployment.")] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            "-f",
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="The spec as TOML or JSON, instead of options.",
-        ),
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "Name of the deployment.")] = None,
+    file: Annotated[Path | None, spec_file("The spec as TOML or JSON, instead of options.")] = None,
     options: SpecOptions,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests.")] = True,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests.")] = True,
     timeout: WaitTimeout = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the placement.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", "Only print the placement.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Deploy a model: from --file, or NAME with --model.
@@ -168,15 +126,21 @@ def deploy(
     Without --layers the nodes and their layers are planned from what was measured (`edgectl profile`); where that is
     missing, from data sheets or free memory, and a note says so.
     """
-    connect, elsewhere = connect_of(context), model_source(options.model)
+    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
+
+    elsewhere = model_source(options.model)
     values = ({} if name is None else {"name": name}) | options.given()
     spec = spec_of(file, values if elsewhere is None else values | {"model": elsewhere.name})
     if elsewhere is not None and options.model is not None:
-        add_model(connect, options.model)
+        add_model(context, options.model)
     if dry_run:
-        run(_plan(connect, spec, output))
+        placement = ask(context, lambda client: client.plan(spec))
+        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
     else:
-        run(_deploy(connect, spec, wait, timeout, output))
+        deployment = ask(context, lambda client: _deployed(client, spec, wait, timeout))
+        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
+        placement = deployment.placement
+    _show_prediction(placement, output)
 
 
 def model_source(model: str | None) -> Source | None:
@@ -237,16 +201,9 @@ def option_of(key: str) -> str:
     return named.get(key, "--" + key.removesuffix("_s").replace("_", "-"))
 
 
-def _layers(text: str) -> tuple[ExplicitStage, ...]:
-    from edgeshard.domain.deployments.placement import parse_layers
-
-    return parse_layers(text)
-
-
 def _quantisation(items: Sequence[str]) -> dict[str, str]:
     """`--quantise FORMAT` for every node that is not named, `--quantise NODE=FORMAT` for one."""
     from edgeshard.domain.deployments.deployment import EVERY_NODE
-    from edgeshard.domain.models.dtypes import MODEL_FORMATS
 
     found: dict[str, str] = {}
     for item in items:
@@ -275,7 +232,7 @@ def _swap_bytes(text: str) -> int:
 
 # Options that are written in another form than the spec's values.
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "layers": _layers,
+    "layers": parse_layers,
     "quantisation": _quantisation,
     "reserve": _reserve,
     "kv_swap_bytes": _swap_bytes,
@@ -291,45 +248,25 @@ def read_spec(file: Path) -> dict[str, Any]:
     return values
 
 
-async def _plan(connect: Connect, spec: DeploymentSpec, output: Output) -> None:
-    from edgeshard.cli.render.views import PLACED_COLUMNS
-
-    async with connect.client() as client:
-        placement = await client.plan(spec)
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(placement), output)
-    else:
-        show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name)
-        _show_prediction(placement, output)
-
-
-async def _deploy(connect: Connect, spec: DeploymentSpec, wait: bool, timeout_s: float | None, output: Output) -> None:
-    from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS
-
+async def _deployed(client: Client, spec: DeploymentSpec, wait: bool, timeout_s: float | None) -> Deployment:
     console = stderr_console()
     with console.status(f"deploying {spec.name}") as status:
-        async with connect.client() as client:
-            if spec.allow_streaming and (first := await client.plan(spec)).streams:
-                console.print(f"before it starts: {first.note}", markup=False)
-            reporter = DeployReporter(status)
-            try:
-                deployment = await client.deploy(spec, wait, timeout_s, reporter.show)
-            except asyncio.CancelledError:
-                # The answer may have been under way: whether it goes on, only the coordinator knows.
-                console.print(interrupted(spec.name, reporter.begun), markup=False)
-                raise
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(deployment), output)
-    else:
-        show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name)
-        _show_prediction(deployment.placement, output)
+        if spec.allow_streaming and (first := await client.plan(spec)).streams:
+            console.print(f"before it starts: {first.note}", markup=False)
+        reporter = DeployReporter(status)
+        try:
+            return await client.deploy(spec, wait, timeout_s, reporter.show)
+        except asyncio.CancelledError:
+            # The answer may have been under way: whether it goes on, only the coordinator knows.
+            console.print(interrupted(spec.name, reporter.begun), markup=False)
+            raise
 
 
 def _show_prediction(placement: Placement, output: Output) -> None:
     from edgeshard.cli.render.views import prediction_fields
 
     fields = prediction_fields(placement)
-    if fields and output is not Output.NAME:
+    if fields and output in TABLES:
         typer.echo()
         show_fields(fields)
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edgeshard.cli import completion
+from edgeshard.cli.commands.options import DeploymentName, ModelName, NodeName
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import (
     OWN_LINES,
+    TABLES,
     Column,
     Output,
     OutputOption,
     plain,
-    print_table,
-    show_data,
+    show_below,
     show_fields,
-    table,
-    visible,
+    show_value,
 )
 from edgeshard.domain.ids import escaped
 
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from edgeshard.client import Client
 
 app = typer.Typer(cls=NounGroup, help="Show everything about one node, model or deployment.", no_args_is_help=True)
-
-NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
-ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
-DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
 
 
 @app.command()
@@ -119,15 +114,11 @@ def _show(
     tables: Sequence[tuple[Sequence[Any], Sequence[Column[Any]]]],
     paragraphs: Sequence[str] = (),
 ) -> None:
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(value), output)
-    elif output is Output.NAME:
-        typer.echo(escaped(name))
-    else:
-        show_fields(fields)
-        for items, columns in tables:
-            if items:
-                typer.echo()
-                print_table(table(items, visible(columns, output)))
-        for paragraph in paragraphs:
-            typer.echo(f"\n{escaped(paragraph, OWN_LINES)}")
+    if output not in TABLES:
+        show_value(value, output, [name])
+        return
+    show_fields(fields)
+    for items, columns in tables:
+        show_below(items, columns, output)
+    for paragraph in paragraphs:
+        typer.echo(f"\n{escaped(paragraph, OWN_LINES)}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.nouns import NounGroup
 from edgeshard.cli.render.output import Output, OutputOption, show_list
@@ -48,7 +49,7 @@ def deployments(context: typer.Context, watch: WatchOption = False, output: Outp
 @app.command(short_help="List what happened: nodes came and went, deployments changed.")
 def events(
     context: typer.Context,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, max=1000, help="The newest so many.")] = 50,
+    limit: Annotated[int, option("N", "The newest so many.", "--limit", min=0, max=1000)] = 50,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, and print what happens, until Ctrl-C.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -70,10 +71,9 @@ def events(
 @app.command(short_help="List who changed the site, or was refused.")
 def audit(
     context: typer.Context,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="The newest so many.")] = 50,
+    limit: Annotated[int, option("N", "The newest so many.", "--limit", min=1, max=1000)] = 50,
     verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Hold the files against their seals instead; exit code 1 where one is broken."),
+        bool, switch("--verify", "Hold the files against their seals instead; exit code 1 where one is broken.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

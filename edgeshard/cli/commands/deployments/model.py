@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import Output, OutputOption, plain, show_data, show_list, stderr_console
+from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import Output, OutputOption, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgeshard.client import Client, StoredModel
     from edgeshard.client.models import AddPhase
     from edgeshard.domain.ids import Digest
     from edgeshard.importing.blocks import Width
@@ -31,26 +33,23 @@ def group() -> None:
 @app.command(short_help="Put a model into the store: a directory, a .gguf file, or OWNER/NAME of the Hub.")
 def add(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its name in the store; by default what MODEL is called.")
-    ] = None,
+    model: Annotated[str, argument("MODEL", "DIR, FILE.gguf or OWNER/NAME[@REVISION] of the Hub.")],
+    name: Annotated[str | None, option("NAME", "Its name in the store; by default what MODEL is called.")] = None,
     width: Annotated[
         str,
-        typer.Option(
-            metavar="WIDTH",
-            help="What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
+        option(
+            "WIDTH",
+            "What weights become that cannot be kept exactly: int8 (default), int4, bfloat16, float16, float32.",
         ),
     ] = "int8",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say whether it fits, where and how fast, from its config alone.")
+        bool, switch("--dry-run", "Only say whether it fits, where and how fast, from its config alone.")
     ] = False,
     cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --dry-run: nodes and links as TOML, not the site's own.")
+        Path | None, option("FILE", "With --dry-run: nodes and links as TOML, not the site's own.")
     ] = None,
     source: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="With --dry-run: node of the first layer; by default the largest."),
+        str | None, option("NODE", "With --dry-run: node of the first layer; by default the largest.")
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -62,11 +61,14 @@ def add(
     if dry_run:
         from edgeshard.cli.commands.deployments import model_plan
 
-        model_plan.dry_run(connect_of(context), model, chosen, cluster, source, output)
+        model_plan.dry_run(context, model, chosen, cluster, source, output)
     elif cluster is not None or source is not None:
         raise InvalidArgumentError("--cluster and --source go with --dry-run", field="dry_run")
     else:
-        run(_add(connect_of(context), model, name, chosen, output))
+        from edgeshard.cli.render.views import MODEL_COLUMNS
+
+        stored = ask(context, lambda client: _added(client, model, name, chosen))
+        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name, stored[0])
 
 
 def chosen_width(text: str) -> Width:
@@ -78,18 +80,11 @@ def chosen_width(text: str) -> Width:
     return Width(text)
 
 
-async def _add(connect: Connect, model: str, name: str | None, width: Width, output: Output) -> None:
-    from edgeshard.cli.render.views import MODEL_COLUMNS
-
-    digest = await _upload(connect, model, name, width)
-    async with connect.client() as client:
-        stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
+async def _added(client: Client, model: str, name: str | None, width: Width) -> list[StoredModel]:
+    digest = await _upload(client, model, name, width)
+    stored = [model for model in await client.stored_models() if model.manifest_digest == digest]
     # The same content may have other names; the call was about this one.
-    stored = [model for model in stored if model.name == name] or stored[:1]
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(stored[0]), output)
-    else:
-        show_list(stored, output, MODEL_COLUMNS, lambda model: model.name)
+    return [model for model in stored if model.name == name] or stored[:1]
 
 
 @contextmanager
@@ -110,12 +105,12 @@ def adding_bars(console: Console) -> Iterator[Callable[[AddPhase, int, int], Non
         yield report
 
 
-def add_model(connect: Connect, model: str) -> None:
+def add_model(context: typer.Context, model: str) -> None:
     """Put a model into the store under its own name, and say how far that is."""
-    run(_upload(connect, model, None))
+    ask(context, lambda client: _upload(client, model, None))
 
 
-async def _upload(connect: Connect, model: str, name: str | None, width: Width | None = None) -> Digest:
+async def _upload(client: Client, model: str, name: str | None, width: Width | None = None) -> Digest:
     from edgeshard.client.models import Adding
 
     console = stderr_console()
@@ -125,5 +120,4 @@ async def _upload(connect: Connect, model: str, name: str | None, width: Width |
             console.print(f"note: {text}", markup=False)
 
         adding = Adding(on_note=note) if width is None else Adding(width, note)
-        async with connect.client() as client:
-            return await client.add_model(model, name, report, adding)
+        return await client.add_model(model, name, report, adding)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from edgeshard.cli.connect import Connect, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import Output, human_bytes
 from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.models.dtypes import DType, weights_text
 
 if TYPE_CHECKING:
+    from edgeshard.client import Client
     from edgeshard.domain.control.site import NodeDetails, Site
     from edgeshard.importing.blocks import Width
     from edgeshard.planning.inputs.problem import PlanProblem
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def dry_run(
-    connect: Connect, model: str, width: Width, cluster: Path | None, source: str | None, output: Output
+    context: typer.Context, model: str, width: Width, cluster: Path | None, source: str | None, output: Output
 ) -> None:
     """Plan a model by its config.json alone, on the site or on the nodes of a file; exits 1 where it does not fit."""
     from edgeshard.cli.render.plan_views import show_plan
@@ -38,7 +39,7 @@ def dry_run(
         f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",
         err=True,
     )
-    problem = _offline(spec, cluster, source) if cluster is not None else _online(connect, spec, source)
+    problem = _offline(spec, cluster, source) if cluster is not None else _online(context, spec, source)
     if not show_plan(problem, None, False, output):
         raise typer.Exit(1)
 
@@ -50,10 +51,10 @@ def _offline(spec: ModelSpec, cluster: Path, source: str | None) -> PlanProblem:
     return problem
 
 
-def _online(connect: Connect, spec: ModelSpec, source: str | None) -> PlanProblem:
+def _online(context: typer.Context, spec: ModelSpec, source: str | None) -> PlanProblem:
     from edgeshard.planning.inputs.site import site_cluster, site_problem
 
-    site, details = run(_fetch(connect))
+    site, details = ask(context, _fetch)
     there = [node for node in site.nodes if node.placeable]
     if not there:
         raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
@@ -83,7 +84,6 @@ def _online(connect: Connect, spec: ModelSpec, source: str | None) -> PlanProble
     return problem
 
 
-async def _fetch(connect: Connect) -> tuple[Site, list[NodeDetails]]:
-    async with connect.client() as client:
-        site = await client.site()
-        return site, [await client.node_details(node.node_id) for node in site.nodes if node.placeable]
+async def _fetch(client: Client) -> tuple[Site, list[NodeDetails]]:
+    site = await client.site()
+    return site, [await client.node_details(node.node_id) for node in site.nodes if node.placeable]

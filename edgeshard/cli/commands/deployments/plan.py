@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli import completion
 from edgeshard.cli.commands.options import (
     AllowStreaming,
     Excluded,
@@ -17,9 +16,12 @@ from edgeshard.cli.commands.options import (
     KvDtype,
     Quantise,
     Reserved,
+    model_option,
+    node_option,
+    option,
+    switch,
     with_option_groups,
 )
-from edgeshard.cli.connect import connect_of
 from edgeshard.cli.render.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -32,40 +34,26 @@ if TYPE_CHECKING:
 class ProblemOptions:
     """The options that say what is to be planned."""
 
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.",
-        ),
-    ] = ""
-    source: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", autocompletion=completion.nodes, help="Node of the first layer, else the file's."),
-    ] = None
-    objective: Annotated[
-        str, typer.Option(metavar="WHAT", help="request, ttft, latency, throughput, energy or auto.")
-    ] = "auto"
-    prompt_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a prompt.")] = None
-    new_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of an answer.")] = None
-    batch: Annotated[int | None, typer.Option(metavar="N", help="Most requests in one micro-batch.")] = None
-    concurrency: Annotated[int | None, typer.Option(metavar="N", help="Most requests at once.")] = None
-    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="float32, float16 or bfloat16.")] = None
+    model: Annotated[str, model_option("Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")] = ""
+    source: Annotated[str | None, node_option("Node of the first layer, else the file's.")] = None
+    objective: Annotated[str, option("WHAT", "request, ttft, latency, throughput, energy or auto.")] = "auto"
+    prompt_tokens: Annotated[int | None, option("N", "Tokens of a prompt.")] = None
+    new_tokens: Annotated[int | None, option("N", "Tokens of an answer.")] = None
+    batch: Annotated[int | None, option("N", "Most requests in one micro-batch.")] = None
+    concurrency: Annotated[int | None, option("N", "Most requests at once.")] = None
+    dtype: Annotated[str | None, option("DTYPE", "float32, float16 or bfloat16.")] = None
     quantise: Quantise = None
     head_quantisation: HeadQuantisation = None
     kv_dtype: KvDtype = None
-    max_time_per_token: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Slowest a request may get its tokens.")
-    ] = None
+    max_time_per_token: Annotated[float | None, option("SECONDS", "Slowest a request may get its tokens.")] = None
     exclude: Excluded = None
     reserve: Reserved = None
     max_share: Annotated[
-        list[str] | None, typer.Option(metavar="NODE=PART", help="Largest part of the layers, as 0.5; may be repeated.")
+        list[str] | None, option("NODE=PART", "Largest part of the layers, as 0.5; may be repeated.")
     ] = None
-    min_nodes: Annotated[int, typer.Option(metavar="N", help="Use at least so many nodes.")] = 1
-    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Use at most so many nodes.")] = None
-    head_on_source: Annotated[bool, typer.Option("--head-on-source", help="No other node sees a token.")] = False
+    min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
+    max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
+    head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
     allow_streaming: AllowStreaming = False
 
     def asked(self, what_if: Sequence[str]) -> Asked:
@@ -88,10 +76,7 @@ class ProblemOptions:
                 "max_time_per_token_s": self.max_time_per_token,
                 "reserve": sizes(self.reserve or ()),
                 "max_share": shares(self.max_share or ()),
-                "min_nodes": self.min_nodes,
-                "max_nodes": self.max_nodes,
-                "head_on_source": self.head_on_source,
-                "allow_streaming": self.allow_streaming,
+                **{key: getattr(self, key) for key in ("min_nodes", "max_nodes", "head_on_source", "allow_streaming")},
             },
         )
 
@@ -100,28 +85,21 @@ class ProblemOptions:
 class QuestionOptions:
     """The options that say what is to be known of the plan, or of plans of other nodes, links or loads."""
 
-    compare: Annotated[bool, typer.Option("--compare", help="Show all strategies, and whether to split at all.")] = (
-        False
-    )
-    explain: Annotated[bool, typer.Option("--explain", help="Say in words why it is so.")] = False
+    compare: Annotated[bool, switch("--compare", "Show all strategies, and whether to split at all.")] = False
+    explain: Annotated[bool, switch("--explain", "Say in words why it is so.")] = False
     what_if: Annotated[
-        list[str] | None,
-        typer.Option(metavar='"+2 orin-nx"', help="Add nodes, or remove one with -NODE; may be repeated."),
+        list[str] | None, option('"+2 orin-nx"', "Add nodes, or remove one with -NODE; may be repeated.")
     ] = None
-    sweep: Annotated[str | None, typer.Option(metavar="bandwidth=1:100", help="Plan at many link rates, in Mb/s.")] = (
-        None
-    )
+    sweep: Annotated[str | None, option("bandwidth=1:100", "Plan at many link rates, in Mb/s.")] = None
     simulate: Annotated[
         str | None,
-        typer.Option(
-            metavar="LOAD",
-            help="Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
+        option(
+            "LOAD",
+            "Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
             "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
         ),
     ] = None
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the sweep, the comparison or the simulation.")
-    ] = None
+    plot: Annotated[Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation.")] = None
 
     def check(self, allow_streaming: bool) -> None:
         """Raise InvalidArgumentError for options that do not go together."""
@@ -166,9 +144,7 @@ class QuestionOptions:
 def plan(
     context: typer.Context,
     *,
-    cluster: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Nodes and links as TOML, instead of the site's own.")
-    ] = None,
+    cluster: Annotated[Path | None, option("FILE", "Nodes and links as TOML, instead of the site's own.")] = None,
     wanted: ProblemOptions,
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,
@@ -185,7 +161,7 @@ def plan(
     if cluster is not None:
         problem, notes = offline_problem(cluster, asked)
     else:
-        problem, notes = online_problem(connect_of(context), asked)
+        problem, notes = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, output):

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from edgeshard.architectures import parse_config
 from edgeshard.architectures.unit_forms import UnitForm, held_of
-from edgeshard.cli.connect import Connect, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
@@ -92,7 +94,7 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
     return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
 
 
-def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
     """A model of the store on the site's connected nodes, and what there is to know of its figures, in words.
 
     Raises FailedPreconditionError naming the nodes nobody has measured and the command that does so, NotFoundError or
@@ -107,7 +109,7 @@ def online_problem(connect: Connect, asked: Asked) -> tuple[PlanProblem, tuple[s
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
-    site = run(_fetch_site(connect, asked.model))
+    site = _fetch_site(context, asked.model)
     for option in ("exclude", "reserve", "max_share"):
         _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
     dtype, model = asked.weights_dtype(None), model_from_config(asked.model, site.config)
@@ -159,16 +161,15 @@ def _lengths_notes(problem: PlanProblem, asked: Asked, traffic: Traffic) -> tupl
     return (f"{options} not given: planned for {taken}, {why}",)
 
 
-async def _fetch_site(connect: Connect, model: str) -> Site:
-    async with connect.client() as client:
-        try:
-            return await client.site(model)
-        except UnavailableError as error:
-            raise UnavailableError(
-                f"{error.message}; without a site, describe the nodes with --cluster FILE",
-                reason=error.reason,
-                retry_after_s=error.retry_after_s,
-            ) from None
+def _fetch_site(context: typer.Context, model: str) -> Site:
+    try:
+        return ask(context, lambda client: client.site(model))
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error.message}; without a site, describe the nodes with --cluster FILE",
+            reason=error.reason,
+            retry_after_s=error.retry_after_s,
+        ) from None
 
 
 def _check_known(site: Site, option: str, names: Iterable[str]) -> None:

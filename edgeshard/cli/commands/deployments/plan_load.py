@@ -13,12 +13,13 @@ from typing import Any
 import typer
 
 from edgeshard.cli.render.output import (
+    TABLES,
     Column,
     Output,
     human_seconds,
     plain,
-    show_data,
     show_fields,
+    show_value,
     stdout_console,
     table,
     visible,
@@ -100,12 +101,10 @@ def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: 
     found = forecast(result, load.requests) if load.requests else together(result, load.mode)
     if plot is not None:
         draw(plot, _picture(found, load, problem.model.name))
-    if output in (Output.JSON, Output.YAML):
-        show_data(plan_data(result) | {"simulation": _data(found, load)}, output)
-    elif output is Output.NAME:
-        typer.echo(result.placement)
-    else:
+    if output in TABLES:
         _show_tables(result, found, load, output)
+    else:
+        show_value(plan_data(result) | {"simulation": _data(found, load)}, output, [result.placement])
     return True
 
 

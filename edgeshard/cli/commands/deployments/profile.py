@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype
-from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import (
-    Output,
-    OutputOption,
-    print_table,
-    show_data,
-    show_list,
-    stderr_console,
-    table,
-    visible,
-)
+from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype, argument, model_option, switch
+from edgeshard.cli.connect import ask
+from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import escaped
 
@@ -31,8 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from edgeshard.cli.render.profile_views import NodeRow
-    from edgeshard.client import NodeProgress
-    from edgeshard.domain.models.dtypes import DType, Quantisation
+    from edgeshard.client import Client, NodeProgress
 
 DEFAULT_DTYPE = "bfloat16"
 
@@ -41,25 +30,14 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[NODE]...",
-            autocompletion=completion.nodes,
-            help="Nodes to measure; all that are connected if none.",
-        ),
+        argument("[NODE]...", "Nodes to measure; all that are connected if none.", autocompletion=completion.nodes),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A model of the store; without it, only links are measured.",
-        ),
-    ] = None,
+    model: Annotated[str | None, model_option("A model of the store; without it, only links are measured.")] = None,
     dtype: WeightsDtype = None,
     quantise: Quantise = None,
     head_quantisation: HeadQuantisation = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer points: seconds, and less exact.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure although a profile is remembered.")] = False,
+    quick: Annotated[bool, switch("--quick", "Fewer points: seconds, and less exact.")] = False,
+    again: Annotated[bool, switch("--again", "Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure nodes for a model, and the links between them: what `edgectl plan` and `edgectl deploy` plan with.
@@ -67,6 +45,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     A node measures one layer of each sort on random weights, so it need not have the model, nor room for it. Exits 1
     when a node or a link could not be measured; the others are, all the same.
     """
+    from edgeshard.cli.render.profile_views import node_rows
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
 
     if model is None:
@@ -80,60 +59,39 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         for option, given in about_layers.items():
             if given is not None:
                 raise InvalidArgumentError(f"--{option} is about measuring for a model: give --model too", field=option)
-    wanted = _Wanted(
-        model or "",
-        tuple(nodes or ()),
-        DType.parse(dtype or DEFAULT_DTYPE),
-        parse_quantisation(quantise, head_quantisation),
-        quick,
-        again,
-    )
-    rows = run(_profile(connect_of(context), wanted))
+    kind, quantisation = DType.parse(dtype or DEFAULT_DTYPE), parse_quantisation(quantise, head_quantisation)
+
+    async def work(client: Client) -> list[NodeRow]:
+        told = client.profile(
+            model or "", tuple(nodes or ()), dtype=kind, quick=quick, again=again, quantisation=quantisation
+        )
+        outcomes = await _outcomes(told)
+        site = await client.site(model or "")
+        return node_rows(site, outcomes, site.profiles_of(kind, quantisation))
+
+    rows = ask(context, work)
     _show(rows, model is not None, output)
     if any(row.failure is not None or row.missed for row in rows):
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The measurements that are asked for."""
-
-    model: str
-    nodes: tuple[str, ...]
-    dtype: DType
-    quantisation: Quantisation | None
-    quick: bool
-    again: bool
-
-
-async def _profile(connect: Connect, wanted: _Wanted) -> list[NodeRow]:
-    from edgeshard.cli.render.profile_views import node_rows
-
+async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
+    """The last word of each node."""
     outcomes: dict[str, NodeProgress] = {}
-    async with connect.client() as client:
-        with progress_on(stderr_console()) as reporter:
-            try:
-                told = client.profile(
-                    wanted.model,
-                    wanted.nodes,
-                    dtype=wanted.dtype,
-                    quick=wanted.quick,
-                    again=wanted.again,
-                    quantisation=wanted.quantisation,
-                )
-                async with aclosing(told) as events:
-                    async for event in events:
-                        outcomes[event.node] = event
-                        reporter.show(event)
-            except asyncio.CancelledError:
-                reporter.console.print(
-                    "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
-                    "found; restarting a node's agent ends its part at once",
-                    markup=False,
-                )
-                raise
-        site = await client.site(wanted.model)
-        return node_rows(site, outcomes, site.profiles_of(wanted.dtype, wanted.quantisation))
+    with progress_on(stderr_console()) as reporter:
+        try:
+            async with aclosing(told) as events:
+                async for event in events:
+                    outcomes[event.node] = event
+                    reporter.show(event)
+        except asyncio.CancelledError:
+            reporter.console.print(
+                "the nodes go on measuring and end by themselves: `edgectl describe node NODE` shows what they "
+                "found; restarting a node's agent ends its part at once",
+                markup=False,
+            )
+            raise
+    return outcomes
 
 
 class ProfileReporter:
@@ -193,15 +151,9 @@ def _outcome(event: NodeProgress) -> str:
 def _show(rows: list[NodeRow], with_model: bool, output: Output) -> None:
     from edgeshard.cli.render.profile_views import LINK_COLUMNS, LINKS_ONLY_COLUMNS, NODE_COLUMNS, long_results
 
-    if output in (Output.JSON, Output.YAML):
-        show_data([row.as_data() for row in rows], output)
-        return
     columns: list[Any] = NODE_COLUMNS if with_model else LINKS_ONLY_COLUMNS
-    show_list(rows, output, columns, lambda row: row.node)
-    below = [] if output is Output.NAME else list(long_results(rows))
-    for line in ["", *below] if below else ():
-        typer.echo(line)
-    links = [link for row in rows for link in row.links]
-    if links and output is not Output.NAME:
-        typer.echo()
-        print_table(table(links, visible(LINK_COLUMNS, output)))
+    show_list(rows, output, columns, lambda row: row.node, [row.as_data() for row in rows])
+    if output in TABLES:
+        if below := list(long_results(rows)):
+            typer.echo("\n".join(["", *below]))
+        show_below([link for row in rows for link in row.links], LINK_COLUMNS, output)

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import WaitTimeout
-from edgeshard.cli.connect import Connect, connect_of, run
+from edgeshard.cli.commands.options import WaitTimeout, argument, switch
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
+    TABLES,
     Column,
     Output,
     OutputOption,
     human_seconds,
     plain,
-    show_data,
     show_fields,
     show_list,
     stderr_console,
 )
 
 if TYPE_CHECKING:
+    from edgeshard.client import Client
     from edgeshard.domain.deployments.placement import Placement, Prediction
     from edgeshard.domain.deployments.replan import Replan
 
@@ -44,12 +45,10 @@ _COLUMNS: list[Column[Share]] = [
 
 def replan(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the deployment.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Move it for a small gain, too, or one that is not known.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it answers requests again.")] = True,
+    name: Annotated[str, argument("NAME", "Name of the deployment.")],
+    dry_run: Annotated[bool, switch("--dry-run", "Only say what would change.")] = False,
+    force: Annotated[bool, switch("--force", "Move it for a small gain, too, or one that is not known.")] = False,
+    wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests again.")] = True,
     timeout: WaitTimeout = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -58,25 +57,19 @@ def replan(
     Requests that are running pause and go on with their next token. Only a deployment that was planned can move, none
     that was placed by hand with --layers.
     """
-    run(_replan(connect_of(context), name, dry_run, force, wait, timeout, output))
-
-
-async def _replan(
-    connect: Connect, name: str, dry_run: bool, force: bool, wait: bool, timeout_s: float | None, output: Output
-) -> None:
     from edgeshard.cli.render.loading import DeployReporter
 
-    with stderr_console().status(f"planning {name}") as status:
-        async with connect.client() as client:
-            reporter = DeployReporter(status)
-            found = await client.replan(
-                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout_s, on_change=reporter.show
+    async def work(client: Client) -> Replan:
+        with stderr_console().status(f"planning {name}") as status:
+            shown = DeployReporter(status).show
+            return await client.replan(
+                name, dry_run=dry_run, force=force, wait=wait, timeout_s=timeout, on_change=shown
             )
-    if output in (Output.JSON, Output.YAML):
-        show_data({"changed": found.changed, **plain(found)}, output)
-        return
-    show_list(shares(found), output, _COLUMNS, lambda share: share.node)
-    if output is not Output.NAME:
+
+    found = ask(context, work)
+    data = {"changed": found.changed, **plain(found)}
+    show_list(shares(found), output, _COLUMNS, lambda share: share.node, data)
+    if output in TABLES:
         typer.echo()
         show_fields(_figures(found))
         typer.echo()

@@ -10,16 +10,15 @@ import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_bytes
+from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from edgeshard.debugging.dump import ProcessDump
 
 app = typer.Typer(help="Dump what a site's processes know, and replay it.", no_args_is_help=True)
 
@@ -30,21 +29,16 @@ STDOUT = Path("-")
 def dump(
     context: typer.Context,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to; - is stdout. By default a name with date and time."
-        ),
+        Path | None, option("FILE", "Where to; - is stdout. By default a name with date and time.", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Longest wait for the coordinator.")] = 60.0,
+    force: Annotated[bool, switch("--force", "Replace the file if there is one.")] = False,
+    timeout: Annotated[float, option("SECONDS", "Longest wait for the coordinator.", min=0)] = 60.0,
 ) -> None:
     """Write the state, the newest events, the versions and the settings of the coordinator and of every node as JSON.
 
     The file has no prompts, tokens, generated text or keys. It has names and addresses of nodes, names and configs of
     models, and paths of files. A node that does not answer is named in it.
     """
-    from edgeshard.debugging.dump import site_document
-
     now = datetime.now(UTC)
     path = output or Path(f"edgeshard-{now:%Y%m%d-%H%M%S}.json")
     _check_output(path, force)
@@ -61,15 +55,11 @@ def dump(
 
 
 @app.command(short_help="Apply a dump's events again and compare what comes of them.")
-def replay(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of `edgectl debug dump`; - is stdin.")],
-) -> None:
+def replay(file: Annotated[Path, argument("FILE", "Of `edgectl debug dump`; - is stdin.")]) -> None:
     """Apply the events of a dump to the state before them, for each process, and compare with the state that it had.
 
     Exit code 1 when one differs: the process ran another version than this one, or its state changed past its events.
     """
-    from edgeshard.debugging.dump import site_parts
-
     coordinator, nodes = site_parts(_read(file))
     results = _replayed("edgeshard_coordinator.replay", {"coordinator": coordinator})
     agents = _replayed("edgeshard_agent.replay", nodes)

@@ -23,8 +23,9 @@ from edgeshard.cli.commands.observing.doctor_checks import (
     TriedPort,
     diagnose,
 )
+from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import Connect, connect_of, run
-from edgeshard.cli.render.output import Column, Output, OutputOption, print_table, show_data, table
+from edgeshard.cli.render.output import TABLES, Column, Output, OutputOption, print_table, show_value, table
 from edgeshard.domain.errors import EdgeShardError
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ FINDING_COLUMNS: list[Column[Finding]] = [
 
 def doctor(
     context: typer.Context,
-    ignore: Annotated[
-        list[Fault] | None, typer.Option("--ignore", metavar="FAULT", help="Leave a fault out; may be repeated.")
-    ] = None,
+    ignore: Annotated[list[Fault] | None, option("FAULT", "Leave a fault out; may be repeated.", "--ignore")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Look for what is wrong with the site and with this machine. Exit code 1 where something is.
@@ -66,14 +65,13 @@ def doctor(
 
 
 def show_findings(findings: list[Finding], output: Output) -> None:
-    if output in (Output.JSON, Output.YAML):
-        show_data([asdict(finding) | asdict(ADVICE[finding.fault]) for finding in findings], output)
-    elif output is Output.NAME:
-        for name in dict.fromkeys(finding.fault.value for finding in findings):
-            typer.echo(name)
+    faults = list(dict.fromkeys(finding.fault for finding in findings))
+    if output not in TABLES:
+        data = [asdict(finding) | asdict(ADVICE[finding.fault]) for finding in findings]
+        show_value(data, output, [fault.value for fault in faults])
     elif findings:
         print_table(table(findings, FINDING_COLUMNS))
-        for fault in dict.fromkeys(finding.fault for finding in findings):
+        for fault in faults:
             typer.echo(f"\n{fault.value}: {ADVICE[fault].means}\n  {ADVICE[fault].do}")
 
 

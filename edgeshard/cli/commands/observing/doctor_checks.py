@@ -178,14 +178,14 @@ class Facts:
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
     """All that is wrong, the gravest first, and by place."""
-    found = [*_access(facts), *_here(facts)]
+    found = [*_from_here(facts)]
     if facts.site is not None:
         found += _site(facts, facts.site)
     order = list(Fault)
     return tuple(sorted(found, key=lambda finding: (order.index(finding.fault), finding.where)))
 
 
-def _access(facts: Facts) -> Iterator[Finding]:
+def _from_here(facts: Facts) -> Iterator[Finding]:
     if facts.refused:
         yield Finding(Fault.COORDINATOR_UNREACHABLE, COORDINATOR, facts.refused)
     for port in facts.ports:
@@ -195,8 +195,6 @@ def _access(facts: Facts) -> Iterator[Finding]:
         if key.mode & 0o077:
             yield Finding(Fault.KEY_READABLE, HERE, f"{key.path} has mode {key.mode:o}")
 
-
-def _here(facts: Facts) -> Iterator[Finding]:
     if facts.here is not None:
         yield from _machine(HERE, facts.here, facts.utc_s)
     if abs(facts.coordinator_ahead_s) > CLOCK_S:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.util import find_spec
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.connect import ask
 from edgeshard.domain.errors import FailedPreconditionError, extra_line
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ BETWEEN_S = 2.0
 
 def top(
     context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.2, max=60, metavar="SECONDS", help="How often to look.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, as tables.")] = False,
+    interval: Annotated[float, option("SECONDS", "How often to look.", min=0.2, max=60)] = 1.0,
+    once: Annotated[bool, switch("--once", "Print it once, as tables.")] = False,
 ) -> None:
     """Watch the site: nodes and their memory, deployments, stages (rates, waiting, KV), links, requests.
 
@@ -35,18 +35,17 @@ def top(
     if not shown_once:
         check_textual()
 
-    async def work() -> None:
-        async with connect_of(context).client() as client:
-            if shown_once:
-                first = await look(client)
-                await asyncio.sleep(BETWEEN_S)
-                _print(await look(client), first)
-                return
-            from edgeshard.cli.render.top_view import TopView
+    async def work(client: Client) -> None:
+        if shown_once:
+            first = await look(client)
+            await asyncio.sleep(BETWEEN_S)
+            _print(await look(client), first)
+            return
+        from edgeshard.cli.render.top_view import TopView
 
-            await TopView(lambda: look(client), client.target, interval).run_async()
+        await TopView(lambda: look(client), client.target, interval).run_async()
 
-    run(work())
+    ask(context, work)
 
 
 def check_textual() -> None:
@@ -69,14 +68,9 @@ async def look(client: Client) -> Look:
 
 
 def _print(now: Look, before: Look) -> None:
-    from edgeshard.cli.render.output import Column, print_table, table
-    from edgeshard.cli.render.top_rows import SHAPES, Row, summary, tables
+    from edgeshard.cli.render.output import show_below
+    from edgeshard.cli.render.top_rows import SHAPES, summary, tables
 
     typer.echo(summary(now))
     for shape, rows in zip(SHAPES, tables(now, before), strict=True):
-        if rows:
-            columns: list[Column[Row]] = [
-                Column(title, itemgetter(at), right=right) for at, (title, right) in enumerate(shape.columns)
-            ]
-            typer.echo()
-            print_table(table(rows, columns))
+        show_below(rows, shape.columns)

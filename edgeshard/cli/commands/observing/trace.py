@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import print_table, stderr_console, table
+from edgeshard.cli.render.output import print_table, show_below, stderr_console, table
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
 STDOUT = Path("-")
@@ -17,17 +18,15 @@ STDOUT = Path("-")
 
 def trace(
     context: typer.Context,
-    deployment: Annotated[
-        str, typer.Argument(metavar="DEPLOYMENT", help="What to record.", autocompletion=completion.deployments)
-    ],
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="For how long, from 0.1 to 60.")] = 5.0,
+    deployment: Annotated[str, argument("DEPLOYMENT", "What to record.", autocompletion=completion.deployments)],
+    seconds: Annotated[float, option("SECONDS", "For how long, from 0.1 to 60.")] = 5.0,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
             "--output",
             "-o",
-            metavar="FILE",
-            help="Write FILE.json (for ui.perfetto.dev) or FILE.svg (a picture of some steps); - is JSON on stdout.",
         ),
     ] = None,
 ) -> None:
@@ -47,20 +46,16 @@ def trace(
         raise FailedPreconditionError(
             f"no step of {deployment} ran in these {seconds:g} s; send requests meanwhile", reason="NOTHING_RAN"
         )
-    tables = [table(summarised(traces), SUMMARY_COLUMNS)]
-    if reads := summarised_reads(traces):
-        tables.append(table(reads, READ_COLUMNS))
+    steps, reads = table(summarised(traces), SUMMARY_COLUMNS), summarised_reads(traces)
     if output == STDOUT:
         typer.echo(perfetto(traces, deployment))
-        for shown in tables:
+        for shown in (steps, *([table(reads, READ_COLUMNS)] if reads else [])):
             stderr_console().print(shown)
         return
     if output is not None:
         _write(output, picture(traces, deployment) if output.suffix == ".svg" else perfetto(traces, deployment))
-    for number, shown in enumerate(tables):
-        if number:
-            typer.echo()
-        print_table(shown)
+    print_table(steps)
+    show_below(reads, READ_COLUMNS)
 
 
 def _check_output(path: Path | None) -> None:

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import with_option_groups
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.commands.options import argument, option, with_option_groups
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
+    TABLES,
     Output,
     OutputOption,
-    plain,
-    print_table,
-    show_data,
+    show_below,
     show_fields,
+    show_value,
     stderr_console,
-    table,
 )
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
     from edgeshard.cli.commands.requests.bench_load import Lengths, Load, Loading
     from edgeshard.client import Client
     from edgeshard.domain.control.site import ServedModel
+
+    _Wanted = tuple[Lengths | Sequence[str] | None, Lengths | None]
+    """Prompts and answers of a load; None where nothing was asked for."""
 
 PROMPT_TOKENS, NEW_TOKENS = 128, 64
 """Where nothing is asked for, or less where the context has not so much room."""
@@ -39,21 +41,17 @@ class LoadOptions:
     """The options that say what load is put on."""
 
     rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, max=10_000, metavar="N", help="Requests a second, whether others are answered or not."),
+        float | None, option("N", "Requests a second, whether others are answered or not.", min=0.001, max=10_000)
     ] = None
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, max=4096, metavar="N", help="Requests at a time; 1 by default.")
-    ] = None
-    requests: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Most requests.")] = 32
-    duration: Annotated[float, typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="None begins later.")] = 60.0
-    prompt_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of a drawn prompt.")] = None
-    new_tokens: Annotated[str | None, typer.Option(metavar="N|LOW:HIGH", help="Tokens of an answer.")] = None
+    concurrency: Annotated[int | None, option("N", "Requests at a time; 1 by default.", min=1, max=4096)] = None
+    requests: Annotated[int, option("N", "Most requests.", min=1, max=100_000)] = 32
+    duration: Annotated[float, option("SECONDS", "None begins later.", min=0.1, max=86_400)] = 60.0
+    prompt_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of a drawn prompt.")] = None
+    new_tokens: Annotated[str | None, option("N|LOW:HIGH", "Tokens of an answer.")] = None
     prompts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help='Prompts in place of drawn ones: a line each, or JSON lines with "prompt".'),
+        Path | None, option("FILE", 'Prompts in place of drawn ones: a line each, or JSON lines with "prompt".')
     ] = None
-    seed: Annotated[int, typer.Option(metavar="N", help="The same seed draws the same load.")] = 0
+    seed: Annotated[int, option("N", "The same seed draws the same load.")] = 0
 
     def load(self) -> Load:
         """Raises InvalidArgumentError for options that do not go together."""
@@ -65,20 +63,9 @@ class LoadOptions:
             raise InvalidArgumentError("give one of --prompts and --prompt-tokens", field="prompts")
         return Load(self.requests, self.duration, self.rate, self.concurrency or 1)
 
-    def asked(self, deployment: str, timeout_s: float) -> _Asked:
+    def wanted(self) -> _Wanted:
         prompts = _parsed(self.prompt_tokens, "prompt-tokens") if self.prompts is None else _read(self.prompts)
-        return _Asked(deployment, prompts, _parsed(self.new_tokens, "new-tokens"), timeout_s, self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The requests of a load; None where nothing was asked for."""
-
-    deployment: str
-    prompts: Lengths | Sequence[str] | None
-    answers: Lengths | None
-    timeout_s: float
-    seed: int
+        return prompts, _parsed(self.new_tokens, "new-tokens")
 
 
 @with_option_groups
@@ -86,19 +73,13 @@ def bench(
     context: typer.Context,
     *,
     deployment: Annotated[
-        str, typer.Argument(metavar="[DEPLOYMENT]", help="What to put a load on; by default the only one there is.")
+        str, argument("[DEPLOYMENT]", "What to put a load on; by default the only one there is.")
     ] = "",
     options: LoadOptions,
-    slo_ttft: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Good answers have their first token by then.")
-    ] = None,
-    slo_itl: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="And at most so much between tokens on average.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Longest time of one request.")] = 120.0,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw how many tokens came within which time.")
-    ] = None,
+    slo_ttft: Annotated[float | None, option("SECONDS", "Good answers have their first token by then.", min=0)] = None,
+    slo_itl: Annotated[float | None, option("SECONDS", "And at most so much between tokens on average.", min=0)] = None,
+    timeout: Annotated[float, option("SECONDS", "Longest time of one request.", min=0.1)] = 120.0,
+    picture: Annotated[Path | None, option("FILE.svg", "Draw how many tokens came within which time.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Put a load on a deployment: a rate of requests (--rate) or so many at a time (--concurrency).
@@ -114,7 +95,8 @@ def bench(
         raise InvalidArgumentError(f"--picture {picture}: end the name in .svg", field="picture")
     if picture is not None:
         check_matplotlib()
-    name, loading = run(_measured(context, load, options.asked(deployment, timeout)))
+    wanted = options.wanted()
+    name, loading = ask(context, lambda client: _measured(client, load, options.seed, wanted, deployment, timeout))
     goal = bench_report.Goal(slo_ttft, slo_itl)
     found = bench_report.report(name, str(load), options.seed, loading.served, loading.unfinished, goal)
     if picture is not None:
@@ -126,48 +108,49 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _measured(context: typer.Context, load: Load, asked: _Asked) -> tuple[str, Loading]:
+async def _measured(
+    client: Client, load: Load, seed: int, wanted: _Wanted, deployment: str, timeout_s: float
+) -> tuple[str, Loading]:
     """The deployment's name, and what came of the load."""
     from edgeshard.cli.commands.requests.bench_load import Lengths, drawn, put_on, served
     from edgeshard.process.clock import SystemClock
 
     clock = SystemClock()
-    async with connect_of(context).client() as client:
-        chosen = await _chosen(client, asked.deployment)
-        room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
-        prompts, answers = asked.prompts, asked.answers
-        if prompts is None:
-            prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
-        if answers is None:
-            left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
-            answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
-        if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
-            raise InvalidArgumentError(
-                f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
-                f"{chosen.deployment} takes together; give fewer",
-                field="prompt-tokens",
-            )
-        wanted = drawn(asked.seed, prompts, answers)
-        first = await served(client, chosen.deployment, next(wanted), 0.0, asked.timeout_s, clock)
-        if first.error:
-            raise FailedPreconditionError(
-                f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
-                f"edgectl generate {chosen.deployment} says why",
-                reason=first.error,
-            )
-        with stderr_console().status("") as line:
+    chosen = await _chosen(client, deployment)
+    room = chosen.max_context or PROMPT_TOKENS + NEW_TOKENS
+    prompts, answers = wanted
+    if prompts is None:
+        prompts = Lengths(*(min(PROMPT_TOKENS, max(1, room // 2)),) * 2)
+    if answers is None:
+        left = room - (prompts.high if isinstance(prompts, Lengths) else room // 2)
+        answers = Lengths(*(max(1, min(NEW_TOKENS, left)),) * 2)
+    if isinstance(prompts, Lengths) and prompts.high + answers.high > room:
+        raise InvalidArgumentError(
+            f"--prompt-tokens: {prompts.high} tokens in and {answers.high} out exceed the {room} that deployment "
+            f"{chosen.deployment} takes together; give fewer",
+            field="prompt-tokens",
+        )
+    requests = drawn(seed, prompts, answers)
+    first = await served(client, chosen.deployment, next(requests), 0.0, timeout_s, clock)
+    if first.error:
+        raise FailedPreconditionError(
+            f"deployment {chosen.deployment} did not answer a first request ({first.error}): "
+            f"edgectl generate {chosen.deployment} says why",
+            reason=first.error,
+        )
+    with stderr_console().status("") as line:
 
-            def told(so_far: Loading) -> None:
-                line.update(f"{len(so_far.served)} of {load.requests} requests")
+        def told(so_far: Loading) -> None:
+            line.update(f"{len(so_far.served)} of {load.requests} requests")
 
-            loading = await put_on(
-                load,
-                wanted,
-                asked.seed,
-                lambda request, began: served(client, chosen.deployment, request, began, asked.timeout_s, clock),
-                clock,
-                told,
-            )
+        loading = await put_on(
+            load,
+            requests,
+            seed,
+            lambda request, began: served(client, chosen.deployment, request, began, timeout_s, clock),
+            clock,
+            told,
+        )
     return chosen.deployment, loading
 
 
@@ -218,16 +201,11 @@ def _prompt(line: str) -> str:
 def _show(found: Any, output: Output) -> None:
     from edgeshard.cli.render.bench_report import SPREAD_COLUMNS, fields, rows
 
-    if output in (Output.JSON, Output.YAML):
-        show_data(plain(found), output)
-        return
-    if output is Output.NAME:
-        typer.echo(found.deployment)
+    if output not in TABLES:
+        show_value(found, output, [found.deployment])
         return
     show_fields(fields(found))
-    if spreads := rows(found):
-        typer.echo()
-        print_table(table(spreads, SPREAD_COLUMNS))
+    show_below(rows(found), SPREAD_COLUMNS)
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.requests.generate import read_stdin, write_text
 from edgeshard.cli.commands.requests.generation_options import generation_options
 from edgeshard.cli.connect import connect_of
@@ -33,12 +34,11 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 def chat(
     context: typer.Context,
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="[MODEL]", help="A deployment, or its model; may be left out where it is one."),
+        str | None, argument("[MODEL]", "A deployment, or its model; may be left out where it is one.")
     ] = None,
     *,
-    system: Annotated[str, typer.Option(metavar="TEXT", help="How the model is to behave.")] = "",
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest answer.")] = None,
+    system: Annotated[str, option("TEXT", "How the model is to behave.")] = "",
+    timeout: Annotated[float | None, option("SECONDS", "Longest answer.", min=0)] = None,
     **options: Any,
 ) -> None:
     """Talk with a model. What is piped in is one message.

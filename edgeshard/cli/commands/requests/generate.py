@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.commands.requests.generation_options import generation_options
 from edgeshard.cli.commands.requests.guide_options import guide_options
-from edgeshard.cli.connect import connect_of, run
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     Column,
     Output,
@@ -42,19 +43,14 @@ class TextOutput(StrEnum):
 def generate(
     context: typer.Context,
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A deployment, or the model of exactly one.", autocompletion=completion.served
-        ),
+        str, argument("MODEL", "A deployment, or the model of exactly one.", autocompletion=completion.served)
     ],
-    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.")] = None,
+    prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; - reads stdin.")] = None,
     *,
-    prompt_option: Annotated[
-        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The same as an option.")
-    ] = None,
-    request_id: Annotated[str, typer.Option(metavar="ID", help="Name the request, to cancel it from elsewhere.")] = "",
-    timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Longest duration.")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="Print times to stderr at the end.")] = False,
+    prompt_option: Annotated[str | None, option("TEXT", "The same as an option.", "--prompt", "-p")] = None,
+    request_id: Annotated[str, option("ID", "Name the request, to cancel it from elsewhere.")] = "",
+    timeout: Annotated[float | None, option("SECONDS", "Longest duration.", min=0)] = None,
+    stats: Annotated[bool, switch("--stats", "Print times to stderr at the end.")] = False,
     output: Annotated[TextOutput, typer.Option("--output", "-o", help="How to print the result.")] = TextOutput.TEXT,
     **options: Any,
 ) -> None:
@@ -62,12 +58,9 @@ def generate(
     wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
     text = prompt_of(prompt, prompt_option)
 
-    async def work() -> Completion:
-        async with connect_of(context).client() as client:
-            return await stream(client, model, text, wanted, echo=output is TextOutput.TEXT)
-
-    completion = run(work())
-    if output is not TextOutput.TEXT:
+    echo = output is TextOutput.TEXT
+    completion = ask(context, lambda client: stream(client, model, text, wanted, echo=echo))
+    if not echo:
         show_data(completion_record(completion), Output(output.value))
     else:
         asked = list(zip(completion.prompt_token_ids[1:], completion.prompt_logprobs, strict=False))

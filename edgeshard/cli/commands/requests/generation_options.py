@@ -29,7 +29,9 @@ def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **named: Any) -> None:
         values = {name: named.pop(name) for name in items if name in named}
         options = {
-            items[name].keyword: _value(items[name], value) for name, value in values.items() if value is not None
+            items[name].keyword: _biases(value) if items[name].kind == Biases else value
+            for name, value in values.items()
+            if value is not None
         }
         command(*arguments, **named, **options)
 
@@ -39,10 +41,6 @@ def generation_options(command: Callable[..., None]) -> Callable[..., None]:
     options = [_parameter(name, item) for name, item in items.items()]
     run.__signature__ = inspect.Signature([*positional, *options, *named_only])  # type: ignore[attr-defined]
     return run
-
-
-def _value(item: OptionField, value: Any) -> Any:
-    return _biases(value) if item.kind == Biases else value
 
 
 def _biases(texts: Sequence[str]) -> dict[int, float]:

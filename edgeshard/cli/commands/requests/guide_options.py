@@ -9,18 +9,15 @@ from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind
 
 _OPTIONS: dict[str, Any] = {
-    "json": Annotated[bool, typer.Option("--json", help="The answer is a JSON object.")],
-    "json_schema": Annotated[Path | None, typer.Option(metavar="FILE", help="The answer is JSON of this schema.")],
-    "regex": Annotated[str | None, typer.Option(metavar="REGEX", help="The answer matches this expression.")],
-    "grammar": Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The answer is of this grammar, in Lark's syntax.")
-    ],
+    "json": Annotated[bool, switch("--json", "The answer is a JSON object.")],
+    "json_schema": Annotated[Path | None, option("FILE", "The answer is JSON of this schema.")],
+    "regex": Annotated[str | None, option("REGEX", "The answer matches this expression.")],
+    "grammar": Annotated[Path | None, option("FILE", "The answer is of this grammar, in Lark's syntax.")],
 }
 
 

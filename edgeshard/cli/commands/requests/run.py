@@ -11,9 +11,9 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.deployments.deploy import interrupted, model_source, spec_of
 from edgeshard.cli.commands.deployments.model import add_model
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.requests.generate import generate, prompt_of, read_stdin
-from edgeshard.cli.connect import Connect, connect_of
-from edgeshard.cli.connect import run as run_async
+from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
@@ -26,35 +26,32 @@ def run(
     context: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
+        argument(
+            "MODEL",
+            "A deployment, or a model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.",
             autocompletion=completion.models,
         ),
     ],
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Answer this and end; - reads stdin. Without it, a chat.")
+        str | None, argument("[PROMPT]", "Answer this and end; - reads stdin. Without it, a chat.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None,
-        typer.Option("--max-new-tokens", "--max-tokens", min=1, metavar="N", help="Most tokens of the answer."),
+        int | None, option("N", "Most tokens of the answer.", "--max-new-tokens", "--max-tokens", min=1)
     ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait until it answers.")
-    ] = None,
+    timeout: Annotated[float | None, option("SECONDS", "Longest wait until it answers.", min=0)] = None,
 ) -> None:
     """Deploy a model unless it is deployed, and answer a prompt, or chat.
 
     The deployment has the model's name and stays; `edgectl delete deployment NAME` frees its memory.
     """
-    connect, source = connect_of(context), model_source(model)
+    source = model_source(model)
     if prompt is None and not sys.stdin.isatty():
         prompt = read_stdin()
     name = model
     if source is not None:
         name = source.name
-        add_model(connect, model)
-    run_async(_served(connect, name, timeout))
+        add_model(context, model)
+    ask(context, lambda client: _served(client, name, timeout))
     if prompt is None:
         _chat(context, name)
     else:
@@ -62,19 +59,18 @@ def run(
         generate(context, name, prompt_of(prompt, None), **options)
 
 
-async def _served(connect: Connect, name: str, timeout_s: float | None) -> None:
+async def _served(client: Client, name: str, timeout_s: float | None) -> None:
     """Until the deployment of this name, or the one of the model of this name, answers requests."""
-    async with connect.client() as client:
-        if any(name in (item.deployment, item.model) for item in await client.served_models()):
-            return
-        console = stderr_console()
-        with console.status(f"deploying {name}") as status:
-            reporter = DeployReporter(status)
-            try:
-                await _deployed(client, name, timeout_s, reporter)
-            except asyncio.CancelledError:
-                console.print(interrupted(name, reporter.begun), markup=False)
-                raise
+    if any(name in (item.deployment, item.model) for item in await client.served_models()):
+        return
+    console = stderr_console()
+    with console.status(f"deploying {name}") as status:
+        reporter = DeployReporter(status)
+        try:
+            await _deployed(client, name, timeout_s, reporter)
+        except asyncio.CancelledError:
+            console.print(interrupted(name, reporter.begun), markup=False)
+            raise
 
 
 async def _deployed(client: Client, name: str, timeout_s: float | None, reporter: DeployReporter) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role, coordinator_of
 from edgeshard.domain.ids import check_name
@@ -16,23 +17,19 @@ from edgeshard.local.user_files import state_home, to_toml, write_client_setting
 if TYPE_CHECKING:
     from edgeshard.identity.authority import Authority
 
-Directory = Annotated[Path, typer.Option("--directory", "-d", metavar="DIR", help="Where the authority is.")]
+Directory = Annotated[Path, option("DIR", "Where the authority is.", "--directory", "-d")]
 _PKI = Path("pki")
 
 
 def init(
-    site: Annotated[str, typer.Argument(metavar="SITE", help="The site's name, such as mill.")],
+    site: Annotated[str, argument("SITE", "The site's name, such as mill.")],
     directory: Directory = _PKI,
     listen: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="Where the coordinator will listen; processes join at the next port."),
+        str, option("HOST:PORT", "Where the coordinator will listen; processes join at the next port.")
     ] = "0.0.0.0:7600",
     http_listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Where its HTTP gateway will listen: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443.",
-        ),
+        option("HOST:PORT", "Where its HTTP gateway will listen: 127.0.0.1:8000, or over TLS such as 0.0.0.0:8443."),
     ] = None,
 ) -> None:
     """Make a site's authority, and the files of its coordinator and of its first operator, called admin.
@@ -64,8 +61,8 @@ def init(
 
 
 def certificate(
-    role: Annotated[Role, typer.Argument(metavar="ROLE", help="agent, client or operator.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of an agent the name of its node.")],
+    role: Annotated[Role, argument("ROLE", "agent, client or operator.")],
+    name: Annotated[str, argument("NAME", "Of an agent the name of its node.")],
     directory: Directory = _PKI,
 ) -> None:
     """Make the files of a process of the site, DIR/NAME: ca.pem, cert.pem and key.pem. Take them to its machine."""

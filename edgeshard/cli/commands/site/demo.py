@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import Column, Output, human_bytes, human_seconds, print_table, show_data, table
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, parse_layers
@@ -65,25 +66,16 @@ class DemoResult:
 
 
 def demo(  # noqa: PLR0913 - one parameter for each option
-    prompt: Annotated[str, typer.Option("--prompt", "-p", metavar="TEXT", help="How the story begins.")] = (
-        "Once upon a time"
-    ),
-    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens to generate.")] = 160,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed tells another story.")] = 0,
-    temperature: Annotated[float, typer.Option(metavar="T", help="0 always takes the likeliest token.")] = 0.8,
-    layers: Annotated[
-        str | None, typer.Option(metavar="a=0:4,b=4:8,c=8:12", help="Which node holds which layers.")
-    ] = None,
+    prompt: Annotated[str, option("TEXT", "How the story begins.", "--prompt", "-p")] = "Once upon a time",
+    max_tokens: Annotated[int, option("N", "Most tokens to generate.", min=1)] = 160,
+    seed: Annotated[int, option("N", "Another seed tells another story.")] = 0,
+    temperature: Annotated[float, option("T", "0 always takes the likeliest token.")] = 0.8,
+    layers: Annotated[str | None, option("a=0:4,b=4:8,c=8:12", "Which node holds which layers.")] = None,
     model_dir: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, file_okay=False, metavar="DIR", help="Run the demo with another local model directory."
-        ),
+        Path | None, option("DIR", "Run the demo with another local model directory.", exists=True, file_okay=False)
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Answer over HTTP until Ctrl-C instead.")] = False,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, metavar="N", help="Of --serve; by default 8000, or the next.")
-    ] = None,
+    serve: Annotated[bool, switch("--serve", "Answer over HTTP until Ctrl-C instead.")] = False,
+    port: Annotated[int | None, option("N", "Of --serve; by default 8000, or the next.", min=0, max=65535)] = None,
     output: Annotated[DemoOutput, typer.Option("--output", "-o", help="How to print the result.")] = DemoOutput.TABLE,
 ) -> None:
     """Start a coordinator and three nodes on this machine, split a model over them and stream a story.

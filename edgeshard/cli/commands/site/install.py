@@ -11,11 +11,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from edgeshard.cli.connect import connect_of
+from edgeshard.cli.commands.options import option, switch
 from edgeshard.domain.errors import (
     DataLossError,
     DeniedError,
@@ -24,29 +24,24 @@ from edgeshard.domain.errors import (
     InvalidArgumentError,
     extra_line,
 )
-
-if TYPE_CHECKING:
-    from edgeshard.process.installation import Found, Options, Record, Step
-    from edgeshard.process.systemd_units import Daemon
+from edgeshard.domain.ids import check_name
+from edgeshard.process import installation
+from edgeshard.process.installation import Found, Options, Record, Step
+from edgeshard.process.systemd_units import CREDENTIALS, Daemon
 
 app = typer.Typer(help="Lay out a daemon as a service of systemd.", no_args_is_help=True)
 uninstall_app = typer.Typer(help="Remove what edgectl install laid out.", no_args_is_help=True)
 
 _LOOPBACK = {"agent": "127.0.0.1:0", "coordinator": "127.0.0.1:7600"}
 
-Listen = Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where others reach it.")]
+Listen = Annotated[str | None, option("HOST:PORT", "Where others reach it.", "--listen")]
 Credentials = Annotated[
-    Path | None,
-    typer.Option("--credentials", metavar="DIR", help="Has ca.pem, cert.pem, key.pem for TLS; only root reads them."),
+    Path | None, option("DIR", "Has ca.pem, cert.pem, key.pem for TLS; only root reads them.", "--credentials")
 ]
-Programs = Annotated[
-    Path | None, typer.Option("--bin", metavar="DIR", help="Where the daemon's program is; beside this one otherwise.")
-]
-Root = Annotated[
-    Path, typer.Option("--root", metavar="DIR", help="Lay out files below DIR, such as a mounted image; run nothing.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say each step, and take none.")]
-Purge = Annotated[bool, typer.Option("--purge", help="Its state as well, and files that were changed by hand.")]
+Programs = Annotated[Path | None, option("DIR", "Where the daemon's program is; beside this one otherwise.", "--bin")]
+Root = Annotated[Path, option("DIR", "Lay out files below DIR, such as a mounted image; run nothing.", "--root")]
+DryRun = Annotated[bool, switch("--dry-run", "Say each step, and take none.")]
+Purge = Annotated[bool, switch("--purge", "Its state as well, and files that were changed by hand.")]
 MACHINE = Path("/")
 _RUNS_SYSTEMD = Path("/run/systemd/system")
 """Is there where systemd runs the machine, see sd_booted(3)."""
@@ -55,7 +50,7 @@ _RUNS_SYSTEMD = Path("/run/systemd/system")
 @app.command("agent")
 def install_agent(
     context: typer.Context,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="The node's name in the site.")] = None,
+    name: Annotated[str | None, option("NAME", "The node's name in the site.", "--name")] = None,
     listen: Listen = None,
     credentials: Credentials = None,
     programs: Programs = None,
@@ -63,14 +58,9 @@ def install_agent(
     dry_run: DryRun = False,
 ) -> None:
     """Lay out the agent of this node; --coordinator says whose. What is not given stays as at the last time."""
-    from edgeshard.process.systemd_units import Daemon
-
-    source = context.find_root().get_parameter_source("coordinator")
-    was_given = source is not None and source.name == "COMMANDLINE"
-    coordinator = connect_of(context).coordinator if was_given else None
-    given = {"name": name, "coordinator": coordinator, "listen": listen}
+    given = {"name": name, "coordinator": _said_here(context, "coordinator"), "listen": listen}
     given |= _directories(credentials, programs)
-    install_daemon(Daemon.AGENT, root, dry_run, given, plaintext=_says_plaintext(context))
+    install_daemon(Daemon.AGENT, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
 
 
 @app.command("coordinator")
@@ -80,10 +70,10 @@ def install_coordinator(
     credentials: Credentials = None,
     site: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "DIR",
+            "What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
             "--site",
-            metavar="DIR",
-            help="What edgectl init made: it serves other machines, on port 7600, and lets them join, on port 7601.",
         ),
     ] = None,
     programs: Programs = None,
@@ -91,8 +81,6 @@ def install_coordinator(
     dry_run: DryRun = False,
 ) -> None:
     """Lay out the site's coordinator. What is not given stays as at the last time."""
-    from edgeshard.process.systemd_units import Daemon
-
     given: dict[str, str | None] = {"listen": listen} | _directories(credentials, programs)
     if site is not None:
         given |= {
@@ -101,22 +89,18 @@ def install_coordinator(
             "credentials": given["credentials"] or str((site / "coordinator").absolute()),
             "ca_key": str((site / "ca.key").absolute()),
         }
-    install_daemon(Daemon.COORDINATOR, root, dry_run, given, plaintext=_says_plaintext(context))
+    install_daemon(Daemon.COORDINATOR, root, dry_run, given, plaintext=bool(_said_here(context, "plaintext")))
 
 
 @uninstall_app.command("agent")
 def uninstall_agent(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
     """Stop the agent and remove its service; its identity and its cache of weights stay without --purge."""
-    from edgeshard.process.systemd_units import Daemon
-
     _uninstall(Daemon.AGENT, root, purge, dry_run)
 
 
 @uninstall_app.command("coordinator")
 def uninstall_coordinator(root: Root = MACHINE, purge: Purge = False, dry_run: DryRun = False) -> None:
     """Stop the coordinator and remove its service; nodes, deployments and models stay without --purge."""
-    from edgeshard.process.systemd_units import Daemon
-
     _uninstall(Daemon.COORDINATOR, root, purge, dry_run)
 
 
@@ -125,11 +109,11 @@ def _directories(credentials: Path | None, programs: Path | None) -> dict[str, s
     return {name: None if path is None else str(path.absolute()) for name, path in given.items()}
 
 
-def _says_plaintext(context: typer.Context) -> bool:
-    """On this command line: what is set for this user's own calls is not meant for a daemon."""
+def _said_here(context: typer.Context, option: str) -> Any:
+    """A global option of this command line, else None: a setting for this user's own calls is not for a daemon."""
     root = context.find_root()
-    source = root.get_parameter_source("plaintext")
-    return bool(root.params.get("plaintext")) and source is not None and source.name == "COMMANDLINE"
+    source = root.get_parameter_source(option)
+    return root.params.get(option) if source is not None and source.name == "COMMANDLINE" else None
 
 
 def runs_systemd() -> bool:
@@ -141,8 +125,6 @@ def install_daemon(
 ) -> None:
     """Lay a daemon out. What is not `given` stays as at the last time. One without credentials speaks plaintext, which
     has to be asked for the first time."""
-    from edgeshard.process.installation import install_steps
-
     _check_may(root, dry_run)
     record = _record(daemon, root)
     options = _options(daemon, record, given)
@@ -155,7 +137,7 @@ def install_daemon(
             reason="NO_CREDENTIALS",
         )
     _check(daemon, options, root)
-    steps = install_steps(daemon, options, record, _found(daemon, options, record, root))
+    steps = installation.install_steps(daemon, options, record, _found(daemon, options, record, root))
     _take(steps, root, dry_run)
     if not steps:
         typer.echo("nothing to do: all of it is laid out", err=True)
@@ -169,20 +151,20 @@ def install_daemon(
 
 
 def _uninstall(daemon: Daemon, root: Path, purge: bool, dry_run: bool) -> None:
-    from edgeshard.process.installation import uninstall_steps
-
     _check_may(root, dry_run)
     record = _record(daemon, root)
     if record is None:
         typer.echo(f"nothing to do: no {daemon} of edgectl install is there", err=True)
         return
-    _take(uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge), root, dry_run)
+    _take(
+        installation.uninstall_steps(daemon, record, _found(daemon, record.options, record, root), purge=purge),
+        root,
+        dry_run,
+    )
 
 
 def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | None]) -> Options:
     """The given options, else those of the last time, else those for a site on one machine."""
-    from edgeshard.process.installation import Options
-
     # Without following links: the interpreter of a virtual environment is one.
     beside = Path(sys.executable).absolute().parent
     coordinator = "" if daemon == "coordinator" else _LOOPBACK["coordinator"]
@@ -192,9 +174,6 @@ def _options(daemon: Daemon, record: Record | None, given: Mapping[str, str | No
 
 def _check(daemon: Daemon, options: Options, root: Path) -> None:
     """Raise the error that the daemon would end with when it is started."""
-    from edgeshard.domain.ids import check_name
-    from edgeshard.process.installation import check_visible
-    from edgeshard.process.systemd_units import CREDENTIALS
     from edgeshard.rpc.tls import TlsFiles, check_private, check_secure
 
     if daemon == "agent" and not options.name:
@@ -219,10 +198,9 @@ def _check(daemon: Daemon, options: Options, root: Path) -> None:
     programs = Path(options.programs)
     if not (programs / daemon.unit).is_file():
         raise InvalidArgumentError(
-            f"there is no {daemon.unit} in {programs}: {extra_line(daemon)}, or give --bin DIR",
-            field="bin",
+            f"there is no {daemon.unit} in {programs}: {extra_line(daemon)}, or give --bin DIR", field="bin"
         )
-    check_visible(str((programs / "python").resolve()))
+    installation.check_visible(str((programs / "python").resolve()))
 
 
 def _check_may(root: Path, dry_run: bool) -> None:
@@ -232,19 +210,16 @@ def _check_may(root: Path, dry_run: bool) -> None:
         return
     if shutil.which("systemctl") is None or not _RUNS_SYSTEMD.is_dir():
         raise FailedPreconditionError(
-            "this machine is not run by systemd; --root DIR lays out the files for one that is",
-            reason="NO_SYSTEMD",
+            "this machine is not run by systemd; --root DIR lays out the files for one that is", reason="NO_SYSTEMD"
         )
     if os.geteuid() != 0 and not dry_run:
         raise DeniedError("only root may do this: use sudo, or --dry-run to see what it would do", reason="NOT_ROOT")
 
 
 def _record(daemon: Daemon, root: Path) -> Record | None:
-    from edgeshard.process.installation import from_text, record_path
-
-    path = below(root, record_path(daemon))
+    path = below(root, installation.record_path(daemon))
     try:
-        return from_text(path.read_text(encoding="utf-8"), str(path))
+        return installation.from_text(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -252,22 +227,18 @@ def _record(daemon: Daemon, root: Path) -> Record | None:
 
 
 def _found(daemon: Daemon, options: Options, record: Record | None, root: Path) -> Found:
-    from edgeshard.process.installation import Found, digest, interesting
-    from edgeshard.process.systemd_units import Daemon
-
     digests, directories = {}, set()
-    for name in interesting(daemon, options, record):
+    for name in installation.interesting(daemon, options, record):
         path = below(root, name)
         if path.is_dir():
             directories.add(name)
         elif path.is_symlink():
-            digests[name] = digest(str(path.readlink()))
+            digests[name] = installation.digest(str(path.readlink()))
         elif path.is_file():
-            digests[name] = digest(path.read_bytes())
-    other = Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT
+            digests[name] = installation.digest(path.read_bytes())
     shared = frozenset[str]()
     with contextlib.suppress(DataLossError):  # it is to be mended where the other daemon is the matter
-        beside = _record(other, root)
+        beside = _record(Daemon.COORDINATOR if daemon is Daemon.AGENT else Daemon.AGENT, root)
         shared = frozenset(beside.directories if beside is not None else ())
     return Found(digests, frozenset(directories), _user_exists(daemon.unit, root), shared, root == MACHINE)
 
@@ -296,39 +267,35 @@ def _take(steps: Sequence[Step], root: Path, dry_run: bool) -> None:
 
 def _said(step: Step) -> str:
     """A line of one word and what it is about, for people and for awk."""
-    from edgeshard.process.installation import MakeDirectory, Remove, RemoveDirectory, Run, Write
-
     match step:
-        case MakeDirectory():
+        case installation.MakeDirectory():
             return f"make    {step.path}/"
-        case Write():
+        case installation.Write():
             return f"write   {step.path}"
-        case Remove():
+        case installation.Remove():
             return f"remove  {step.path}"
-        case RemoveDirectory():
+        case installation.RemoveDirectory():
             return f"remove  {step.path}/" + ("" if step.whole else " if it is empty")
-        case Run():
+        case installation.Run():
             return f"run     {' '.join(step.command)}"
         case _:
             return f"leave   {step.what}: {step.why}"
 
 
 def _do(step: Step, root: Path) -> None:
-    from edgeshard.process.installation import MakeDirectory, Remove, RemoveDirectory, Run, Write
-
     match step:
-        case MakeDirectory():
+        case installation.MakeDirectory():
             below(root, step.path).mkdir(mode=0o755, exist_ok=True)
-        case Write():
+        case installation.Write():
             _write(below(root, step.path), step.content)
-        case Remove():
+        case installation.Remove():
             below(root, step.path).unlink(missing_ok=True)
-        case RemoveDirectory(whole=True):
+        case installation.RemoveDirectory(whole=True):
             shutil.rmtree(below(root, step.path))
-        case RemoveDirectory():
+        case installation.RemoveDirectory():
             with contextlib.suppress(OSError):  # others have files there
                 below(root, step.path).rmdir()
-        case Run():
+        case installation.Run():
             _run(step.command)
         case _:
             pass

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    DeniedError,
-    EdgeShardError,
-    FailedPreconditionError,
-)
-from edgeshard.domain.identity import Invitation, Role
+from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
+from edgeshard.domain.identity import Invitation, Role, authority_digest
 from edgeshard.local.child_daemons import Daemon, keep_running
 from edgeshard.local.user_files import AGENT_PORT, state_home, to_toml, write_client_settings
 from edgeshard.process.extras import check_extras
+from edgeshard.process.systemd_units import Daemon as Unit
 
 if TYPE_CHECKING:
     from edgeshard.rpc.tls import TlsFiles
@@ -36,25 +33,16 @@ _STOP_GRACE_S = 60.0
 
 
 def join(
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Of edgectl token create; - reads it from stdin.")],
+    token: Annotated[str, argument("TOKEN", "Of edgectl token create; - reads it from stdin.")],
     listen: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Where other nodes reach this one; by default port {AGENT_PORT}."),
+        str | None, option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}.")
     ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What others dial, where that is another address.")
-    ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the node keeps its identity and its weights.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory that stages may use, as 2GiB.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu (default) or cuda.")] = None,
-    foreground: Annotated[
-        bool, typer.Option("--foreground", help="Run the agent here, also where systemd could.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="In place of this user's credentials for another site.")
-    ] = False,
+    advertise: Annotated[str | None, option("HOST:PORT", "What others dial, where that is another address.")] = None,
+    state_dir: Annotated[Path | None, option("DIR", "Where the node keeps its identity and its weights.")] = None,
+    memory: Annotated[str | None, option("SIZE", "Memory that stages may use, as 2GiB.")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu (default) or cuda.")] = None,
+    foreground: Annotated[bool, switch("--foreground", "Run the agent here, also where systemd could.")] = False,
+    force: Annotated[bool, switch("--force", "In place of this user's credentials for another site.")] = False,
 ) -> None:
     """Become what the token says: a node, an application or an operator of its site.
 
@@ -101,8 +89,6 @@ def _join_user(token: Invitation, force: bool) -> None:
 
 
 def _join_service(token: Invitation, listen: str | None, extra: dict[str, str]) -> None:
-    from edgeshard.process.systemd_units import Daemon as Unit
-
     name = token.principal.id
     given: dict[str, str | None] = {
         "name": name,
@@ -190,7 +176,6 @@ def _enrol_once(token: Invitation, directory: Path) -> TlsFiles:
 
 
 def _trusts(files: TlsFiles, token: Invitation) -> bool:
-    from edgeshard.domain.identity import authority_digest
     from edgeshard.identity.certificates import ders_of
 
     return token.authority in map(authority_digest, ders_of(files.ca.read_bytes()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
 
@@ -27,17 +28,13 @@ app = typer.Typer(help="Make, list and revoke API keys for the HTTP gateway.", n
 @app.command(short_help="Make a key and print it, once.")
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whom it is for; quotas know it as key/NAME.")],
+    name: Annotated[str, argument("NAME", "Whom it is for; quotas know it as key/NAME.")],
     models: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model", metavar="NAME", help="A deployment or model it may use; may be repeated. By default all."
-        ),
+        option("NAME", "A deployment or model it may use; may be repeated. By default all.", "--model"),
     ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of prompts and answers together.")
-    ] = None,
-    requests: Annotated[int | None, typer.Option(min=1, metavar="N", help="At once.")] = None,
+    tokens_per_minute: Annotated[int | None, option("N", "Of prompts and answers together.", min=1)] = None,
+    requests: Annotated[int | None, option("N", "At once.", min=1)] = None,
 ) -> None:
     """Make a key and print it on stdout. The site keeps its hash alone, so nobody can be shown it again."""
     _, key = ask(
@@ -59,9 +56,7 @@ def list_keys(context: typer.Context, output: OutputOption = Output.TABLE) -> No
 
 
 @app.command()
-def revoke(
-    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="As it was made.")]
-) -> None:
+def revoke(context: typer.Context, name: Annotated[str, argument("NAME", "As it was made.")]) -> None:
     """Refuse a key from now on, and end what it has running."""
     ask(context, lambda client: client.revoke_key(name))
     typer.echo(f"key {name} is revoked", err=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import run as run_async
-from edgeshard.cli.render.output import Column, Output, OutputOption, show_data, show_list
+from edgeshard.cli.render.output import Column, Output, OutputOption, show_list
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from edgeshard.process.extras import check_extras
 from edgeshard.storage.inputs import read_json, read_toml
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Emulate nodes and links on this machine.", no_args_is_help=True)
 
-LabFile = Annotated[Path, typer.Argument(metavar="LAB.toml", help="A cluster file with a [lab] table.")]
-Directory = Annotated[
-    Path, typer.Option("--directory", metavar="DIR", help="Where a running lab keeps its state and logs.")
-]
+LabFile = Annotated[Path, argument("LAB.toml", "A cluster file with a [lab] table.")]
+Directory = Annotated[Path, option("DIR", "Where a running lab keeps its state and logs.", "--directory")]
 DEFAULT_DIRECTORY = Path(".edgeshard-lab")
 
 
@@ -40,10 +39,7 @@ def run_lab(lab_file: LabFile, directory: Directory = DEFAULT_DIRECTORY, output:
     """
     lab = read_lab(lab_file)
     rows = run_async(_compare_all(lab, lab_file, _running_at(directory)))
-    if output in (Output.JSON, Output.YAML):
-        show_data([row.as_row() for row in rows], output)
-    else:
-        show_list(rows, output, _COLUMNS, lambda row: row.placement)
+    show_list(rows, output, _COLUMNS, lambda row: row.placement, [row.as_row() for row in rows])
 
 
 @app.command()

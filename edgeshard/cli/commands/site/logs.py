@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.commands.site.lab import DEFAULT_DIRECTORY
 from edgeshard.cli.connect import run
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, NotFoundError
@@ -24,15 +25,10 @@ COORDINATOR = "coordinator"
 
 
 def logs(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="NODE|coordinator", help="Whose.", autocompletion=completion.nodes),
-    ],
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, metavar="N", help="The newest so many.")] = 100,
+    name: Annotated[str, argument("NODE|coordinator", "Whose.", autocompletion=completion.nodes)],
+    lines: Annotated[int, option("N", "The newest so many.", "--lines", "-n", min=0)] = 100,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and print what comes, until Ctrl-C.")] = False,
-    directory: Annotated[
-        Path, typer.Option("--directory", metavar="DIR", help="Of a lab, or where NAME.log is.")
-    ] = DEFAULT_DIRECTORY,
+    directory: Annotated[Path, option("DIR", "Of a lab, or where NAME.log is.", "--directory")] = DEFAULT_DIRECTORY,
 ) -> None:
     """Print the newest lines of the log of a daemon of this machine: of a lab in DIR, or a service of systemd.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
 from edgeshard.domain.identity import Role
 
@@ -16,13 +17,8 @@ app = typer.Typer(help="Take a node's certificate away.", no_args_is_help=True)
 @app.command(short_help="Refuse a certificate from now on.")
 def revoke(
     context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="Of the node, or of whoever has the role.", autocompletion=completion.nodes
-        ),
-    ],
-    role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
+    name: Annotated[str, argument("NAME", "Of the node, or of whoever has the role.", autocompletion=completion.nodes)],
+    role: Annotated[Role, option("ROLE", "agent, client or operator.")] = Role.AGENT,
 ) -> None:
     """Refuse every certificate that was made so far for NAME, also one that nobody has seen in use.
 

@@ -17,7 +17,7 @@ import typer
 
 from edgeshard.cli.commands.deployments.deploy import model_source
 from edgeshard.cli.commands.deployments.model import adding_bars
-from edgeshard.cli.commands.options import with_option_groups
+from edgeshard.cli.commands.options import argument, option, quantise_option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
@@ -60,14 +60,10 @@ class ServeOptions:
 
     def spec(self, source: str, quantise: str) -> dict[str, object]:
         """The deployment spec's values."""
-        values: dict[str, object] = {"name": self.name, "model": self.stored, "source": source}
-        if self.concurrency is not None:
-            values["concurrency"] = self.concurrency
-        if self.max_context is not None:
-            values["max_context"] = self.max_context
-        if quantise != "none":
-            values["quantisation"] = {"*": quantise}
-        return values
+        quantisation = {"*": quantise} if quantise != "none" else None
+        given = {"concurrency": self.concurrency, "max_context": self.max_context, "quantisation": quantisation}
+        known = {key: value for key, value in given.items() if value is not None}
+        return {"name": self.name, "model": self.stored, "source": source, **known}
 
     def agrees(self, spec: DeploymentSpec) -> bool:
         """Whether what was asked for is what a deployment is."""
@@ -82,21 +78,15 @@ class HttpOptions:
 
     http_listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443.",
-        ),
+        option("HOST:PORT", "Of the URL, instead of --port: beyond this machine over TLS, such as 0.0.0.0:8443."),
     ] = None
     http_names: Annotated[
-        list[str] | None,
-        typer.Option("--http-name", metavar="NAME", help="By which others call it, such as mybox.local; repeatable."),
+        list[str] | None, option("NAME", "By which others call it, such as mybox.local; repeatable.", "--http-name")
     ] = None
     http_origins: Annotated[
         list[str] | None,
-        typer.Option(
-            "--http-allow-origin",
-            metavar="ORIGIN",
-            help="Web pages that may use it, such as http://localhost:3000; repeatable.",
+        option(
+            "ORIGIN", "Web pages that may use it, such as http://localhost:3000; repeatable.", "--http-allow-origin"
         ),
     ] = None
 
@@ -110,48 +100,31 @@ class HttpOptions:
 @with_option_groups
 def serve(  # noqa: PLR0913 - one parameter for each option
     *,
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model directory, the name of a model of the site, or demo.")
-    ],
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="What programs call it; by default the model's.")] = (
-        None
-    ),
+    model: Annotated[str, argument("MODEL", "A model directory, the name of a model of the site, or demo.")],
+    name: Annotated[str | None, option("NAME", "What programs call it; by default the model's.")] = None,
     port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="Of the URL, on this machine; by default 8000, or the next."),
+        int | None, option("N", "Of the URL, on this machine; by default 8000, or the next.", min=0, max=65535)
     ] = None,
     http: HttpOptions,
     quantise: Annotated[
-        str,
-        typer.Option(
-            "--quantise",
-            "--quantize",
-            metavar="FORMAT",
-            help="Weights as none, int8 or int4; auto takes the widest that fit.",
-        ),
+        str, quantise_option("Weights as none, int8 or int4; auto takes the widest that fit.")
     ] = "auto",
-    nodes: Annotated[
-        int, typer.Option("--nodes", "--boxes", min=1, max=16, metavar="N", help="Split this machine into so many.")
-    ] = 1,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Requests that memory is kept for.")
-    ] = None,
+    nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", "--boxes", min=1, max=16)] = 1,
+    concurrency: Annotated[int | None, option("N", "Requests that memory is kept for.", min=1)] = None,
     max_context: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens of prompt and answer; by default the model's.")
+        int | None, option("N", "Tokens of prompt and answer; by default the model's.", min=1)
     ] = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the site is kept, and found again after a restart.")
-    ] = None,
+    state_dir: Annotated[Path | None, option("DIR", "Where the site is kept, and found again after a restart.")] = None,
     listen: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT",
+        option(
+            "HOST:PORT",
+            "Where other nodes reach the site, over mutual TLS; they join at the next port.",
             envvar="EDGESHARD__SERVE__LISTEN",
-            help="Where other nodes reach the site, over mutual TLS; they join at the next port.",
         ),
     ] = _LISTEN,
     grow: Annotated[
-        bool, typer.Option("--grow", help="Move the model to more nodes by itself when they join and it gains by it.")
+        bool, switch("--grow", "Move the model to more nodes by itself when they join and it gains by it.")
     ] = False,
 ) -> None:
     """Serve a model from this machine: an OpenAI-compatible URL, an API key, and the line that joins another node.
@@ -166,14 +139,14 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     with _found(model) as (source, stored):
         check_name(name or stored, "name")
         options = ServeOptions(model, source, stored, name or stored, quantise, concurrency, max_context, grow)
-        _run(options, OwnSite.at(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
+        _run(options, OwnSite(state_dir, nodes, listen, port, http=http.of_coordinator()), narrator)
 
 
 def serve_demo(port: int | None, nodes: int) -> None:
     """`edgectl demo --serve`: its nodes answer over HTTP until Ctrl-C, on this machine alone; nothing is kept."""
     check_extras("edgectl demo --serve", "agent", "coordinator", "gateway")
     with _found(DEMO) as (source, stored), tempfile.TemporaryDirectory(prefix="edgeshard-demo-") as state:
-        site = OwnSite.at(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
+        site = OwnSite(Path(state), nodes, "127.0.0.1:0", port, lasts=False)
         _run(ServeOptions(DEMO, source, stored, stored, "none"), site, Narrator(time.monotonic()))
 
 
@@ -231,7 +204,7 @@ async def _answer(options: ServeOptions, site: OwnSite, narrator: Narrator) -> N
     site.proven = True
     _show(site, options.name, key, deployment, narrator)
     async with site.client() as client:
-        await SiteWatch(client, options.name, site, narrator.say, grow=options.grow).run()
+        await SiteWatch(client, options.name, site.next_name, narrator.say, grow=options.grow).run()
 
 
 async def _loaded(options: ServeOptions, site: OwnSite, narrator: Narrator) -> tuple[Deployment, str]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgeshard.cli.commands.deployments.replan import sentence_of_gain
 from edgeshard.cli.render.views import layers_text
@@ -42,22 +42,18 @@ async def measure(client: Client, spec: DeploymentSpec, say: Say) -> None:
         raise failure
 
 
-class Names(Protocol):
-    """Names for another node."""
-
-    def next_name(self, taken: set[str]) -> str: ...
-
-
 class SiteWatch:
     """Looks at the site whenever its coordinator tells of something, and acts on what is there then.
 
     The events say when to look, not what there is: whatever is missed while the connection is away is seen by the look
-    at its return.
+    at its return. `next_name` is a name for one more node that is none of those that are taken.
     """
 
-    def __init__(self, client: Client, name: str, names: Names, say: Say, *, grow: bool) -> None:
+    def __init__(
+        self, client: Client, name: str, next_name: Callable[[set[str]], str], say: Say, *, grow: bool
+    ) -> None:
         self._client = client
-        self._names = names
+        self._next_name = next_name
         self._say = say
         self._growth = _Growth(client, name, say, grow=grow)
         self._news = asyncio.Event()
@@ -117,7 +113,7 @@ class SiteWatch:
         """The line that joins one more node."""
         from edgeshard.client.joining import invitation_to_text
 
-        name = self._names.next_name(taken)
+        name = self._next_name(taken)
         token = await self._client.create_token(Role.AGENT, name, _TOKEN_TTL_S)
         self._offered = name
         text = invitation_to_text(token.invitation)

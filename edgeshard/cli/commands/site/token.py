@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from edgeshard.cli.commands.options import option
 from edgeshard.cli.connect import ask
 from edgeshard.domain.identity import Role
 
@@ -15,15 +16,10 @@ app = typer.Typer(help="Let another process in.", no_args_is_help=True)
 @app.command(short_help="Print the line that joins a node, an application or an operator.")
 def create(
     context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Option("--node", "--name", metavar="NAME", help="Of the node, of the application or of the operator."),
-    ],
-    role: Annotated[Role, typer.Option(metavar="ROLE", help="agent, client or operator.")] = Role.AGENT,
-    ttl: Annotated[str, typer.Option(metavar="TIME", help="How long it is good, such as 15m.")] = "15m",
-    host: Annotated[
-        str, typer.Option(metavar="HOST", help="What it dials; by default what the coordinator says of itself.")
-    ] = "",
+    name: Annotated[str, option("NAME", "Of the node, of the application or of the operator.", "--node", "--name")],
+    role: Annotated[Role, option("ROLE", "agent, client or operator.")] = Role.AGENT,
+    ttl: Annotated[str, option("TIME", "How long it is good, such as 15m.")] = "15m",
+    host: Annotated[str, option("HOST", "What it dials; by default what the coordinator says of itself.")] = "",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the token.")] = False,
 ) -> None:
     """Print the whole command that lets one process in, once. Whoever has the token can take its place until then."""
