@@ -91,9 +91,8 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     site = _site(settings)
     listen, certificate = _http_listen(settings, site)
     origins = _origins(settings)
-    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS))
     machine = Machine(__version__, settings.state_dir, site.tls)
-    coordinator.conditions.own = machine.condition
+    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS), machine)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
     await metrics.start()
@@ -278,7 +277,7 @@ async def _open_gateway(
     return server
 
 
-async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int) -> Coordinator:
+async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int, machine: Machine) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
         private_directory(settings.state_dir, "state-dir")
@@ -288,7 +287,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     watch = CallAudit(site.audit)
-    coordinator = Coordinator(
+    return Coordinator(
         Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
@@ -299,9 +298,9 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
         quotas=_quotas(settings.quotas),
         audit=site.audit,
         keys=site.keys,
+        own_condition=machine.condition,
+        about=Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about,
     )
-    coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
-    return coordinator
 
 
 def _quotas(path: Path | None) -> Quotas:

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    ResourceExhaustedError,
-    UnauthenticatedError,
-)
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, ResourceExhaustedError, UnauthenticatedError
 from edgeshard.domain.identity import ApiKey
 from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
@@ -44,6 +39,10 @@ def identity_of(name: str) -> str:
     return f"{KEY_ROLE}/{name}"
 
 
+def _nothing(identity: str) -> None:
+    pass
+
+
 class KeyBook:
     """The site's keys, all of them in memory. `now` is the wall clock in seconds since 1970."""
 
@@ -52,10 +51,11 @@ class KeyBook:
         self._now = now
         self._kept: dict[str, KeptKey] = {}
         self._lock = asyncio.Lock()
-        self.on_revoked: Callable[[str], None] = lambda identity: None
-        """Ends whatever the identity has open."""
+        self._on_revoked: Callable[[str], None] = _nothing
 
-    async def open(self) -> None:
+    async def open(self, on_revoked: Callable[[str], None] = _nothing) -> None:
+        """Read the keys from disk. `on_revoked` ends whatever an identity has open whose key is revoked."""
+        self._on_revoked = on_revoked
         self._kept = {key.key_id: KeptKey(key, digest) for key, digest in await self._store.open()}
 
     async def close(self) -> None:
@@ -102,7 +102,7 @@ class KeyBook:
             await self._store.forget(found.key_id)
             del self._kept[found.key_id]
         log.warning("key_revoked", name=name, key_id=found.key_id)
-        self.on_revoked(identity_of(name))
+        self._on_revoked(identity_of(name))
 
     def find(self, text: str) -> ApiKey:
         """The key of this text. Raises UnauthenticatedError, which never says how much of it was right."""

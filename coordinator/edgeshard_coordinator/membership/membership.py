@@ -68,12 +68,17 @@ class Membership:
         self._steady = steady
         # Between reading a token and writing that it was used, and between reading a denial and writing it.
         self._lock = asyncio.Lock()
-        self.on_denied: Callable[[Principal], Awaitable[None]] = _nothing
-        """Ends whatever the principal has open."""
-        self.on_changed: Callable[[], None] = lambda: None
-        """The list of denials is another."""
+        self._on_denied: Callable[[Principal], Awaitable[None]] = _nothing
+        self._on_changed: Callable[[], None] = lambda: None
 
-    async def open(self) -> None:
+    async def open(
+        self,
+        on_denied: Callable[[Principal], Awaitable[None]] = _nothing,
+        on_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the denials from disk. `on_denied` ends whatever a principal has open that is revoked; `on_changed` is
+        called when the list of denials is another."""
+        self._on_denied, self._on_changed = on_denied, on_changed
         self.denials.replace(await self._store.open())
 
     async def close(self) -> None:
@@ -152,8 +157,8 @@ class Membership:
             others = [denial for denial in self.denials.list() if denial.principal != principal]
             self.denials.replace([*others, Denial(principal)])
         log.warning("revoked", principal=str(principal))
-        self.on_changed()
-        await self.on_denied(principal)
+        self._on_changed()
+        await self._on_denied(principal)
 
     async def _accept(self, principal: Principal, certificate: bytes) -> None:
         """Of a principal that was denied, this certificate is accepted."""
@@ -161,7 +166,7 @@ class Membership:
         if principal in denied:
             denied[principal] = await self._store.accept(denied[principal], serial_of(certificate))
             self.denials.replace(denied.values())
-            self.on_changed()
+            self._on_changed()
 
     def _check_issues(self) -> Issuing:
         if self._issuing is None:

@@ -17,12 +17,16 @@ BURST_S = 60.0
 
 class QuotaBook:
     """Knows what each identity used; an identity that used nothing for a while takes no memory. `now` is in seconds of
-    a steady clock."""
+    a steady clock. `of_key` gives what an API key was given when it was made, None for any other identity."""
 
-    def __init__(self, quotas: Quotas, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        quotas: Quotas,
+        now: Callable[[], float],
+        of_key: Callable[[str], Quota | None] = lambda identity: None,
+    ) -> None:
         self._quotas = quotas
-        self.of_key: Callable[[str], Quota | None] = lambda identity: None
-        """What an API key was given when it was made."""
+        self._of_key = of_key
         self._now = now
         self._buckets: dict[str, TokenBucket] = {}
 
@@ -82,7 +86,7 @@ class QuotaBook:
 
     def _of(self, identity: str) -> Quota:
         """The file's, and above it what a key has of its own."""
-        quota, own = self._quotas.of(identity), self.of_key(identity)
+        quota, own = self._quotas.of(identity), self._of_key(identity)
         if own is None:
             return quota
         requests = quota.requests if own.requests is None else own.requests

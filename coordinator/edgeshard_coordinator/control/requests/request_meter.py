@@ -7,7 +7,8 @@ client's name, of whom only the role is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import Code, EdgeShardError
@@ -117,6 +118,15 @@ class RequestMeter:
         self.refused = _zeros(CODES)
         self._counts: dict[DeploymentName, DeploymentCounts] = {}
         self._lost: dict[DeploymentName, tuple[Epoch, float]] = {}
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count an EdgeShardError that leaves the block as a request that never began."""
+        try:
+            yield
+        except EdgeShardError as error:
+            self.refused[error.code.name.lower()] += 1
+            raise
 
     def of(self, deployment: DeploymentName) -> DeploymentCounts:
         counts = self._counts.get(deployment)

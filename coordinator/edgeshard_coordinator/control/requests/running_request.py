@@ -1,27 +1,45 @@
-"""One request as the coordinator has it: its journal, and the events its client has not read yet."""
+"""A request as the coordinator has it: its journal, its unread events, and the stream of the head that runs it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, PromptLogprobs, Started
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+)
+from edgeshard.domain.requests.head import CancelRequest, HeadCommand, StartRequest
 from edgeshard_coordinator.control.requests.request_meter import RequestTimes
 from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
-
-if TYPE_CHECKING:
-    from edgeshard_coordinator.control.requests.request_front import Attachment
-
 
 MESSAGE_CHARACTERS = 1 << 20
 """Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
 characters; one that completes what many began may have any number."""
+
+
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One head's Attach stream, and the requests that it runs. `outgoing` ends with None; admission bounds it."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    node_id: NodeId
+    node_name: NodeName
+    number: int
+    outgoing: asyncio.Queue[HeadCommand | None] = field(default_factory=asyncio.Queue)
+    requests: dict[RequestId, RunningRequest] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.outgoing.put_nowait(None)
 
 
 class RunningRequest:
@@ -105,6 +123,18 @@ class RunningRequest:
         return StartRequest(
             self.request_id, generation, emitted, self.client, resumed, instance, self.scored, self.digest
         )
+
+    def cancel(self) -> None:
+        """Tell the head, now or when there is one, to stop it; once is enough."""
+        if not self.cancel_wanted:
+            self.cancel_wanted = True
+            if self.attachment is not None:
+                self.attachment.outgoing.put_nowait(CancelRequest(self.request_id))
+
+    def finish(self, reason: FinishReason, text: str, now: float) -> None:
+        """Give the client its last event, with `text` behind the last token; `now` as in its `times`."""
+        self.times.finished(reason, now)
+        self.deliver(Finished(reason, text, len(self.prompt_tokens or ()), len(self.emitted)))
 
     def deliver(self, event: GenerationEvent) -> None:
         if self._error is not None:

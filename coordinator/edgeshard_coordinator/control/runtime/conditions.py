@@ -14,8 +14,8 @@ from edgeshard.process.machine import utc_s
 class Conditions:
     """The newest of each node that is connected. `own` reads the coordinator's; `utc` is its wall clock, in seconds."""
 
-    def __init__(self, utc: Callable[[], float] = utc_s) -> None:
-        self.own: Callable[[], Condition | None] = lambda: None
+    def __init__(self, own: Callable[[], Condition | None], utc: Callable[[], float] = utc_s) -> None:
+        self.own = own
         self._utc = utc
         self._known: dict[NodeId, tuple[int, Condition]] = {}
 

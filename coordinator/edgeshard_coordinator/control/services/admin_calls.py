@@ -14,11 +14,9 @@ from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
-from edgeshard_coordinator.control.services.dumping import Dumps
-from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.replan import Replans
 from edgeshard_coordinator.control.services.site_events import SiteEvents
-from edgeshard_coordinator.control.services.tracing import Traces
 
 
 class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
@@ -29,9 +27,7 @@ class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
         loop: StateLoop,
         front: RequestFront,
         calls: MeasureCalls,
-        traces: Traces,
-        dumps: Dumps,
-        packed: Packed,
+        questions: Questions,
         models: Models,
         planner: Planner,
         store: StateStore,
@@ -43,9 +39,7 @@ class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
         self._front = front
         self._traffic = front.traffic
         self._calls = calls
-        self._traces = traces
-        self._dumps = dumps
-        self._packed = packed
+        self._questions = questions
         self._models = models
         self._planner = planner
         self._store = store

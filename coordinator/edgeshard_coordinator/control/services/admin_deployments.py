@@ -10,11 +10,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
-from edgeshard.domain.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -31,12 +27,7 @@ from edgeshard_coordinator.control.services.replan import PLACING_ATTEMPTS
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.placement.sources import with_source
 from edgeshard_coordinator.core.values.events import DeleteRequested, DeployRequested
-from edgeshard_coordinator.core.values.state import (
-    NO_EPOCH,
-    DeploymentRecord,
-    ServedOperation,
-    deployment_view,
-)
+from edgeshard_coordinator.core.values.state import NO_EPOCH, DeploymentRecord, ServedOperation, deployment_view
 
 
 class DeploymentCalls(AdminCalls):

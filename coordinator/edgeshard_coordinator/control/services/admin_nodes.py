@@ -11,29 +11,19 @@ from typing import Any
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.control.site import MeasureRequest
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import EdgeShardError, NotFoundError
 from edgeshard.domain.ids import ModelName
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.packed import drop_call_from_wire, packed_unit_to_wire
-from edgeshard.wire.site import (
-    measure_request_from_wire,
-    node_details_to_wire,
-    node_progress_to_wire,
-    site_to_wire,
-)
+from edgeshard.wire.site import measure_request_from_wire, node_details_to_wire, node_progress_to_wire, site_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.runtime.calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
 from edgeshard_coordinator.core.values.events import MeasureRequested
-from edgeshard_coordinator.core.values.state import (
-    ServedOperation,
-)
+from edgeshard_coordinator.core.values.state import ServedOperation
 
 
 class NodeCalls(AdminCalls):
@@ -64,14 +54,14 @@ class NodeCalls(AdminCalls):
         return site_to_wire(whole)
 
     async def ListPacked(self, request: pb.ListPackedRequest, context: Any) -> pb.ListPackedResponse:
-        units = await self._packed.list(request.node)
+        units = await self._questions.packed.list(request.node)
         return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
 
     async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
         call = drop_call_from_wire(request)
 
         async def work(operation: ServedOperation) -> bytes:
-            units = await self._packed.drop(call.node, call.ids)
+            units = await self._questions.packed.drop(call.node, call.ids)
             response = pb.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
             done = replace(operation, outcome=response.SerializeToString())
             await answered(self._store.save_operation(done))

@@ -8,9 +8,7 @@ from typing import Any
 
 from edgeshard.domain.audit import MOST_ENTRIES
 from edgeshard.domain.control.site_event import MOST_EVENTS
-from edgeshard.domain.errors import (
-    InvalidArgumentError,
-)
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
@@ -24,11 +22,11 @@ class ObservingCalls(AdminCalls):
     """Traces, dumps, the audit log and events."""
 
     async def Trace(self, request: pb.TraceRequest, context: Any) -> AsyncIterator[pb.TraceResponse]:
-        for trace in await self._traces.take(DeploymentName(request.deployment), request.seconds):
+        for trace in await self._questions.traces.take(DeploymentName(request.deployment), request.seconds):
             yield pb.TraceResponse(stage=trace_to_wire(trace))
 
     async def Dump(self, request: pb.DumpRequest, context: Any) -> AsyncIterator[pb.DumpResponse]:
-        async with aclosing(self._dumps.take()) as dumps:
+        async with aclosing(self._questions.dumps.take()) as dumps:
             async for dump in dumps:
                 for message in dump_messages(dump):
                     yield message

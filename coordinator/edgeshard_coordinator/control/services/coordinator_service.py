@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.control.commands import (
-    CommandProgress,
-    CommandResult,
-    ControlHello,
-    ControlMessage,
-    Deny,
-    DumpPart,
-)
+from edgeshard.domain.control import commands
 from edgeshard.domain.errors import (
     EdgeShardError,
     InternalError,
@@ -52,16 +45,8 @@ from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.control.services.dumping import Dumps
-from edgeshard_coordinator.core.values.events import (
-    CommandAnswered,
-    HeartbeatsReceived,
-    LinkReported,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    ProfileReported,
-)
+from edgeshard_coordinator.control.services.questions import Questions
+from edgeshard_coordinator.core.values import events
 from edgeshard_coordinator.core.values.measurements import check_profile
 from edgeshard_coordinator.core.values.state import KnownNode
 
@@ -73,15 +58,14 @@ DENIALS = OperationId("denials")
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Each of `answers` is told of an answer to a command until one says that it was its own; else the state is."""
+    """An answer to a command goes to `questions` where it is to one of them, else to the state."""
 
     def __init__(
         self,
         loop: StateLoop,
         hub: ControlHub,
         calls: MeasureCalls,
-        answers: Sequence[Callable[[NodeId, CommandResult], bool]],
-        dumps: Dumps,
+        questions: Questions,
         denials: Denials,
         audit: CallAudit,
         conditions: Conditions,
@@ -89,8 +73,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._loop = loop
         self._hub = hub
         self._calls = calls
-        self._answers = answers
-        self._dumps = dumps
+        self._questions = questions
         self._denials = denials
         self._audit = audit
         self._conditions = conditions
@@ -105,7 +88,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         check_acts_for_itself(context, registration.name, "name")
         known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
-        await self._loop.ask(NodeRegistered(registration, self._loop.now()))
+        await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
         if known is None or (known.name, known.address) != (registration.name, registration.address):
             self._audit.note(call_from(context), "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
@@ -119,7 +102,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
-        await self._loop.ask(HeartbeatsReceived((heartbeat,), self._loop.now()))
+        await self._loop.ask(events.HeartbeatsReceived((heartbeat,), self._loop.now()))
         return pb.HeartbeatResponse(known=True)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
@@ -127,7 +110,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._owned(context, report.node_id)
         for profile in report.compute:
             check_profile(profile)
-        await self._loop.ask(ProfileReported(report, self._loop.now()))
+        await self._loop.ask(events.ProfileReported(report, self._loop.now()))
         log.info("node_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
         return pb.ReportProfileResponse()
 
@@ -151,15 +134,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 reader.cancel()
             self._hub.discard(connection)
             self._conditions.left(node_id, connection.number)
-            self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
+            self._loop.post(events.NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)
-        await self._loop.ask(NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
+        await self._loop.ask(events.NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
         # The agent says that it is ready when it has these, for then it can be deployed to.
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
         if denials := self._denials.list():
-            connection.outgoing.put_nowait((DENIALS, Deny(denials)))
+            connection.outgoing.put_nowait((DENIALS, commands.Deny(denials)))
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
             if isinstance(item, EdgeShardError):
@@ -176,7 +159,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return node
 
     def _message(
-        self, connection: ControlStream, operation_id: OperationId, command: ControlMessage
+        self, connection: ControlStream, operation_id: OperationId, command: commands.ControlMessage
     ) -> pb.ControlResponse | None:
         """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
         try:
@@ -187,7 +170,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         except (TypeError, ValueError) as error:
             why = f"holds what no message can: {type(error).__name__}"
         failure = InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
-        self._answered(connection.node_id, CommandResult(operation_id, failure))
+        self._answered(connection.node_id, commands.CommandResult(operation_id, failure))
         return None
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
@@ -209,13 +192,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def _take(self, connection: ControlStream, message: pb.ControlRequest) -> None:
         match agent_message_from_wire(message):
-            case CommandResult() as result:
+            case commands.CommandResult() as result:
                 self.batches.flush_of(connection)
                 self._answered(connection.node_id, result)
-            case CommandProgress() as progress:
+            case commands.CommandProgress() as progress:
                 self._progressed(connection.node_id, progress)
-            case DumpPart() as part:
-                self._dumps.came(connection.node_id, part)
+            case commands.DumpPart() as part:
+                self._questions.dumps.came(connection.node_id, part)
             case LinkSuspected() as link:
                 self._suspected(connection.node_id, link)
             case Condition() as condition:
@@ -234,19 +217,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             recovered=link.recovered,
             why=link.why,
         )
-        self._loop.post(LinkReported(node_id, link, self._loop.now()))
+        self._loop.post(events.LinkReported(node_id, link, self._loop.now()))
 
-    def _progressed(self, node_id: NodeId, progress: CommandProgress) -> None:
+    def _progressed(self, node_id: NodeId, progress: commands.CommandProgress) -> None:
         try:
             self._calls.progress(node_id, progress)
         except InvalidArgumentError as error:
             log.warning("progress_refused", node_id=node_id, reason=error.reason, error=error.message)
 
-    def _answered(self, node_id: NodeId, result: CommandResult) -> None:
+    def _answered(self, node_id: NodeId, result: commands.CommandResult) -> None:
         if result.failure is not None:
             log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
-        if not any(took(node_id, result) for took in self._answers):
-            self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
+        if not self._questions.answered(node_id, result):
+            self._loop.post(events.CommandAnswered(node_id, result, self._loop.now()))
 
 
 def check_wire_version(version: int) -> None:
@@ -260,9 +243,9 @@ def check_wire_version(version: int) -> None:
         )
 
 
-async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> ControlHello:
+async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> commands.ControlHello:
     message = await first_message(messages, "hello", "a control stream")
     hello = agent_message_from_wire(message) if message is not None else None
-    if not isinstance(hello, ControlHello):
+    if not isinstance(hello, commands.ControlHello):
         raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
     return hello

@@ -16,12 +16,7 @@ import structlog
 
 from edgeshard.debugging.dump import ProcessDump, to_text
 from edgeshard.domain.control.commands import CommandResult, DumpPart, TakeDump
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
@@ -51,11 +46,17 @@ class _Asked:
 class Dumps:
     """`take` them; `came` and `refused` are told what nodes answer. `about` says what this process is."""
 
-    def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
+    def __init__(
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        about: Callable[[], dict[str, Any]] = dict,
+        answer_limit_s: float = ANSWER_LIMIT_S,
+    ) -> None:
         self._loop = loop
         self._node_requests = NodeRequests(loop, hub, answer_limit_s, "dump")
         self._asked: dict[OperationId, _Asked] = {}
-        self.about: Callable[[], dict[str, Any]] = dict
+        self.about = about
 
     @property
     def waiting(self) -> int:

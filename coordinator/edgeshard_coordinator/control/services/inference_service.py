@@ -124,9 +124,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         wanted = tokenize_request_from_wire(request)
         client = client_of(context)
-        self._front.check_debt(client)
+        self._front.quotas.check_debt(client)
         tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
-        self._front.charge(client, len(tokens))
+        self._front.quotas.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:

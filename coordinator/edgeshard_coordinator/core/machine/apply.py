@@ -17,46 +17,7 @@ from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.nodes.node_events import with_measurements, with_node
 from edgeshard_coordinator.core.profiling import measuring
-from edgeshard_coordinator.core.values.actions import (
-    DropConnection,
-    EndService,
-    ForgetDeployment,
-    PlanStandby,
-    ReleaseOrphans,
-    Replan,
-    SaveDeployment,
-    SaveMeasurements,
-    SaveNode,
-    SendCommand,
-    TellMeasured,
-    TellUnknownStages,
-)
-from edgeshard_coordinator.core.values.events import (
-    ActionIssued,
-    CommandAnswered,
-    DeleteRequested,
-    DeploymentForgotten,
-    DeploymentSaved,
-    DeployRequested,
-    Event,
-    HeadAttached,
-    HeadDetached,
-    HeadReported,
-    HeartbeatsReceived,
-    LinkReported,
-    MeasureRequested,
-    ModelDeleted,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    NodeRemoved,
-    ProfileReported,
-    Replanned,
-    ReplanRequested,
-    SaveFailed,
-    StandbyPlanned,
-    Ticked,
-)
+from edgeshard_coordinator.core.values import actions, events
 from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
@@ -71,9 +32,9 @@ KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
-def apply(state: State, event: Event) -> State:
+def apply(state: State, event: events.Event) -> State:
     """The state after `event`."""
-    if isinstance(event, ActionIssued):
+    if isinstance(event, events.ActionIssued):
         after = _dispatch(state, event)
     else:
         after = _dispatch(lost_nodes.noticed(state, event.now), event)
@@ -82,9 +43,9 @@ def apply(state: State, event: Event) -> State:
     return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
 
 
-def _was_routine(before: State, event: Event, after: State) -> bool:
+def _was_routine(before: State, event: events.Event, after: State) -> bool:
     """Heartbeats that broke nothing: what else is due with time is looked for at ticks."""
-    if not isinstance(event, HeartbeatsReceived):
+    if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
     # What a node says first may let an epoch be adopted.
@@ -97,56 +58,56 @@ def _settled(state: State, now: float) -> State:
     return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
 
 
-def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
+def _dispatch(state: State, event: events.Event) -> State:  # noqa: C901 - one line for each event
     match event:
-        case NodeRegistered():
+        case events.NodeRegistered():
             return node_events.on_registered(state, event)
-        case NodeConnected():
+        case events.NodeConnected():
             return node_events.on_connected(state, event)
-        case NodeDisconnected():
+        case events.NodeDisconnected():
             return node_events.on_disconnected(state, event)
-        case NodeRemoved():
+        case events.NodeRemoved():
             return node_events.on_removed(state, event)
-        case HeartbeatsReceived():
+        case events.HeartbeatsReceived():
             return node_events.on_heartbeats(state, event)
-        case LinkReported():
+        case events.LinkReported():
             return suspicion.on_link_reported(state, event)
-        case HeadReported():
+        case events.HeadReported():
             return suspicion.on_head_reported(state, event)
-        case ProfileReported():
+        case events.ProfileReported():
             return node_events.on_measured(state, event)
-        case MeasureRequested():
+        case events.MeasureRequested():
             return measuring.on_requested(state, event)
-        case DeployRequested():
+        case events.DeployRequested():
             return _deploy(state, event)
-        case ReplanRequested():
+        case events.ReplanRequested():
             return _replan(state, event)
-        case DeleteRequested():
+        case events.DeleteRequested():
             return _delete(state, event)
-        case ModelDeleted():
+        case events.ModelDeleted():
             return replace(
                 state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
             )
-        case CommandAnswered():
+        case events.CommandAnswered():
             return _answered(node_events.with_reported_stage(state, event.node_id, event.result), event)
-        case HeadAttached():
+        case events.HeadAttached():
             return _attached(state, event)
-        case HeadDetached():
+        case events.HeadDetached():
             return _detached(state, event)
-        case DeploymentSaved():
+        case events.DeploymentSaved():
             return _saved(state, event)
-        case SaveFailed():
+        case events.SaveFailed():
             return _save_failed(state, event)
-        case DeploymentForgotten():
+        case events.DeploymentForgotten():
             return _forgotten(state, event)
-        case Replanned():
+        case events.Replanned():
             return _replanned(state, event)
-        case StandbyPlanned():
+        case events.StandbyPlanned():
             record = state.deployments.get(event.deployment)
             return state if record is None else _with_record(state, standby.planned(state, record, event))
-        case ActionIssued():
+        case events.ActionIssued():
             return _issued(state, event)
-        case Ticked():
+        case events.Ticked():
             after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
             return measuring.on_ticked(after, event.active_requests, event.now)
         case _:
@@ -189,7 +150,7 @@ def _with_record(state: State, record: DeploymentRecord) -> State:
 # Requests of operators
 
 
-def _deploy(state: State, event: DeployRequested) -> State:
+def _deploy(state: State, event: events.DeployRequested) -> State:
     record = event.record
     if record.name in state.deployments:
         raise AlreadyExistsError(
@@ -211,7 +172,7 @@ def _check_snapshot(state: State, version: int) -> None:
         )
 
 
-def _replan(state: State, event: ReplanRequested) -> State:
+def _replan(state: State, event: events.ReplanRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid:
         raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
@@ -227,7 +188,7 @@ def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) 
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
-def _delete(state: State, event: DeleteRequested) -> State:
+def _delete(state: State, event: events.DeleteRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None:
         raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
@@ -242,7 +203,7 @@ def _delete(state: State, event: DeleteRequested) -> State:
 # Nodes' answers
 
 
-def _answered(state: State, event: CommandAnswered) -> State:
+def _answered(state: State, event: events.CommandAnswered) -> State:
     """Raises InvalidArgumentError for an operation id that is no command's."""
     key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
     measured = measuring.on_answered(state, event.node_id, key, failure, event.now)
@@ -267,7 +228,7 @@ def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
     return next((record for record in state.deployments.values() if record.uid == key.uid), None)
 
 
-def _attached(state: State, event: HeadAttached) -> State:
+def _attached(state: State, event: events.HeadAttached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.epoch != event.epoch or record.head.node_id != event.node_id:
         return state  # Of an earlier epoch.
@@ -276,7 +237,7 @@ def _attached(state: State, event: HeadAttached) -> State:
     return _with_record(state, replace(record, attachment=event.attachment))
 
 
-def _detached(state: State, event: HeadDetached) -> State:
+def _detached(state: State, event: events.HeadDetached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.attachment != event.attachment:
         return state  # A stream that a newer one has replaced.
@@ -286,7 +247,7 @@ def _detached(state: State, event: HeadDetached) -> State:
 # The disk's answers
 
 
-def _saved(state: State, event: DeploymentSaved) -> State:
+def _saved(state: State, event: events.DeploymentSaved) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid or event.revision <= record.saved:
         return state
@@ -304,7 +265,7 @@ def _saved(state: State, event: DeploymentSaved) -> State:
     return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
-def _save_failed(state: State, event: SaveFailed) -> State:
+def _save_failed(state: State, event: events.SaveFailed) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid or event.revision < record.saving:
         return state  # A newer write with all of this one is under way: its outcome counts.
@@ -325,7 +286,7 @@ def _save_failed(state: State, event: SaveFailed) -> State:
     return _with_record(state, retry)
 
 
-def _forgotten(state: State, event: DeploymentForgotten) -> State:
+def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid:
         return state
@@ -333,7 +294,7 @@ def _forgotten(state: State, event: DeploymentForgotten) -> State:
     return replace(state, deployments=remaining, retired={**state.retired, record.name: record.epoch})
 
 
-def _replanned(state: State, event: Replanned) -> State:
+def _replanned(state: State, event: events.Replanned) -> State:
     record = state.deployments.get(event.deployment)
     return state if record is None else _with_record(state, deployments.replanned(state, record, event))
 
@@ -341,40 +302,40 @@ def _replanned(state: State, event: Replanned) -> State:
 # Actions that were issued
 
 
-def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one line for each action
+def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - one line for each action
     action = event.action
     match action:
-        case SendCommand():
+        case actions.SendCommand():
             return _sent(state, action, event.now)
-        case SaveDeployment():
+        case actions.SaveDeployment():
             record = state.deployments[action.record.name]
             return _with_record(state, replace(record, saving=action.record.revision))
-        case ForgetDeployment():
+        case actions.ForgetDeployment():
             return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
-        case SaveNode():
+        case actions.SaveNode():
             return with_node(state, replace(state.nodes[action.node.node_id], saved=True))
-        case SaveMeasurements():
+        case actions.SaveMeasurements():
             return with_measurements(state, action.node_id, replace(action.measurements, saved=True))
-        case TellMeasured():
+        case actions.TellMeasured():
             return measuring.told(state, action)
-        case EndService():
+        case actions.EndService():
             return _with_record(state, replace(state.deployments[action.deployment], ended=None))
-        case Replan():
+        case actions.Replan():
             return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
-        case PlanStandby():
+        case actions.PlanStandby():
             return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
-        case ReleaseOrphans():
+        case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
-        case TellUnknownStages():
+        case actions.TellUnknownStages():
             return with_node(state, replace(state.nodes[action.node_id], unknown_stages_told=True))
-        case DropConnection():
+        case actions.DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
             return _settled(node_events.away(state, state.nodes[action.node_id]), event.now)
         case _:
             assert_never(action)
 
 
-def _sent(state: State, action: SendCommand, now: float) -> State:
+def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     command = action.command
     if isinstance(command, MeasureCompute | ProbeLinks):
         return measuring.on_sent(state, action, now)

@@ -12,15 +12,8 @@ from edgeshard.profiles.profile_quality import OTHERS
 from edgeshard_coordinator.core.deployments import deployments
 from edgeshard_coordinator.core.nodes import lost_nodes, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.profiling import measuring
+from edgeshard_coordinator.core.values import events
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
-from edgeshard_coordinator.core.values.events import (
-    HeartbeatsReceived,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    NodeRemoved,
-    ProfileReported,
-)
 from edgeshard_coordinator.core.values.measurements import Measurements, same_device
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
 
@@ -33,7 +26,7 @@ def with_measurements(state: State, node_id: NodeId, measurements: Measurements)
     return replace(state, measured={**state.measured, node_id: measurements})
 
 
-def on_registered(state: State, event: NodeRegistered) -> State:
+def on_registered(state: State, event: events.NodeRegistered) -> State:
     new = event.registration
     namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
     if any(node.connected for node in namesakes):
@@ -95,7 +88,7 @@ def _same_identity(old: KnownNode, new: KnownNode) -> bool:
     return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
 
 
-def on_connected(state: State, event: NodeConnected) -> State:
+def on_connected(state: State, event: events.NodeConnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation:
         raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
@@ -116,14 +109,14 @@ def on_connected(state: State, event: NodeConnected) -> State:
     return replace(with_node(state, fresh), busy_at=event.now)
 
 
-def on_disconnected(state: State, event: NodeDisconnected) -> State:
+def on_disconnected(state: State, event: events.NodeDisconnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or not node.connected or node.connection != event.connection:
         return state  # A stream that a newer one has replaced.
     return lost_nodes.on_stream_ended(away(state, node), node.node_id, event.now)
 
 
-def on_removed(state: State, event: NodeRemoved) -> State:
+def on_removed(state: State, event: events.NodeRemoved) -> State:
     """The node is none of the site's any more: nothing waits for it."""
     node = state.nodes.get(event.node_id)
     if node is None:
@@ -135,7 +128,7 @@ def away(state: State, node: KnownNode) -> State:
     return with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
 
 
-def on_heartbeats(state: State, event: HeartbeatsReceived) -> State:
+def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
     nodes = dict(state.nodes)
     failed: list[tuple[KnownNode, StageStatus]] = []
     for heard in event.heartbeats:
@@ -180,7 +173,7 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
     return replace(state, deployments={**state.deployments, record.name: broken})
 
 
-def on_measured(state: State, event: ProfileReported) -> State:
+def on_measured(state: State, event: events.ProfileReported) -> State:
     report = event.report
     node = state.nodes.get(report.node_id)
     if node is None:

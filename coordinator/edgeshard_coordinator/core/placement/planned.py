@@ -16,12 +16,7 @@ from edgeshard.architectures import ModelShape
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, WORTH_SAYING, Outlook, Traffic
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    FailedPreconditionError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.dtypes import Quantisation
 from edgeshard.domain.models.model import ModelManifest
