@@ -47,7 +47,7 @@ from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
 from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.site_events import SiteEvents
 from edgeshard_coordinator.core.nodes import lost_nodes
-from edgeshard_coordinator.core.placement.by_memory import Placer
+from edgeshard_coordinator.core.placement.problem import Placer
 from edgeshard_coordinator.core.profiling.measuring import restored
 from edgeshard_coordinator.core.values.quotas import Quota, Quotas
 from edgeshard_coordinator.core.values.state import State, Timings
@@ -219,10 +219,9 @@ class Coordinator:
         await self._executor.drain()
         await self._save_traffic()
         await self._store.close()
-        if self._membership is not None:
-            await self._membership.close()
-        if self._keys is not None:
-            await self._keys.close()
+        for book in (self._membership, self._keys):
+            if book is not None:
+                await book.close()
 
 
 def _no_quota(identity: str) -> Quota | None:

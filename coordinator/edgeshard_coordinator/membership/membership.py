@@ -46,26 +46,20 @@ class Issuing:
     life: timedelta
 
 
+@dataclass(eq=False)
 class Membership:
     """`now` is the wall clock's time, `steady` seconds that only grow. Without `issuing`, certificates are made by
     hand, and here they can only be refused. `denials` is what the coordinator's server goes by."""
 
-    def __init__(
-        self,
-        site: str,
-        store: MembershipStore,
-        denials: Denials,
-        issuing: Issuing | None,
-        now: Callable[[], datetime],
-        steady: Callable[[], float],
-    ) -> None:
-        self.site = site
-        self.denials = denials
-        self._store = store
-        self._issuing = issuing
-        self._now = now
+    site: str
+    _store: MembershipStore
+    denials: Denials
+    _issuing: Issuing | None
+    _now: Callable[[], datetime]
+    _steady: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._failures = tokens.Failures()
-        self._steady = steady
         # Between reading a token and writing that it was used, and between reading a denial and writing it.
         self._lock = asyncio.Lock()
         self._on_denied: Callable[[Principal], Awaitable[None]] = _nothing

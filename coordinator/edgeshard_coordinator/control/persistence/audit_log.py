@@ -50,18 +50,11 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
-    """The newest `count` entries, all that were added before it among them."""
+class _Question:
+    """What somebody wants of the files, by `work` in their thread, all that was added before it among them."""
 
-    count: int
-    answer: Future[tuple[AuditEntry, ...]] = field(default_factory=Future)
-
-
-@dataclass(slots=True, eq=False)
-class _Check:
-    """What the seals say."""
-
-    answer: Future[tuple[AuditCheck, ...]] = field(default_factory=Future)
+    work: Callable[[], Any]
+    answer: Future[Any] = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +69,7 @@ class _Kind:
     suppressed: int = 0
 
 
-_Item = tuple[AuditEntry, RotatedLines] | _Wanted | _Check | None
+_Item = tuple[AuditEntry, RotatedLines] | _Question | None
 """An entry and where it goes; None for the end."""
 
 
@@ -173,7 +166,7 @@ class AuditLog:
 
         Raises DeadlineError where the disk says nothing, InternalError where it cannot be read.
         """
-        return () if self._thread is None else await self._answered(_Wanted(count))
+        return () if self._thread is None else await self._answered(partial(self._newest, count))
 
     async def check(self) -> tuple[AuditCheck, ...]:
         """What the seals say of each file, all that was added until now among it.
@@ -186,10 +179,11 @@ class AuditLog:
                 field="ca-key",
                 reason="NO_SEALS",
             )
-        return () if self._thread is None else await self._answered(_Check())
+        return () if self._thread is None else await self._answered(self._checks)
 
-    async def _answered(self, asked: _Wanted | _Check) -> Any:
+    async def _answered(self, work: Callable[[], Any]) -> Any:
         self._tell_suppressed()
+        asked = _Question(work)
         try:
             if not self._put(asked):
                 raise TimeoutError  # It is as far behind as it may be.
@@ -229,10 +223,8 @@ class AuditLog:
             for file in self._files:
                 self._write(file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file])
             for item in items:
-                if isinstance(item, _Wanted) and item.answer.set_running_or_notify_cancel():
-                    _answer(item.answer, partial(self._newest, item.count))
-                elif isinstance(item, _Check) and item.answer.set_running_or_notify_cancel():
-                    _answer(item.answer, lambda: tuple(check for file in self._files for check in file.check()))
+                if isinstance(item, _Question) and item.answer.set_running_or_notify_cancel():
+                    _answer(item)
         for file in self._files:
             with suppress(OSError):  # the last seal: what it would seal is sealed by the next process
                 file.close()
@@ -250,6 +242,9 @@ class AuditLog:
             self._lost = sum(entry.suppressed + (entry.result != SUPPRESSED) for entry in entries)
         else:
             self._lost = 0
+
+    def _checks(self) -> tuple[AuditCheck, ...]:
+        return tuple(check for file in self._files for check in file.check())
 
     def _newest(self, count: int) -> tuple[AuditEntry, ...]:
         done = _entries([*self._operators.newest(count), *self._others.newest(count)])
@@ -271,13 +266,11 @@ class AuditLog:
         return items
 
 
-def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+def _answer(question: _Question) -> None:
     try:
-        answer = work()
+        question.answer.set_result(question.work())
     except OSError as error:
-        future.set_exception(error)
-    else:
-        future.set_result(answer)
+        question.answer.set_exception(error)
 
 
 def _entries(lines: list[bytes]) -> list[AuditEntry]:

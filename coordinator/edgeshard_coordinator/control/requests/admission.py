@@ -4,25 +4,24 @@ its client comes back for."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edgeshard.domain.errors import AlreadyExistsError, ResourceExhaustedError
 from edgeshard.domain.ids import RequestId
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
 from edgeshard_coordinator.control.requests.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
-from edgeshard_coordinator.core.values.quotas import QUEUED_PER_SLOT
+from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 
+@dataclass(eq=False)
 class Admission:
-    """`requests` are those that run or wait now, as they change."""
+    """Lets requests in or refuses them, beside those that run or wait now, which change."""
 
-    def __init__(
-        self, requests: Mapping[RequestId, RunningRequest], quotas: QuotaBook, resumptions: ResumptionBook
-    ) -> None:
-        self._requests = requests
-        self._quotas = quotas
-        self._resumptions = resumptions
+    _requests: Mapping[RequestId, RunningRequest]
+    _quotas: QuotaBook
+    _resumptions: ResumptionBook
 
     def let_in(self, request: RunningRequest, record: DeploymentRecord) -> RunningRequest | None:
         """Say how it comes in; the former call of the same request, which must end, where there is one.
@@ -80,7 +79,7 @@ class Admission:
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in kept]
-        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
+        limit = most_requests(record.spec.concurrency)
         if crowd.count(record.name) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",

@@ -7,6 +7,7 @@ tokens only the one at the position that comes next.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.ids import Epoch, RequestId
@@ -19,6 +20,7 @@ from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.state import State
 
 
+@dataclass(eq=False)
 class HeadReports:
     """Takes each report to its request's journal and client. Every method returns at once.
 
@@ -26,23 +28,14 @@ class HeadReports:
     before its request is given up.
     """
 
-    def __init__(
-        self,
-        state: Callable[[], State],
-        requests: RequestTable,
-        quotas: QuotaBook,
-        traffic: TrafficBook,
-        now: Callable[[], float],
-        backlog_limit: int,
-    ) -> None:
-        self._state = state
-        self._requests = requests
-        self._quotas = quotas
-        self._traffic = traffic
-        self._now = now
-        self._backlog_limit = backlog_limit
-        self.dropped_messages = 0
-        """Tokens and other messages of heads that came too late, twice or out of order."""
+    _state: Callable[[], State]
+    _requests: RequestTable
+    _quotas: QuotaBook
+    _traffic: TrafficBook
+    _now: Callable[[], float]
+    _backlog_limit: int
+    dropped_messages: int = 0
+    """Tokens and other messages of heads that came too late, twice or out of order."""
 
     def on_accepted(
         self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_tokens: tuple[int, ...]

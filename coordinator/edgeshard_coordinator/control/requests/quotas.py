@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName
@@ -15,20 +16,15 @@ BURST_S = 60.0
 """So many seconds' worth of its tokens an identity may use at once."""
 
 
+@dataclass(eq=False)
 class QuotaBook:
     """Knows what each identity used; an identity that used nothing for a while takes no memory. `now` is in seconds of
     a steady clock. `of_key` gives what an API key was given when it was made, None for any other identity."""
 
-    def __init__(
-        self,
-        quotas: Quotas,
-        now: Callable[[], float],
-        of_key: Callable[[str], Quota | None] = lambda identity: None,
-    ) -> None:
-        self._quotas = quotas
-        self._of_key = of_key
-        self._now = now
-        self._buckets: dict[str, TokenBucket] = {}
+    _quotas: Quotas
+    _now: Callable[[], float]
+    _of_key: Callable[[str], Quota | None] = lambda identity: None
+    _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
         """Raise for a request beyond what who asks for it may have at once, who has one running or waiting at each of
@@ -45,8 +41,7 @@ class QuotaBook:
                 field="priority",
                 reason="PRIORITY",
             )
-        if quota.requests is not None and len(held) >= quota.requests:
-            raise _too_many(f"{who} has {len(held)} requests running or waiting, as many as its quota of requests")
+        self._check_count(identity, len(held))
         # In plaintext everyone is one identity, which would leave the rest to nobody.
         share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and held.count(record.name) >= share:
@@ -55,9 +50,7 @@ class QuotaBook:
     def check_place(self, identity: str, at_once: int) -> None:
         """Raise ResourceExhaustedError as `check` and `check_debt` do, for what can be told before anybody knows what
         is asked for: `at_once` are the requests of this identity that run, wait or are being read."""
-        quota, who = self._of(identity), identity or "everyone together"
-        if quota.requests is not None and at_once >= quota.requests:
-            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        self._check_count(identity, at_once)
         self.check_debt(identity)
 
     def check_debt(self, identity: str) -> None:
@@ -83,6 +76,12 @@ class QuotaBook:
             self._buckets = {who: kept for who, kept in self._buckets.items() if not kept.is_full(now)}
             bucket = TokenBucket(per_minute / 60, BURST_S)
         self._buckets[identity] = bucket.charged(tokens, now)
+
+    def _check_count(self, identity: str, count: int) -> None:
+        most = self._of(identity).requests
+        if most is not None and count >= most:
+            who = identity or "everyone together"
+            raise _too_many(f"{who} has {count} requests running or waiting, as many as its quota of requests")
 
     def _of(self, identity: str) -> Quota:
         """The file's, and above it what a key has of its own."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
@@ -167,7 +168,7 @@ class RunningRequest:
         """Of the first event that nobody took; 0 where there is none."""
         return characters_of(self._unread[0]) if self._unread else 0
 
-    async def events(self) -> AsyncIterator[GenerationEvent]:
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
         """What the client gets, ending after Finished; raises the error the request ended with."""
         wake = asyncio.Event()
         self.on_news = wake.set
@@ -184,14 +185,8 @@ class RunningRequest:
 
     async def first(self) -> GenerationEvent:
         """The first event. Raises the error of a request that never started."""
-        wake = asyncio.Event()
-        self.on_news = wake.set
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            wake.clear()
-            await wake.wait()
-        return self._unread.popleft()
+        async with aclosing(self.events()) as events:
+            return await anext(events)
 
     def _nobody_waits(self) -> None:
         """Before anyone reads its events."""

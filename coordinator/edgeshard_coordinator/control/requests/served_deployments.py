@@ -21,6 +21,9 @@ class ServedDeployments:
     def records(self) -> tuple[DeploymentRecord, ...]:
         return tuple(self._state().deployments.values())
 
+    def ready(self) -> list[DeploymentRecord]:
+        return [record for record in self.records() if record.phase is DeploymentPhase.READY]
+
     def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
         """The deployment that serves `model`, by its name or its model's, and can be asked now; where `only` some of
         these names are the caller's business, as if there were no others.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import structlog
@@ -29,25 +30,17 @@ UNKNOWN_STAGES_NAMED = 10
 """Deployments of one line of the log; a node may hold stages of thousands."""
 
 
+@dataclass(eq=False)
 class ActionExecutor:
     """Reads the newest state from `loop`, and posts there what came of an action."""
 
-    def __init__(
-        self,
-        hub: ControlHub,
-        front: RequestFront,
-        calls: MeasureCalls,
-        store: StateStore,
-        planner: Planner,
-        loop: StateLoop,
-    ) -> None:
-        self._hub = hub
-        self._front = front
-        self._calls = calls
-        self._store = store
-        self._planner = planner
-        self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()
+    _hub: ControlHub
+    _front: RequestFront
+    _calls: MeasureCalls
+    _store: StateStore
+    _planner: Planner
+    _loop: StateLoop
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def drain(self) -> None:
         """Wait until every write under way is done."""

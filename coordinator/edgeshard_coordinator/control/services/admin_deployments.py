@@ -10,7 +10,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
-from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundError
+from edgeshard.domain.errors import AbortedError, AlreadyExistsError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import admin_pb2 as pb
@@ -59,9 +59,7 @@ class DeploymentCalls(AdminCalls):
         return pb.ListDeploymentsResponse(deployments=[deployment_to_wire(self._view(record)) for record in records])
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
-        record = self._loop.state.deployments.get(DeploymentName(request.name))
-        if record is None:
-            raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
+        record = self._loop.state.deployment_named(request.name)
         found = self._view(record)
         if request.outlook:
             found = replace(found, outlook=await self._outlook(record, found.traffic))

@@ -11,7 +11,7 @@ from typing import Any
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.control.site import MeasureRequest
-from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
@@ -37,10 +37,7 @@ class NodeCalls(AdminCalls):
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
-        node = state.find_node(request.node)
-        if node is None:
-            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
-        details = node_details(state, node, self._models, self._loop.now())
+        details = node_details(state, state.node_named(request.node), self._models, self._loop.now())
         return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:

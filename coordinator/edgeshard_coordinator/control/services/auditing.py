@@ -67,40 +67,23 @@ NOTED: Mapping[str, Mutation] = {
 
 READS = frozenset(
     {
-        f"{_ADMIN}/ListNodes",
-        f"{_ADMIN}/GetNode",
-        f"{_ADMIN}/ListPacked",
-        f"{_ADMIN}/ListModels",
-        f"{_ADMIN}/GetSite",
-        f"{_ADMIN}/Plan",
-        f"{_ADMIN}/ListDeployments",
-        f"{_ADMIN}/GetDeployment",
-        f"{_ADMIN}/ListAudit",
-        f"{_IDENTITY}/ListKeys",
-        f"{_ADMIN}/ListEvents",
         AUTHORITIES,
-        f"{_STORE}/GetManifest",
-        f"{_STORE}/ReadBlob",
-        f"{_INFERENCE}/ListModels",
-        f"{_INFERENCE}/RenderChat",
-        f"{_INFERENCE}/Tokenize",
-        f"{_INFERENCE}/Detokenize",
-        f"{_HEALTH}/Check",
-        f"{_HEALTH}/Watch",
+        f"{_IDENTITY}/ListKeys",
+        *(f"{_ADMIN}/List{what}" for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")),
+        *(f"{_ADMIN}/{name}" for name in ("GetNode", "GetSite", "GetDeployment", "Plan")),
+        *(f"{_STORE}/{name}" for name in ("GetManifest", "ReadBlob")),
+        *(f"{_INFERENCE}/{name}" for name in ("ListModels", "RenderChat", "Tokenize", "Detokenize")),
+        *(f"{_HEALTH}/{name}" for name in ("Check", "Watch")),
     }
 )
 
 TRAFFIC = frozenset(
     {
         f"{_STORE}/PutBlob",  # RegisterModel says it.
-        f"{_INFERENCE}/Generate",
-        f"{_INFERENCE}/Listen",
-        f"{_COORDINATOR}/Control",
-        f"{_COORDINATOR}/Heartbeat",
-        f"{_COORDINATOR}/ReportProfile",
+        *(f"{_INFERENCE}/{name}" for name in ("Generate", "Listen")),
+        *(f"{_COORDINATOR}/{name}" for name in ("Control", "Heartbeat", "ReportProfile")),
         f"{_HEAD}/Attach",
-        f"{_STAGE}/Exchange",
-        f"{_STAGE}/Probe",
+        *(f"{_STAGE}/{name}" for name in ("Exchange", "Probe")),
     }
 )
 """What clients and nodes are there for."""

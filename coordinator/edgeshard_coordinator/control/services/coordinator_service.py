@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -57,27 +58,20 @@ DENIALS = OperationId("denials")
 """Nodes do not answer them."""
 
 
+@dataclass(eq=False)
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """An answer to a command goes to `questions` where it is to one of them, else to the state."""
 
-    def __init__(
-        self,
-        loop: StateLoop,
-        hub: ControlHub,
-        calls: MeasureCalls,
-        questions: Questions,
-        denials: Denials,
-        audit: CallAudit,
-        conditions: Conditions,
-    ) -> None:
-        self._loop = loop
-        self._hub = hub
-        self._calls = calls
-        self._questions = questions
-        self._denials = denials
-        self._audit = audit
-        self._conditions = conditions
-        self.batches = HeartbeatBatches(loop)
+    _loop: StateLoop
+    _hub: ControlHub
+    _calls: MeasureCalls
+    _questions: Questions
+    _denials: Denials
+    _audit: CallAudit
+    _conditions: Conditions
+
+    def __post_init__(self) -> None:
+        self.batches = HeartbeatBatches(self._loop)
         self.closing = False
         self.suspicions: Counter[DeploymentName] = Counter()
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from functools import partial
 
 from edgeshard.domain.control.site import ServedModel, StoredModel
-from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Digest, RequestId
 from edgeshard.domain.requests.chat import ChatPrompt, Conversation
@@ -44,8 +43,7 @@ class SiteBackend:
         return prompt
 
     def models(self) -> tuple[ServedModel, ...]:
-        ready = [record for record in self._front.served.records() if record.phase is DeploymentPhase.READY]
-        return tuple(served_model(record, self._models) for record in ready)
+        return tuple(served_model(record, self._models) for record in self._front.served.ready())
 
     def find(self, model: str, only: frozenset[str] | None = None) -> ServedModel:
         return served_model(self._front.served.find(model, only), self._models)

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.ids import RequestId, check_id
@@ -111,8 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: pb.InferenceServiceListModelsRequest, context: Any
     ) -> pb.InferenceServiceListModelsResponse:
-        ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
-        served = [served_model(record, self._models) for record in ready]
+        served = [served_model(record, self._models) for record in self._front.served.ready()]
         return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:

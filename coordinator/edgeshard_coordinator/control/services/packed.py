@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
-from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard_coordinator.control.requests.models import Models
@@ -68,9 +68,7 @@ class Packed:
         return True
 
     async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:
-        found = self._loop.state.find_node(node)
-        if found is None:
-            raise NotFoundError(f"node: there is no node {node[:80]!r}", field="node")
+        found = self._loop.state.node_named(node)
         operation_id = OperationId(f"{uuid.uuid4().hex}/packed")
         answer = asyncio.get_running_loop().create_future()
         self._asked[operation_id] = _Asked(found.node_id, answer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import Replan, ReplanReason
-from edgeshard.domain.errors import AbortedError, NotFoundError
+from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.ids import DeploymentName, NodeId
 from edgeshard.wire.deployment import replan_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered
@@ -99,9 +99,7 @@ class Replans:
 
 
 def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployments.get(name)
-    if record is None:
-        raise NotFoundError(f"name: there is no deployment {name[:80]!r}", field="name")
+    record = state.deployment_named(name)
     check_movable(record)
     return record
 

@@ -21,7 +21,6 @@ from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
     InternalError,
-    NotFoundError,
 )
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
@@ -117,9 +116,7 @@ class Traces:
 
 
 def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployments.get(name)
-    if record is None:
-        raise NotFoundError(f"deployment: there is no deployment {name[:80]!r}", field="deployment")
+    record = state.deployment_named(name, field="deployment")
     if record.phase is not DeploymentPhase.READY:
         raise FailedPreconditionError(
             f"deployment: {name} is {record.phase}, not ready; `edgectl describe deployment {name}` says why",

@@ -27,7 +27,7 @@ def choose(
     candidates: Sequence[Candidate],
     sizes: StageSizes,
     former: Collection[NodeId] = (),
-) -> list[StandbyChoice]:
+) -> tuple[StandbyChoice, ...]:
     """Nodes for the stages of a placement. Their memory counts it, and no standby of it, as free.
 
     The named nodes in their order, each for as many stages as it has room for; with "auto" nodes until every stage has
@@ -49,7 +49,7 @@ def choose(
         named = {node.name: node for node in usable}
         usable = [named[NodeName(name)] for name in spec.standby if name in named]
     everything = range(len(placement.stages))
-    uncovered, chosen = set(everything), []
+    uncovered, chosen = set(everything), list[StandbyChoice]()
     for node in usable:
         if not uncovered and auto:
             break
@@ -58,7 +58,7 @@ def choose(
             run, layers, reserved = choice
             uncovered -= set(run)
             chosen.append(StandbyChoice(node.node_id, node.name, layers, reserved))
-    return chosen
+    return tuple(chosen)
 
 
 def _best_run(

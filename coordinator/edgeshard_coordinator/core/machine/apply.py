@@ -15,7 +15,7 @@ from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundEr
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
-from edgeshard_coordinator.core.nodes.node_events import with_measurements, with_node
+from edgeshard_coordinator.core.nodes.node_events import with_measurements
 from edgeshard_coordinator.core.profiling import measuring
 from edgeshard_coordinator.core.values import actions, events
 from edgeshard_coordinator.core.values.state import (
@@ -104,7 +104,7 @@ def _dispatch(state: State, event: events.Event) -> State:  # noqa: C901 - one l
             return _replanned(state, event)
         case events.StandbyPlanned():
             record = state.deployments.get(event.deployment)
-            return state if record is None else _with_record(state, standby.planned(state, record, event))
+            return state if record is None else state.with_record(standby.planned(state, record, event))
         case events.ActionIssued():
             return _issued(state, event)
         case events.Ticked():
@@ -143,10 +143,6 @@ def _memory_view(record: DeploymentRecord) -> object:
     return record.placement, record.phase is DeploymentPhase.FAILED, standbys, record.move
 
 
-def _with_record(state: State, record: DeploymentRecord) -> State:
-    return replace(state, deployments={**state.deployments, record.name: record})
-
-
 # Requests of operators
 
 
@@ -162,7 +158,7 @@ def _deploy(state: State, event: events.DeployRequested) -> State:
         shape = config_hash(event.config)
         record = replace(record, shape=shape)
         state = replace(state, configs={**state.configs, shape: event.config})
-    return replace(_with_record(state, record), refused=_without(state.refused, event.operation))
+    return replace(state.with_record(record), refused=_without(state.refused, event.operation))
 
 
 def _check_snapshot(state: State, version: int) -> None:
@@ -180,7 +176,7 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
     _check_snapshot(state, event.snapshot_version)
     state = replace(state, refused=_without(state.refused, event.operation))
     asked = deployments.asked_to_move(state, record, event.placement)
-    return _with_record(state, replace(asked, operations=(*record.operations, event.operation)))
+    return state.with_record(replace(asked, operations=(*record.operations, event.operation)))
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
@@ -197,7 +193,7 @@ def _delete(state: State, event: events.DeleteRequested) -> State:
     asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
     if record.phase is not DeploymentPhase.DELETING:
         asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
-    return _with_record(state, asked)
+    return state.with_record(asked)
 
 
 # Nodes' answers
@@ -213,7 +209,7 @@ def _answered(state: State, event: events.CommandAnswered) -> State:
     if record is None:
         return state  # Of a deployment that is gone, or the release of an orphan.
     if key.kind is CommandKind.STANDBY:
-        return _with_record(state, standby.answered(record, key.stage, failed=failure is not None))
+        return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
     if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
@@ -221,7 +217,7 @@ def _answered(state: State, event: events.CommandAnswered) -> State:
         state = node_events.without_stage(state, event.node_id, record)
     if failure is not None:
         failure = deployments.at_node(failure, stages[key.stage].node_name)
-    return _with_record(state, deployments.answered(state, record, key, failure, event.now))
+    return state.with_record(deployments.answered(state, record, key, failure, event.now))
 
 
 def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
@@ -234,14 +230,14 @@ def _attached(state: State, event: events.HeadAttached) -> State:
         return state  # Of an earlier epoch.
     if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         return state
-    return _with_record(state, replace(record, attachment=event.attachment))
+    return state.with_record(replace(record, attachment=event.attachment))
 
 
 def _detached(state: State, event: events.HeadDetached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.attachment != event.attachment:
         return state  # A stream that a newer one has replaced.
-    return _with_record(state, replace(record, attachment=0))
+    return state.with_record(replace(record, attachment=0))
 
 
 # The disk's answers
@@ -258,11 +254,11 @@ def _saved(state: State, event: events.DeploymentSaved) -> State:
         saved = deployments.deleted(saved)
     if event.revision < saving:
         # A newer save is on its way, and may put an earlier epoch there: that of a move which is off meanwhile.
-        return _with_record(state, saved)
+        return state.with_record(saved)
     if saved.move is not None and saved.move.revision <= event.revision:
         saved = deployments.moved(state, saved, event.now)
     # The disk is ahead where it has the epoch of a move that is off meanwhile.
-    return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
+    return state.with_record(replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
 def _save_failed(state: State, event: events.SaveFailed) -> State:
@@ -283,7 +279,7 @@ def _save_failed(state: State, event: events.SaveFailed) -> State:
         delete_revision=0,
         move=None,
     )
-    return _with_record(state, retry)
+    return state.with_record(retry)
 
 
 def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
@@ -296,7 +292,7 @@ def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
 
 def _replanned(state: State, event: events.Replanned) -> State:
     record = state.deployments.get(event.deployment)
-    return state if record is None else _with_record(state, deployments.replanned(state, record, event))
+    return state if record is None else state.with_record(deployments.replanned(state, record, event))
 
 
 # Actions that were issued
@@ -309,25 +305,25 @@ def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - 
             return _sent(state, action, event.now)
         case actions.SaveDeployment():
             record = state.deployments[action.record.name]
-            return _with_record(state, replace(record, saving=action.record.revision))
+            return state.with_record(replace(record, saving=action.record.revision))
         case actions.ForgetDeployment():
-            return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
+            return state.with_record(replace(state.deployments[action.record.name], forgetting=True))
         case actions.SaveNode():
-            return with_node(state, replace(state.nodes[action.node.node_id], saved=True))
+            return state.with_node(replace(state.nodes[action.node.node_id], saved=True))
         case actions.SaveMeasurements():
             return with_measurements(state, action.node_id, replace(action.measurements, saved=True))
         case actions.TellMeasured():
             return measuring.told(state, action)
         case actions.EndService():
-            return _with_record(state, replace(state.deployments[action.deployment], ended=None))
+            return state.with_record(replace(state.deployments[action.deployment], ended=None))
         case actions.Replan():
-            return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
+            return state.with_record(replace(state.deployments[action.deployment], planned_for=action.version))
         case actions.PlanStandby():
-            return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
+            return state.with_record(replace(state.deployments[action.deployment], standby_for=action.version))
         case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
         case actions.TellUnknownStages():
-            return with_node(state, replace(state.nodes[action.node_id], unknown_stages_told=True))
+            return state.with_node(replace(state.nodes[action.node_id], unknown_stages_told=True))
         case actions.DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
             return _settled(node_events.away(state, state.nodes[action.node_id]), event.now)
@@ -342,5 +338,5 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     record = _record_of(state, action.command_key)
     assert record is not None  # what is asked for in a state is issued in it
     if action.command_key.kind is CommandKind.STANDBY:
-        return _with_record(state, standby.sent(record, action.command_key.stage, action.connection))
-    return _with_record(state, deployments.sent(record, action.command_key, action.connection))
+        return state.with_record(standby.sent(record, action.command_key.stage, action.connection))
+    return state.with_record(deployments.sent(record, action.command_key, action.connection))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from edgeshard.domain.control import commands
 from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
-from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.deployments import standby
 from edgeshard_coordinator.core.deployments.deployments import IN_VAIN, wants_replan
 from edgeshard_coordinator.core.nodes import suspicion
@@ -146,26 +145,24 @@ def is_released(state: State, record: DeploymentRecord) -> bool:
 def _prepare(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     for index, progress in enumerate(record.prepared):
         command = commands.PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
-        key = command_key(record, CommandKind.PREPARE, index)
-        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+        yield from _send(state, record, command_key(record, CommandKind.PREPARE, index), command, progress)
 
 
 def _activate(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     command = commands.ActivateHead(record.name, record.epoch)
-    yield from _send(state, record.head.node_id, command_key(record, CommandKind.ACTIVATE), command, record.activated)
+    yield from _send(state, record, command_key(record, CommandKind.ACTIVATE), command, record.activated)
 
 
 def _release(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
+    command = commands.ReleaseStage(record.name, record.epoch)
     for index, progress in enumerate(record.released):
-        command = commands.ReleaseStage(record.name, record.epoch)
-        key = command_key(record, CommandKind.RELEASE, index)
-        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+        yield from _send(state, record, command_key(record, CommandKind.RELEASE, index), command, progress)
 
 
 def _send(
-    state: State, node_id: NodeId, key: CommandKey, command: commands.StageCommand, progress: Progress
+    state: State, record: DeploymentRecord, key: CommandKey, command: commands.StageCommand, progress: Progress
 ) -> Iterator[actions.Action]:
-    """Send unless answered, or already on its way over the connection there is now."""
-    node = state.nodes.get(node_id)
+    """Send to the node of the key's stage unless answered, or already on its way over the connection there is now."""
+    node = state.nodes.get(record.placement.stages[key.stage].node_id)
     if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
-        yield actions.SendCommand(node_id, node.connection, key, command)
+        yield actions.SendCommand(node.node_id, node.connection, key, command)

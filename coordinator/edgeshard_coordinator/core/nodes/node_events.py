@@ -18,10 +18,6 @@ from edgeshard_coordinator.core.values.measurements import Measurements, same_de
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
 
 
-def with_node(state: State, node: KnownNode) -> State:
-    return replace(state, nodes={**state.nodes, node.node_id: node})
-
-
 def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
     return replace(state, measured={**state.measured, node_id: measurements})
 
@@ -55,7 +51,7 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
             state = lost_nodes.died(state, new.node_id)
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
-    return _checked_device(with_node(state, replace(node, heard_at=event.now)), known, facts)
+    return _checked_device(state.with_node(replace(node, heard_at=event.now)), known, facts)
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
@@ -106,7 +102,7 @@ def on_connected(state: State, event: events.NodeConnected) -> State:
         reported=False,
     )
     state = suspicion.reconnected(lost_nodes.not_awaited(state, (node.node_id,)), node.node_id)
-    return replace(with_node(state, fresh), busy_at=event.now)
+    return replace(state.with_node(fresh), busy_at=event.now)
 
 
 def on_disconnected(state: State, event: events.NodeDisconnected) -> State:
@@ -125,7 +121,7 @@ def on_removed(state: State, event: events.NodeRemoved) -> State:
 
 
 def away(state: State, node: KnownNode) -> State:
-    return with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
+    return state.with_node(replace(node, connection=0, stages=(), huge_pages=None))
 
 
 def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
@@ -169,8 +165,7 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
         reason=stage.failure_reason or "STAGE_FAILED",
         retry_after_s=1.0,
     )
-    broken = deployments.broke(state, record, failure, now)
-    return replace(state, deployments={**state.deployments, record.name: broken})
+    return state.with_record(deployments.broke(state, record, failure, now))
 
 
 def on_measured(state: State, event: events.ProfileReported) -> State:
@@ -183,7 +178,7 @@ def on_measured(state: State, event: events.ProfileReported) -> State:
         raise NotFoundError(f"links: there is no node {stranger}; ask for the nodes again", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
-        state = with_node(state, replace(node, facts=report.facts, saved=False))
+        state = state.with_node(replace(node, facts=report.facts, saved=False))
     if report.compute or report.links:
         known = state.measured.get(report.node_id, Measurements())
         state = with_measurements(state, report.node_id, known.reported(report, event.now))
@@ -197,7 +192,7 @@ def with_reported_stage(state: State, node_id: NodeId, result: CommandResult) ->
     others: tuple[StageStatus, ...] = tuple(
         stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)
     )
-    return with_node(state, replace(node, stages=(*others, status)))
+    return state.with_node(replace(node, stages=(*others, status)))
 
 
 def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> State:
@@ -205,9 +200,9 @@ def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> St
     if node is None:
         return state
     stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
-    return with_node(state, replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
+    return state.with_node(replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
 
 
 def told_to_release(state: State, action: ReleaseOrphans) -> State:
     node = state.nodes[action.node_id]
-    return with_node(state, replace(node, released=node.released.union(action.stages)))
+    return state.with_node(replace(node, released=node.released.union(action.stages)))

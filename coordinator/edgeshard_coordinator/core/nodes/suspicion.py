@@ -33,7 +33,7 @@ def on_link_reported(state: State, event: LinkReported) -> State:
     stages = record.placement.stages
     sender, receiver = event.node_id, stages[told.to_stage].node_id
     others = _others(state, told.deployment, told.from_stage, told.to_stage)
-    state = replace(state, nodes={**state.nodes, node.node_id: replace(node, heard_at=event.now)}, suspects=others)
+    state = replace(state.with_node(replace(node, heard_at=event.now)), suspects=others)
     if told.recovered:
         return state
     suspect = SuspectLink(
@@ -147,8 +147,7 @@ def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) ->
         reason=deployments.LINK_STALLED,
         retry_after_s=1.0,
     )
-    broken = deployments.broke(state, record, failure, now)
-    return replace(state, deployments={**state.deployments, record.name: broken})
+    return state.with_record(deployments.broke(state, record, failure, now))
 
 
 def forget_stale(state: State) -> State:

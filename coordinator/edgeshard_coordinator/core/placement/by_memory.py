@@ -1,19 +1,17 @@
 """Which node gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
 
-`Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement
-passes `place_stages`, which checks the memory.
+`core.placement.planned` has the placer that knows devices and links. Every placement passes `place_stages`, which
+checks the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
-from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -22,7 +20,7 @@ from edgeshard.domain.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
@@ -31,55 +29,8 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.measurements import Measurements
-
-if TYPE_CHECKING:
-    from edgeshard_coordinator.core.placement.repair import Lost
 
 KV_BLOCK_TOKENS = 16
-
-
-class Placer(Protocol):
-    def place(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic = NO_TRAFFIC,
-    ) -> Placement:
-        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer.
-
-        `traffic` is that of an earlier deployment of this name and model.
-        """
-        ...
-
-    def outlook(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        placement: Placement,
-    ) -> Outlook:
-        """How a placement does for its traffic, and whether another would do better. `candidates` count the memory that
-        it holds as free."""
-        ...
-
-    def repair(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        broken: Placement,
-        lost: Lost,
-    ) -> Placement:
-        """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
-        that is possible. `candidates` count the memory that it holds as free."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,12 +208,7 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
         )
     if spec.source in spec.exclude:
         raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
-    if not source.connected:
-        raise UnavailableError(
-            f"source: node {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
-        )
-    if source.starting:
-        raise node_starting("source", source.name)
+    _check_there(source, "source")
     for stage in spec.layers:
         _check_named(spec, stage, by_name)
     return by_name
@@ -276,12 +222,16 @@ def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[No
         )
     if name in spec.exclude:
         raise PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
-    if not by_name[name].connected:
+    _check_there(by_name[name], "layers")
+
+
+def _check_there(node: Candidate, field: str) -> None:
+    if not node.connected:
         raise UnavailableError(
-            f"layers: node {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
+            f"{field}: node {node.name} is not connected", field=field, reason="NODE_AWAY", retry_after_s=1.0
         )
-    if by_name[name].starting:
-        raise node_starting("layers", name)
+    if node.starting:
+        raise node_starting(field, node.name)
 
 
 def _listed(names: Mapping[NodeName, Candidate]) -> str:

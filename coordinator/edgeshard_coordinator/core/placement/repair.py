@@ -33,8 +33,9 @@ class Lost:
         ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
         return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
 
-    def crosses(self, stages: Sequence[NodeId]) -> bool:
-        """Whether a ring of these nodes has a stage on a lost node, or needs a lost link."""
+    def crosses(self, placement: Placement) -> bool:
+        """Whether the ring of a placement has a stage on a lost node, or needs a lost link."""
+        stages = [stage.node_id for stage in placement.stages]
         ring = zip(stages, (*stages[1:], stages[0]), strict=True)
         return bool(self.nodes & set(stages)) or any(a != b and (a, b) in self.links for a, b in ring)
 
@@ -62,8 +63,12 @@ def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost,
         if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
     ]
     spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
-    stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
-    return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+    return Survivors(layers_of(placement), kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def layers_of(placement: Placement) -> tuple[ExplicitStage, ...]:
+    """The layers of each node, as an operator would list them."""
+    return tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
 
 
 def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:

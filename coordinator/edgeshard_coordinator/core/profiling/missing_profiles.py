@@ -116,11 +116,24 @@ def forgotten(state: State, node_id: NodeId) -> State:
 
 
 def _asked(state: State, node: KnownNode, command: MeasureCompute, attempts: int, now: float) -> State:
-    timings, count = state.timings, state.probe_count + 1
-    delay = min(timings.retake_limit_s, timings.retake_first_s * 2.0**attempts)
+    delay = retake_delay(state, attempts)
     tries = {**state.profile_tries.get(node.node_id, {}), key_asked(command): ProbeTry(attempts + 1, now + delay)}
-    job = Job(f"{state.instance}-{count}", node.node_id, node.connection, command, peers=(), own=True)
-    return _with_tries(replace(state, jobs=(job,), probe_count=count), node.node_id, tries)
+    return _with_tries(with_own_job(state, node.node_id, command), node.node_id, tries)
+
+
+def with_own_job(
+    state: State, node_id: NodeId, compute: MeasureCompute | None = None, peers: tuple[NodeId, ...] = ()
+) -> State:
+    """The state in which a node is to measure something that nobody waits for."""
+    count = state.probe_count + 1
+    connection = state.nodes[node_id].connection
+    job = Job(f"{state.instance}-{count}", node_id, connection, compute, peers, own=True)
+    return replace(state, jobs=(job,), probe_count=count)
+
+
+def retake_delay(state: State, attempts: int) -> float:
+    """Seconds until layers are measured again that were measured so often before."""
+    return min(state.timings.retake_limit_s, state.timings.retake_first_s * 2.0**attempts)
 
 
 def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]) -> State:

@@ -59,6 +59,11 @@ class Quotas:
         return 0 if is_client else _LIMITS["max_priority"][1]
 
 
+def most_requests(concurrency: int) -> int:
+    """How many requests may run or wait at a deployment that computes `concurrency` of them at once."""
+    return concurrency * (1 + QUEUED_PER_SLOT)
+
+
 def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:
     """The quotas of a decoded TOML file: a section for each identity, and `*` for everyone else, whose keys also count
     where an identity's own section does not have them.

@@ -9,13 +9,14 @@ from typing import Any
 from edgeshard.domain.control.commands import NO_TERM, Term
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, disk_of
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, disk_of
 
 NO_EPOCH = Epoch(0)
 """Below every epoch there is."""
@@ -346,6 +347,17 @@ class State:
     probe_count: int = 0
     version: int = 0
 
+    def with_record(self, record: DeploymentRecord) -> State:
+        return replace(self, deployments={**self.deployments, record.name: record})
+
+    def with_node(self, node: KnownNode) -> State:
+        return replace(self, nodes={**self.nodes, node.node_id: node})
+
+    def links_from(self, node_id: NodeId) -> Mapping[NodeId, Reported[LinkProfile]]:
+        """The measured links of a node, by receiver."""
+        known = self.measured.get(node_id)
+        return {} if known is None else known.links
+
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
         return node is not None and node.connected
@@ -368,6 +380,20 @@ class State:
         by_id = self.nodes.get(NodeId(name_or_id))
         named = [node for node in self.nodes.values() if node.name == name_or_id]
         return by_id or next((node for node in named if node.connected), named[0] if named else None)
+
+    def node_named(self, name_or_id: str) -> KnownNode:
+        """As `find_node`. Raises NotFoundError naming `node`."""
+        node = self.find_node(name_or_id)
+        if node is None:
+            raise NotFoundError(f"node: there is no node {name_or_id[:80]!r}", field="node")
+        return node
+
+    def deployment_named(self, name: str, field: str = "name") -> DeploymentRecord:
+        """Raises NotFoundError naming `field`, the one of a request that `name` comes from."""
+        record = self.deployments.get(DeploymentName(name))
+        if record is None:
+            raise NotFoundError(f"{field}: there is no deployment {name[:80]!r}", field=field)
+        return record
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
         """The epoch a new deployment of this name starts at: above every one a node may still hold."""
