@@ -98,25 +98,24 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     await metrics.start()
     log.info("coordinator_serves", address=address)
     joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
-    enrolment_listener = await _open_enrolment_listener(settings, site, coordinator, address, joiners)
+    enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
     gateway: GatewayServer | None = None
     if listen is not None:
         authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
         gateway = await _open_gateway(listen, origins, authenticator, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(
-            settings.ready_file, address, gateway.url if gateway is not None else "", enrolment_listener.address
-        )
+        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", joins_at)
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
-    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate))
+    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate), *_renewing_own(site))
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
     chores.cancel()
     await metrics.stop()
-    await enrolment_listener.close()
+    if enrolment is not None:
+        await enrolment.stop()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
@@ -168,38 +167,19 @@ def _site(settings: CoordinatorSettings) -> _Site:
     return _Site(tls, membership, denials, audit, keys, issuing)
 
 
-class _EnrolmentListener:
-    """Where processes join, and the renewal of the coordinator's own certificate."""
-
-    def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None, address: str = "") -> None:
-        self.address = address
-        """Where they join, host:port."""
-        self._server = server
-        self._renewing = renewing
-
-    async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-        if self._server is not None:
-            await self._server.stop()
-
-
-async def _open_enrolment_listener(
+async def _open_enrolment(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
-) -> _EnrolmentListener:
-    """Raises UnavailableError where the port for enrolment is taken."""
-    if site.tls is None or site.membership is None or settings.ca_key is None:
-        return _EnrolmentListener(None, None)
-    renew = partial(site.membership.renew, site.tls.principal())
-    renewing = asyncio.create_task(keep_renewed(site.tls, renew))
-    if settings.enrol_listen is None:
-        return _EnrolmentListener(None, renewing)
+) -> tuple[EnrolmentServer | None, str]:
+    """Where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError where the port
+    is taken."""
+    if site.tls is None or site.membership is None or settings.enrol_listen is None:
+        return None, ""
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
     log.info("enrolment_open", address=enrolment)
-    return _EnrolmentListener(server, renewing, enrolment)
+    return server, enrolment
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
@@ -243,6 +223,13 @@ def _renewing(certificate: GatewayCertificate | None) -> list[Coroutine[None, No
     if certificate is None:
         return []
     return [keep_renewed(tls_files(certificate.directory), certificate.renewed)]
+
+
+def _renewing_own(site: _Site) -> list[Coroutine[None, None, None]]:
+    """The coordinator's own certificate, where the site makes it."""
+    if site.tls is None or site.membership is None or site.issuing is None:
+        return []
+    return [keep_renewed(site.tls, partial(site.membership.renew, site.tls.principal()))]
 
 
 def _origins(settings: CoordinatorSettings) -> Origins:

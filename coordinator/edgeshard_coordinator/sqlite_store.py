@@ -28,7 +28,7 @@ def in_own_thread(
     """Make a store's method one to be awaited, which runs in the thread that owns the store's connection."""
 
     @wraps(work)
-    async def awaited(store: StoreT, *args: Arguments.args, **options: Arguments.kwargs) -> ResultT:
+    async def awaited(store: StoreT, /, *args: Arguments.args, **options: Arguments.kwargs) -> ResultT:
         return await store._run(partial(work, store, *args, **options))
 
     return awaited

@@ -96,7 +96,7 @@ class Coordinator:
         self.chats = Chats(self.front.served.record_of, models)
         self._planner = Planner(self._state, models, placer, self.front.traffic)
         self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
-        self.questions = Questions.over(self.loop, self._hub, models, about)
+        self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
         self._open_services(model_service)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
@@ -106,23 +106,12 @@ class Coordinator:
     def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
         """Give the server what it answers."""
         loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self._audit)
-        self._agents = CoordinatorServicer(
-            loop, hub, self._calls, questions, self._server.denials, noted, self.conditions
-        )
+        self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
         self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
         self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
         self._admin = AdminServicer(
-            loop,
-            front,
-            self._calls,
-            questions,
-            self.models,
-            self._planner,
-            self._store,
-            self._audit,
-            self._events,
-            self.conditions,
+            loop, front, questions, self.models, self._planner, self._store, self._audit, self._events, self.conditions
         )
         grpc = self._server.grpc
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)

@@ -69,7 +69,7 @@ class KeyBook:
         role, _, name = identity.partition("/")
         if role != KEY_ROLE:
             return None
-        key = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+        key = self._named(name)
         if key is None or (key.requests is None and key.tokens_per_minute is None):
             return None
         return Quota(key.requests, key.tokens_per_minute)
@@ -77,7 +77,7 @@ class KeyBook:
     async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
         """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
         async with self._lock:
-            if any(kept.key.name == wanted.name for kept in self._kept.values()):
+            if self._named(wanted.name) is not None:
                 raise AlreadyExistsError(
                     f"name: there is a key {wanted.name}; revoke it first, or choose another name", field="name"
                 )
@@ -96,7 +96,7 @@ class KeyBook:
     async def revoke(self, name: str) -> None:
         """Refuse a key from now on. Raises NotFoundError."""
         async with self._lock:
-            found = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+            found = self._named(name)
             if found is None:
                 raise NotFoundError(f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY")
             await self._store.forget(found.key_id)
@@ -116,3 +116,6 @@ class KeyBook:
                 reason="INVALID_API_KEY",
             )
         return kept.key
+
+    def _named(self, name: str) -> ApiKey | None:
+        return next((kept.key for kept in self._kept.values() if kept.key.name == name), None)

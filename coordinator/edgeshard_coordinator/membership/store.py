@@ -48,8 +48,7 @@ class MembershipStore(SqliteStore):
     @in_own_thread
     def find(self, token_id: str) -> Token | None:
         row = self._open_database.execute(
-            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?",
-            (token_id,),
+            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?", (token_id,)
         ).fetchone()
         if row is None:
             return None

@@ -11,16 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from edgeshard.domain import errors
 from edgeshard.domain.control.site import LocalModel, MissingBlob
-from edgeshard.domain.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    DataLossError,
-    EdgeShardError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-)
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
@@ -70,7 +62,7 @@ class ModelStore:
             try:
                 text = self._manifest_path(digest).read_text(encoding="utf-8")
                 manifests[digest] = manifest_from_json(text, digest)
-            except (OSError, UnicodeDecodeError, DataLossError) as error:
+            except (OSError, UnicodeDecodeError, errors.DataLossError) as error:
                 log.error("manifest_damaged", digest=digest, error=str(error))
         self._names, self._manifests = names, manifests
         self._knows_all_needs = len(manifests) == len(set(names.values()))
@@ -83,10 +75,10 @@ class ModelStore:
             for file in manifest.files:
                 try:
                     self.blobs.own(file.sha256)
-                except DataLossError:
+                except errors.DataLossError:
                     self.blobs.remove(file.sha256)
                     log.error("linked_file_changed", model=manifest.name, file=file.name, digest=file.sha256)
-                except (EdgeShardError, OSError) as error:
+                except (errors.EdgeShardError, OSError) as error:
                     log.error("linked_file_not_copied", model=manifest.name, file=file.name, error=str(error))
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
@@ -101,11 +93,11 @@ class ModelStore:
         if manifest is not None:
             return (replace(manifest, name=ModelName(name_or_digest)) if by_name else manifest), digest
         if by_name:
-            raise DataLossError(
+            raise errors.DataLossError(
                 f"the stored manifest of model {name_or_digest} is damaged: add the model again", field="model"
             )
         known = ", ".join(sorted(names)) or "none yet"
-        raise NotFoundError(
+        raise errors.NotFoundError(
             f"model {name_or_digest[:80]!r} is unknown; known models: {known}", field="model", reason="MODEL_NOT_FOUND"
         )
 
@@ -167,7 +159,9 @@ class ModelStore:
             before = [path.stat().st_mtime_ns for path in taken]
             manifest = hash_manifest(draft, locations, progress)
             if before != [path.stat().st_mtime_ns for path in taken]:
-                raise AbortedError(f"the files of model {draft.name} were written to while they were read: try again")
+                raise errors.AbortedError(
+                    f"the files of model {draft.name} were written to while they were read: try again"
+                )
             return self._register_linked(manifest, locations)
         finally:
             linked.drop_unused(taken)
@@ -186,7 +180,7 @@ class ModelStore:
                     self.blobs.adopt(of, at.path)
             _, missing = self.register(manifest)
             if missing:
-                raise AbortedError(f"model {manifest.name} was deleted while it was added: try again")
+                raise errors.AbortedError(f"model {manifest.name} was deleted while it was added: try again")
         except BaseException:
             with self._lock:
                 self._forget(digest)
@@ -210,7 +204,7 @@ class ModelStore:
                     check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
                 else:
                     skim_small_file(file.name, read_chunks(location, file.name, CHUNK_BYTES))
-            except InvalidArgumentError:
+            except errors.InvalidArgumentError:
                 self._forget(digest)
                 if file.sha256 not in self._needed_blobs():
                     self.blobs.remove(file.sha256)
@@ -225,7 +219,7 @@ class ModelStore:
         with self._lock:
             digest = self._names.get(ModelName(name))
             if digest is None:
-                raise NotFoundError(f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND")
+                raise errors.NotFoundError(f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND")
             names = {other: of for other, of in self._names.items() if other != name}
             self._write_names(names)
             self._names = names
@@ -266,7 +260,7 @@ class ModelStore:
             present = self.blobs.size(digest)
             if present is not None and present != size:
                 if self.blobs.is_intact(digest, present):
-                    raise InvalidArgumentError(
+                    raise errors.InvalidArgumentError(
                         f"blob {digest} has {present} bytes, not the {size} the manifest says",
                         field="manifest",
                         reason="INVALID_MANIFEST",
@@ -279,7 +273,7 @@ class ModelStore:
     def _check_name_free(self, name: ModelName, digest: Digest) -> None:
         existing = self._names.get(name)
         if existing is not None and existing != digest and existing in self._manifests:
-            raise AlreadyExistsError(
+            raise errors.AlreadyExistsError(
                 f"model {name} exists with other content (sha256 {existing[:12]}, not {digest[:12]}): "
                 f"choose another --name, or first run `edgectl delete model {name}`",
                 field="name",
@@ -292,7 +286,7 @@ class ModelStore:
             return
         self._remove_unneeded(own)
         if missing_bytes > self.room_bytes():
-            raise ResourceExhaustedError(
+            raise errors.ResourceExhaustedError(
                 f"model {name} needs {missing_bytes} bytes more on the disk of {self._directory}, which has "
                 f"{free_bytes(self._directory)} free, {self._kept_free_bytes} of them for the coordinator itself; free "
                 "space or move --state-dir",
@@ -341,8 +335,8 @@ class ModelStore:
             return {ModelName(check_name(name, "name")): check_digest(digest) for name, digest in values.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError, InvalidArgumentError) as error:
-            raise DataLossError(
+        except (ValueError, TypeError, AttributeError, errors.InvalidArgumentError) as error:
+            raise errors.DataLossError(
                 f"{path} is damaged ({error}): restore it, or remove it and add the models again", field="state-dir"
             ) from None
 
@@ -350,6 +344,6 @@ class ModelStore:
         path, text = self._directory / "names.json", json.dumps(names, indent=1, sort_keys=True)
         try:
             write_atomically(path, text)
-        except ResourceExhaustedError:  # Deleting a model must be possible now of all times.
+        except errors.ResourceExhaustedError:  # Deleting a model must be possible now of all times.
             self._remove_unneeded()
             write_atomically(path, text)

@@ -22,12 +22,7 @@ class RotatedLines:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        limit_bytes: int = LIMIT_BYTES,
-        kept: int = KEPT,
-        key: SealKey | None = None,
+        self, directory: Path, name: str, limit_bytes: int = LIMIT_BYTES, kept: int = KEPT, key: SealKey | None = None
     ) -> None:
         self._directory = directory
         self._name = name

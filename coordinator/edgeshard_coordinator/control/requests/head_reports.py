@@ -40,9 +40,7 @@ class HeadReports:
     def on_accepted(
         self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_tokens: tuple[int, ...]
     ) -> None:
-        request = self._current(attachment, request_id, epoch)
-        if request is None:
-            self.dropped_messages += 1
+        if (request := self._running(attachment, request_id, epoch)) is None:
             return
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
@@ -88,9 +86,7 @@ class HeadReports:
     def on_finished(
         self, attachment: Attachment, request_id: RequestId, epoch: Epoch, reason: FinishReason, text: str
     ) -> None:
-        request = self._current(attachment, request_id, epoch)
-        if request is None:
-            self.dropped_messages += 1
+        if (request := self._running(attachment, request_id, epoch)) is None:
             return
         at_once = len(attachment.requests)
         self._requests.remove(request)
@@ -101,9 +97,7 @@ class HeadReports:
         request.finish(reason, text, self._now())
 
     def on_failed(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, failure: EdgeShardError) -> None:
-        request = self._current(attachment, request_id, epoch)
-        if request is None:
-            self.dropped_messages += 1
+        if (request := self._running(attachment, request_id, epoch)) is None:
             return
         attachment.outgoing.put_nowait(ForgetRequest(request_id))
         self._requests.end(request, failure)
@@ -120,6 +114,12 @@ class HeadReports:
         request.fail(slow, drop_unread=True)
         request.unread_by_choice = True
         request.cancel()
+
+    def _running(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> RunningRequest | None:
+        """As `_current`. None counts as a message that is dropped."""
+        request = self._current(attachment, request_id, epoch)
+        self.dropped_messages += request is None
+        return request
 
     def _current(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> RunningRequest | None:
         return attachment.requests.get(request_id) if epoch == attachment.epoch else None

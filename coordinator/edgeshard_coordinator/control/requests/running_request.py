@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
@@ -43,54 +43,50 @@ class Attachment:
         self.outgoing.put_nowait(None)
 
 
+@dataclass(eq=False)
 class RunningRequest:
-    """`emitted` is what the client has or will have: it gets no other tokens, whatever node computes them.
+    """A request that runs or waits, with its journal: the prompt and the tokens that its client has or will have.
 
-    A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
-    One that is `resumed` says that it had a start before: its client came with the tokens it has. `deadline` is when
-    its client will have left, in seconds of the coordinator's clock.
+    Without an `attachment` it is parked: its deployment has no head, and the next one goes on with it. A client that
+    comes back brings the tokens that it `had`; None for a request that begins. `deadline` is when its client will have
+    left, in seconds of the coordinator's clock.
     """
 
-    def __init__(
-        self,
-        request_id: RequestId,
-        deployment: DeploymentName,
-        generation: Generation,
-        client: str = "",
-        emitted: tuple[int, ...] | None = None,
-        deadline: float | None = None,
-        scored: int = 1,
-        times: RequestTimes | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.deployment = deployment
-        self.generation = generation
-        self.client = client
-        self.attachment: Attachment | None = None
-        self.prompt_tokens: tuple[int, ...] | None = None
-        self.emitted: list[int] = list(emitted or ())
-        self.scored = scored
-        """The position behind the last one whose prompt log-probability the client has or will have."""
-        self.resumed = emitted is not None
-        self.digest = digest_of(generation)
-        self.standing = Standing.NEW
-        self.is_charged = False
-        """Whether its prompt was counted, here or by a former run of the coordinator."""
-        self.is_back = False
-        """Whether its client was believed that it came back: it is not a second time."""
-        self.deadline = deadline
-        self.times = times or RequestTimes.untold()
-        self.parked_at = 0.0
-        self.failed_heads = 0
-        """Heads in a row that were lost before the request had a token of them."""
-        self.cancel_wanted = False
-        self.unread_by_choice = False
-        """Its events are not read any more: the client left, or was given up."""
-        self.on_news: Callable[[], None] = self._nobody_waits
-        """Called when there is something to `take`."""
-        self._had_at_start = -1
-        self._unread: deque[GenerationEvent] = deque()
-        self._error: EdgeShardError | None = None
+    request_id: RequestId
+    deployment: DeploymentName
+    generation: Generation
+    client: str = ""
+    had: InitVar[tuple[int, ...] | None] = None
+    deadline: float | None = None
+    scored: int = 1
+    """The position behind the last one whose prompt log-probability the client has or will have."""
+    attachment: Attachment | None = None
+    prompt_tokens: tuple[int, ...] | None = None
+    emitted: list[int] = field(init=False)
+    """No client gets other tokens than these, whatever node computes them."""
+    resumed: bool = field(init=False)
+    """Whether its client says that it had a start before."""
+    digest: bytes = field(init=False)
+    standing: Standing = Standing.NEW
+    is_charged: bool = False
+    """Whether its prompt was counted, here or by a former run of the coordinator."""
+    is_back: bool = False
+    """Whether its client was believed that it came back: it is not a second time."""
+    times: RequestTimes = field(default_factory=RequestTimes.untold)
+    parked_at: float = 0.0
+    failed_heads: int = 0
+    """Heads in a row that were lost before the request had a token of them."""
+    cancel_wanted: bool = False
+    unread_by_choice: bool = False
+    """Its events are not read any more: the client left, or was given up."""
+    on_news: Callable[[], None] = lambda: None
+    """Called when there is something to `take`."""
+    _had_at_start: int = -1
+    _unread: deque[GenerationEvent] = field(default_factory=deque)
+    _error: EdgeShardError | None = None
+
+    def __post_init__(self, had: tuple[int, ...] | None) -> None:
+        self.emitted, self.resumed, self.digest = list(had or ()), had is not None, digest_of(self.generation)
 
     @property
     def next_position(self) -> int | None:
@@ -187,9 +183,6 @@ class RunningRequest:
         """The first event. Raises the error of a request that never started."""
         async with aclosing(self.events()) as events:
             return await anext(events)
-
-    def _nobody_waits(self) -> None:
-        """Before anyone reads its events."""
 
 
 def characters_of(event: GenerationEvent) -> int:

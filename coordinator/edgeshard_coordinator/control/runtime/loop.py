@@ -31,7 +31,6 @@ _PASSES = 20
 class Executor(Protocol):
     def perform(self, action: Action) -> None:
         """Begin the action and return at once; its outcome is posted as an event. Must not raise."""
-        ...
 
 
 class StateLoop:

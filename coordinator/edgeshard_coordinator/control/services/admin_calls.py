@@ -11,7 +11,6 @@ from edgeshard_coordinator.control.persistence.operations import Operations
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
@@ -26,7 +25,6 @@ class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
 
     _loop: StateLoop
     _front: RequestFront
-    _calls: MeasureCalls
     _questions: Questions
     _models: Models
     _planner: Planner

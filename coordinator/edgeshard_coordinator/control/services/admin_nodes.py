@@ -70,14 +70,14 @@ class NodeCalls(AdminCalls):
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
         """A caller that goes away changes nothing: nodes measure on, and what they report is kept."""
         call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
-        async with aclosing(self._calls.follow(call)) as news:
+        async with aclosing(self._questions.calls.follow(call)) as news:
             async for progress in news:
                 yield node_progress_to_wire(progress)
 
     async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""
         operation_id = request.operation_id
-        known = self._calls.find(operation_id)
+        known = self._questions.calls.find(operation_id)
         if known is not None:
             check_same(operation_id, known.fingerprint, fingerprint)
             return known
@@ -86,13 +86,13 @@ class NodeCalls(AdminCalls):
             compute = self._measure_compute(request)
         nodes = chosen_nodes(self._loop.state, request.nodes)
         uid = uuid.uuid4().hex
-        call = self._calls.begin(operation_id, uid, fingerprint, nodes)
+        call = self._questions.calls.begin(operation_id, uid, fingerprint, nodes)
         # Whoever asks for nothing but links wants them measured, not remembered.
         every_link = request.again or compute is None
         try:
             await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))
         except EdgeShardError:
-            self._calls.forget(operation_id)
+            self._questions.calls.forget(operation_id)
             raise
         return call
 

@@ -12,15 +12,8 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
+from edgeshard.domain import errors
 from edgeshard.domain.control import commands
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-    WireVersionError,
-)
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.requests.link import LinkSuspected
@@ -31,16 +24,7 @@ from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.control import (
-    agent_message_from_wire,
-    command_to_wire,
-    heartbeat_from_wire,
-    is_heartbeat,
-    registration_from_wire,
-    report_from_wire,
-    term_to_wire,
-)
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
+from edgeshard.wire import control as wire
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
@@ -64,7 +48,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     _loop: StateLoop
     _hub: ControlHub
-    _calls: MeasureCalls
     _questions: Questions
     _denials: Denials
     _audit: CallAudit
@@ -78,7 +61,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         # First: in another version the other fields may have another meaning.
         check_wire_version(request.wire_version)
-        registration = registration_from_wire(request)
+        registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
         known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
@@ -86,13 +69,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         if known is None or (known.name, known.address) != (registration.name, registration.address):
             self._audit.note(call_from(context), "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        answer = term_to_wire(self._loop.state.term)
+        answer = wire.term_to_wire(self._loop.state.term)
         answer.wire_version = WIRE_VERSION
         return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         """Of agents from before heartbeats came on the control stream."""
-        heartbeat = heartbeat_from_wire(request)
+        heartbeat = wire.heartbeat_from_wire(request)
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
@@ -100,7 +83,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return pb.HeartbeatResponse(known=True)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
-        report = report_from_wire(request)
+        report = wire.report_from_wire(request)
         self._owned(context, report.node_id)
         for profile in report.compute:
             check_profile(profile)
@@ -113,12 +96,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[pb.ControlResponse]:
         hello = await _hello(request_iterator)
         if self.closing:
-            raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
+            raise errors.UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
         node_id = hello.node_id
         node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace that of the real node.
-            raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
+            raise errors.NotFoundError(
+                "node_id: this node is not registered; register, then connect again", field="node_id"
+            )
         connection = self._hub.open(node_id, hello.incarnation)
         reader: asyncio.Task[None] | None = None
 
@@ -139,7 +124,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             connection.outgoing.put_nowait((DENIALS, commands.Deny(denials)))
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
-            if isinstance(item, EdgeShardError):
+            if isinstance(item, errors.EdgeShardError):
                 log.warning("control_stream_refused", node_id=node_id, reason=item.reason, error=item.message)
                 raise item
             if (message := self._message(connection, *item)) is not None:
@@ -157,25 +142,25 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> pb.ControlResponse | None:
         """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
         try:
-            message = command_to_wire(operation_id, command)
+            message = wire.command_to_wire(operation_id, command)
             if is_sendable(message):
                 return message
             why = f"has {message.ByteSize()} bytes, more than a message holds"
         except (TypeError, ValueError) as error:
             why = f"holds what no message can: {type(error).__name__}"
-        failure = InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
+        failure = errors.InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
         self._answered(connection.node_id, commands.CommandResult(operation_id, failure))
         return None
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
-                if is_heartbeat(message):
+                if wire.is_heartbeat(message):
                     self.batches.heard(connection, message)
                     continue
                 try:
                     self._take(connection, message)
-                except InvalidArgumentError as error:
+                except errors.InvalidArgumentError as error:
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
         except (grpc.aio.UsageError, grpc.aio.AbortError):
             pass  # The call ended while this was reading, or was ended with an error.
@@ -185,7 +170,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             connection.close()
 
     def _take(self, connection: ControlStream, message: pb.ControlRequest) -> None:
-        match agent_message_from_wire(message):
+        match wire.agent_message_from_wire(message):
             case commands.CommandResult() as result:
                 self.batches.flush_of(connection)
                 self._answered(connection.node_id, result)
@@ -215,8 +200,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
 
     def _progressed(self, node_id: NodeId, progress: commands.CommandProgress) -> None:
         try:
-            self._calls.progress(node_id, progress)
-        except InvalidArgumentError as error:
+            self._questions.calls.progress(node_id, progress)
+        except errors.InvalidArgumentError as error:
             log.warning("progress_refused", node_id=node_id, reason=error.reason, error=error.message)
 
     def _answered(self, node_id: NodeId, result: commands.CommandResult) -> None:
@@ -230,7 +215,7 @@ def check_wire_version(version: int) -> None:
     """Raise WireVersionError naming both versions and what to upgrade, unless they are equal."""
     if version != WIRE_VERSION:
         older = "agent" if version < WIRE_VERSION else "coordinator"
-        raise WireVersionError(
+        raise errors.WireVersionError(
             f"wire_version: the agent speaks version {version} and the coordinator {WIRE_VERSION} (edgeshard "
             f"{__version__}); upgrade the {older} so that both run the same edgeshard",
             field="wire_version",
@@ -239,7 +224,7 @@ def check_wire_version(version: int) -> None:
 
 async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> commands.ControlHello:
     message = await first_message(messages, "hello", "a control stream")
-    hello = agent_message_from_wire(message) if message is not None else None
+    hello = wire.agent_message_from_wire(message) if message is not None else None
     if not isinstance(hello, commands.ControlHello):
-        raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
+        raise errors.InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
     return hello

@@ -9,14 +9,8 @@ from typing import Any
 import grpc
 import structlog
 
+from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    StaleEpochError,
-    UnavailableError,
-)
 from edgeshard.domain.requests import head
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
@@ -88,11 +82,13 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             too_large = not is_sendable(message)
         except (TypeError, ValueError) as error:  # a value that no message holds
             log.error("request_not_sent", request=command.request_id, error=type(error).__name__)
-            failure: EdgeShardError = InternalError("the request could not be sent to its head; the log says why")
+            failure: errors.EdgeShardError = errors.InternalError(
+                "the request could not be sent to its head; the log says why"
+            )
         else:
             if not too_large:
                 return message
-            failure = InvalidArgumentError(
+            failure = errors.InvalidArgumentError(
                 f"prompt: the request has {message.ByteSize()} bytes on its way to the head, more than a message "
                 "holds: shorten it",
                 field="prompt",
@@ -105,7 +101,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
         if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
-            raise UnavailableError(
+            raise errors.UnavailableError(
                 f"the other nodes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
                 reason="NOT_YET",
                 retry_after_s=0.2,
@@ -116,7 +112,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             or record.head.node_id != node_id
             or record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
         ):
-            raise StaleEpochError(
+            raise errors.StaleEpochError(
                 f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
                 field="epoch",
             )
@@ -171,5 +167,5 @@ async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> head.HeadHello:
     message = await first_message(messages, "hello", "an attach stream")
     hello = head_message_from_wire(message) if message is not None else None
     if not isinstance(hello, head.HeadHello):
-        raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+        raise errors.InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
     return hello

@@ -9,6 +9,7 @@ from typing import Any
 from edgeshard.domain.control.commands import CommandResult
 from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.control.requests.models import Models
+from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.dumping import Dumps
@@ -20,14 +21,22 @@ from edgeshard_coordinator.control.services.tracing import Traces
 class Questions:
     """The questions that may wait for nodes' answers, by their subject."""
 
+    calls: MeasureCalls
     traces: Traces
     dumps: Dumps
     packed: Packed
 
     @classmethod
-    def over(cls, loop: StateLoop, hub: ControlHub, models: Models, about: Callable[[], dict[str, Any]]) -> Questions:
+    def over(
+        cls,
+        loop: StateLoop,
+        hub: ControlHub,
+        calls: MeasureCalls,
+        models: Models,
+        about: Callable[[], dict[str, Any]],
+    ) -> Questions:
         """Questions that are asked over the control streams of `hub`; `about` says what this process is."""
-        return cls(Traces(loop, hub), Dumps(loop, hub, about), Packed(loop, hub, models))
+        return cls(calls, Traces(loop, hub), Dumps(loop, hub, about), Packed(loop, hub, models))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
         """Whether a node's answer to a command was to one of these questions, which has it then."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import Replan, ReplanReason
@@ -21,6 +23,7 @@ from edgeshard_coordinator.core.values.events import ReplanRequested
 from edgeshard_coordinator.core.values.measurements import Measurements
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State
 
+ResultT = TypeVar("ResultT")
 PLACING_ATTEMPTS = 5
 """A placement is found again while nodes or deployments change."""
 
@@ -71,7 +74,8 @@ class Replans:
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
         UnavailableError for one that is not ready, and what the placer raises.
         """
-        for attempt in range(1, PLACING_ATTEMPTS + 1):
+
+        async def moved() -> ServedOperation:
             state = self._loop.state
             record = _movable(state, name)
             plan = judged(await self._planner.replan(state, record), force=force)
@@ -79,23 +83,27 @@ class Replans:
             answer = replan_to_wire(replace(plan, reason=ReplanReason.MOVED) if moves else plan)
             done = replace(operation, outcome=answer.SerializeToString())
             if moves:
-                asked = ReplanRequested(name, record.uid, plan.found, state.version, done, self._loop.now())
-                try:
-                    await self._loop.ask(asked)
-                except AbortedError:
-                    if attempt == PLACING_ATTEMPTS:
-                        raise
-                    continue
+                now = self._loop.now()
+                await self._loop.ask(ReplanRequested(name, record.uid, plan.found, state.version, done, now))
             else:
                 await answered(self._store.save_operation(done))
             self._keep(record, _planned(state, record, _as_it_is(plan.found) if moves else plan))
             return done
-        raise AssertionError("unreachable")
+
+        return await on_newest_state(moved)
 
     def _keep(self, record: DeploymentRecord, planned: _Planned) -> None:
         there = self._loop.state.deployments
         self._known = {name: known for name, known in self._known.items() if name in there}
         self._known[record.name] = planned
+
+
+async def on_newest_state(placed: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """What `placed` gives once nothing changed meanwhile. The last of many attempts may raise AbortedError."""
+    for _ in range(PLACING_ATTEMPTS - 1):
+        with suppress(AbortedError):
+            return await placed()
+    return await placed()
 
 
 def _movable(state: State, name: DeploymentName) -> DeploymentRecord:

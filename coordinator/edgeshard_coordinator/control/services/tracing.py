@@ -15,13 +15,7 @@ import structlog
 from edgeshard.domain.control.commands import CommandKey, CommandKind, CommandResult, TraceSteps
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage
-from edgeshard.domain.errors import (
-    AbortedError,
-    DeadlineError,
-    EdgeShardError,
-    FailedPreconditionError,
-    InternalError,
-)
+from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 from edgeshard_coordinator.control.runtime.hub import ControlHub

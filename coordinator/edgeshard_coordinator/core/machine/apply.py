@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployments.deployment import DeploymentPhase
@@ -58,60 +58,8 @@ def _settled(state: State, now: float) -> State:
     return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
 
 
-def _dispatch(state: State, event: events.Event) -> State:  # noqa: C901 - one line for each event
-    match event:
-        case events.NodeRegistered():
-            return node_events.on_registered(state, event)
-        case events.NodeConnected():
-            return node_events.on_connected(state, event)
-        case events.NodeDisconnected():
-            return node_events.on_disconnected(state, event)
-        case events.NodeRemoved():
-            return node_events.on_removed(state, event)
-        case events.HeartbeatsReceived():
-            return node_events.on_heartbeats(state, event)
-        case events.LinkReported():
-            return suspicion.on_link_reported(state, event)
-        case events.HeadReported():
-            return suspicion.on_head_reported(state, event)
-        case events.ProfileReported():
-            return node_events.on_measured(state, event)
-        case events.MeasureRequested():
-            return measuring.on_requested(state, event)
-        case events.DeployRequested():
-            return _deploy(state, event)
-        case events.ReplanRequested():
-            return _replan(state, event)
-        case events.DeleteRequested():
-            return _delete(state, event)
-        case events.ModelDeleted():
-            return replace(
-                state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
-            )
-        case events.CommandAnswered():
-            return _answered(node_events.with_reported_stage(state, event.node_id, event.result), event)
-        case events.HeadAttached():
-            return _attached(state, event)
-        case events.HeadDetached():
-            return _detached(state, event)
-        case events.DeploymentSaved():
-            return _saved(state, event)
-        case events.SaveFailed():
-            return _save_failed(state, event)
-        case events.DeploymentForgotten():
-            return _forgotten(state, event)
-        case events.Replanned():
-            return _replanned(state, event)
-        case events.StandbyPlanned():
-            record = state.deployments.get(event.deployment)
-            return state if record is None else state.with_record(standby.planned(state, record, event))
-        case events.ActionIssued():
-            return _issued(state, event)
-        case events.Ticked():
-            after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
-            return measuring.on_ticked(after, event.active_requests, event.now)
-        case _:
-            assert_never(event)
+def _dispatch(state: State, event: events.Event) -> State:
+    return _STEPS[type(event)](state, event)
 
 
 def _outdates_placements(before: State, after: State) -> bool:
@@ -201,6 +149,7 @@ def _delete(state: State, event: events.DeleteRequested) -> State:
 
 def _answered(state: State, event: events.CommandAnswered) -> State:
     """Raises InvalidArgumentError for an operation id that is no command's."""
+    state = node_events.with_reported_stage(state, event.node_id, event.result)
     key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
     measured = measuring.on_answered(state, event.node_id, key, failure, event.now)
     if measured is not state:
@@ -340,3 +289,48 @@ def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     if action.command_key.kind is CommandKind.STANDBY:
         return state.with_record(standby.sent(record, action.command_key.stage, action.connection))
     return state.with_record(deployments.sent(record, action.command_key, action.connection))
+
+
+# What each event does
+
+
+def _model_deleted(state: State, event: events.ModelDeleted) -> State:
+    return replace(state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape})
+
+
+def _standby_planned(state: State, event: events.StandbyPlanned) -> State:
+    record = state.deployments.get(event.deployment)
+    return state if record is None else state.with_record(standby.planned(state, record, event))
+
+
+def _ticked(state: State, event: events.Ticked) -> State:
+    after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
+    return measuring.on_ticked(after, event.active_requests, event.now)
+
+
+_STEPS: Mapping[type, Callable[[State, Any], State]] = {
+    events.NodeRegistered: node_events.on_registered,
+    events.NodeConnected: node_events.on_connected,
+    events.NodeDisconnected: node_events.on_disconnected,
+    events.NodeRemoved: node_events.on_removed,
+    events.HeartbeatsReceived: node_events.on_heartbeats,
+    events.LinkReported: suspicion.on_link_reported,
+    events.HeadReported: suspicion.on_head_reported,
+    events.ProfileReported: node_events.on_measured,
+    events.MeasureRequested: measuring.on_requested,
+    events.DeployRequested: _deploy,
+    events.ReplanRequested: _replan,
+    events.DeleteRequested: _delete,
+    events.ModelDeleted: _model_deleted,
+    events.CommandAnswered: _answered,
+    events.HeadAttached: _attached,
+    events.HeadDetached: _detached,
+    events.DeploymentSaved: _saved,
+    events.SaveFailed: _save_failed,
+    events.DeploymentForgotten: _forgotten,
+    events.Replanned: _replanned,
+    events.StandbyPlanned: _standby_planned,
+    events.ActionIssued: _issued,
+    events.Ticked: _ticked,
+}
+"""The pure step of each event; a test holds it to all there are."""

@@ -10,16 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
+from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
-from edgeshard.domain.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-    PlacementError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
@@ -51,12 +44,7 @@ class StageSizes:
     """
 
     def __init__(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        shape: ModelShape,
-        load: Load,
-        requests: int | None = None,
+        self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape, load: Load, requests: int | None = None
     ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
@@ -132,7 +120,9 @@ def _unit_sizes(
             )
     missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
     if missing is not None:
-        raise DataLossError(f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model")
+        raise errors.DataLossError(
+            f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model"
+        )
     return sizes
 
 
@@ -153,7 +143,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
     """The model's shape; raises InvalidArgumentError for a context that is beyond it, or KV that it cannot have."""
     shape = parse_config(manifest.config)
     if spec.max_context > shape.max_context:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
             field="max_context",
             reason="CONTEXT_TOO_LONG",
@@ -198,16 +188,16 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
     ):
         for name in names:
             if name not in by_name:
-                raise NotFoundError(f"{field}: there is no node {name}", field=field, reason="UNKNOWN_NODE")
+                raise errors.NotFoundError(f"{field}: there is no node {name}", field=field, reason="UNKNOWN_NODE")
     source = by_name.get(NodeName(spec.source))
     if source is None:
-        raise NotFoundError(
+        raise errors.NotFoundError(
             f"source: there is no node {spec.source}; nodes are {_listed(by_name)}",
             field="source",
             reason="UNKNOWN_NODE",
         )
     if spec.source in spec.exclude:
-        raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
+        raise errors.PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
     _check_there(source, "source")
     for stage in spec.layers:
         _check_named(spec, stage, by_name)
@@ -217,17 +207,17 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
 def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[NodeName, Candidate]) -> None:
     name = stage.node
     if name not in by_name:
-        raise PlacementError(
+        raise errors.PlacementError(
             f"layers: there is no node {name}; nodes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
         )
     if name in spec.exclude:
-        raise PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
+        raise errors.PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
     _check_there(by_name[name], "layers")
 
 
 def _check_there(node: Candidate, field: str) -> None:
     if not node.connected:
-        raise UnavailableError(
+        raise errors.UnavailableError(
             f"{field}: node {node.name} is not connected", field=field, reason="NODE_AWAY", retry_after_s=1.0
         )
     if node.starting:
@@ -256,7 +246,7 @@ def _proportional(
         return stages
     try:
         return _fill(spec, sizes, rooms)
-    except ResourceExhaustedError:
+    except errors.ResourceExhaustedError:
         if not spec.allow_streaming or stages[0].node != spec.source:
             raise
         return stages  # of which some stream
@@ -304,7 +294,7 @@ def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeNam
     if first < sizes.layer_count:
         left = LayerRange(first, sizes.layer_count)
         more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_NODE)))
-        raise ResourceExhaustedError(
+        raise errors.ResourceExhaustedError(
             f"the nodes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
             f"{more} more: add a node, or lower max_context or concurrency",
             field="layers",
@@ -318,7 +308,7 @@ def _placed(
 ) -> PlacedStage:
     node = nodes[stage.node]
     if spec.effective_kv_dtype is KvFormat.INT4 and node.facts.kind != "cpu":
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"kv_dtype: int4 runs on the CPU, not on the {node.facts.kind} of {node.name}; use bfloat16, or exclude it",
             field="kv_dtype",
             reason=UNSUPPORTED_KV_DTYPE,
@@ -330,7 +320,7 @@ def _placed(
             raise _short(stage.node, stage.layers, sizes, room)
         try:
             budget, streamed = sizes.streaming(stage.layers, stage.node, room)
-        except ResourceExhaustedError:
+        except errors.ResourceExhaustedError:
             raise _short(stage.node, stage.layers, sizes, room) from None
         parameter_bytes = budget
     disk = node.disk if spec.kv_swap_bytes and spec.kv_swap_on_disk else None
@@ -350,9 +340,9 @@ def _placed(
     )
 
 
-def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> ResourceExhaustedError:
+def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> errors.ResourceExhaustedError:
     needed = sizes.needed_bytes(layers, name)
-    return ResourceExhaustedError(
+    return errors.ResourceExhaustedError(
         f"node {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
         f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV, "
         f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "

@@ -34,33 +34,10 @@ from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations
-from edgeshard_coordinator.core.placement.by_memory import (
-    SimplePlacer,
-    StageSizes,
-    checked_shape,
-    place_stages,
-    sizes_of,
-    usable_nodes,
-)
-from edgeshard_coordinator.core.placement.describe_planned import (
-    links_are,
-    mixed_bits,
-    not_planned,
-    placed_note,
-    prediction_of,
-    unused_links,
-)
+from edgeshard_coordinator.core.placement import by_memory, describe_planned, repair
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
-from edgeshard_coordinator.core.placement.repair import (
-    MOST_SPARES,
-    Lost,
-    cold_layers,
-    layers_of,
-    moved_bits,
-    survivors,
-    ways,
-)
+from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
@@ -81,10 +58,12 @@ class PlanningPlacer:
 
     def _noted(self, site: _Site) -> Placement:
         placement = self._with_starting(site)
-        return replace(placement, note=f"{placement.note} {mixed_bits(placement, site.candidates)}".strip())
+        return replace(
+            placement, note=f"{placement.note} {describe_planned.mixed_bits(placement, site.candidates)}".strip()
+        )
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
-        held, nodes = layers_of(placement), problem.candidates
+        held, nodes = repair.layers_of(placement), problem.candidates
 
         def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
             seen = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
@@ -104,7 +83,7 @@ class PlanningPlacer:
         gain = here.predicted.gain_of(best.predicted)
         if gain < WORTH_SAYING:
             return Outlook(here.predicted)
-        return Outlook(here.predicted, best.predicted, layers_of(best), gain)
+        return Outlook(here.predicted, best.predicted, repair.layers_of(best), gain)
 
     def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
         candidates = problem.candidates
@@ -112,9 +91,9 @@ class PlanningPlacer:
         problem = replace(problem, candidates=usable)
         # A link that stands still may be gone round by doing without either of its nodes.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
-        left = [survivors(broken, candidates, gone, problem.spec.exclude) for gone in without]
+        left = [repair.survivors(broken, candidates, gone, problem.spec.exclude) for gone in without]
         found: list[Placement] = []
-        for stages in itertools.chain.from_iterable(map(ways, left)):
+        for stages in itertools.chain.from_iterable(map(repair.ways, left)):
             with suppress(EdgeShardError):
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node)).kept(broken)
                 if not lost.crosses(placement):
@@ -125,7 +104,7 @@ class PlanningPlacer:
             best = nearest(found, lambda placement: _cost(placement, broken, candidates), candidates)
         else:
             best = self._without(replace(problem, measured=_without_links(problem.measured, lost)), lost)
-        return replace(best, note=f"{best.note} {moved_bits(broken, best, candidates)}".strip())
+        return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
 
     def _without(self, problem: PlacementProblem, lost: Lost) -> Placement:
         """Any placement on the nodes that are left, from any of them if the source is lost."""
@@ -133,7 +112,7 @@ class PlanningPlacer:
         sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
         error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
-        for source in sources[:MOST_SPARES]:
+        for source in sources[: repair.MOST_SPARES]:
             try:
                 placement = self._noted(_Site(problem.with_spec(layers=(), source=source.name)))
             except EdgeShardError as refused:
@@ -159,18 +138,18 @@ class PlanningPlacer:
 
     def _placed(self, site: _Site) -> Placement:
         if len(site.formats) > 1:
-            return replace(site.by_memory(), note=not_planned(site.spec, _MIXED))
+            return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, _MIXED))
         try:
             return site.predicted_by_hand() if site.spec.layers else site.planned()
         except FailedPreconditionError as error:
             if error.reason != NOT_MEASURED:
                 raise
-            return replace(site.by_memory(), note=not_planned(site.spec, error.message))
+            return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, error.message))
 
 
 def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> tuple[bool, float]:
     stood_by = any(node.warm is not None for node in candidates)
-    is_cold = stood_by and any(layers for _, layers in cold_layers(placement, broken, candidates))
+    is_cold = stood_by and any(layers for _, layers in repair.cold_layers(placement, broken, candidates))
     return is_cold, placement.predicted.rank if placement.predicted else 0.0
 
 
@@ -182,10 +161,10 @@ class _Site:
         self._advises = advises
         self.spec, self.candidates = problem.spec, problem.candidates
         self._manifest, self._measured = problem.manifest, problem.measured
-        self._shape: ModelShape = checked_shape(self.spec, self._manifest)
+        self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
         self._context = self.spec.max_context or self._shape.max_context
         self._typical = typical_request(self.spec, self._context, problem.traffic)
-        self._nodes = usable_nodes(self.spec, self.candidates)
+        self._nodes = by_memory.usable_nodes(self.spec, self.candidates)
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
@@ -200,12 +179,13 @@ class _Site:
         return only
 
     def by_memory(self) -> Placement:
-        return SimplePlacer().place(self.spec, self._manifest, self.candidates)
+        return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates)
 
     def kept(self, broken: Placement) -> Placement:
         """These layers with the KV pool and the load of a placement before, so that nodes keep what they hold."""
-        load, sizes = Load(broken.micro_batch, broken.micro_batches), sizes_of(self.spec, self._manifest, broken)
-        placement = place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
+        load = Load(broken.micro_batch, broken.micro_batches)
+        sizes = by_memory.sizes_of(self.spec, self._manifest, broken)
+        placement = by_memory.place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
             figures = self.predicted_by_hand()
             return replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs)
@@ -227,14 +207,14 @@ class _Site:
         if not isfinite(figures.time_per_token_s):
             pairs = zip(spec.layers, (*spec.layers[1:], spec.layers[0]), strict=True)
             missing = [(a.node, b.node) for a, b in pairs if (a.node, b.node) in site.unmeasured]
-            return replace(placement, note=f"Not predicted: {links_are(missing)} not measured yet.")
+            return replace(placement, note=f"Not predicted: {describe_planned.links_are(missing)} not measured yet.")
         result = result_of(costs, figures, None, GAP_OF_LATENCY)
         return replace(
             placement,
             micro_batch=load.batch,
             micro_batches=load.micro_batches,
-            predicted=prediction_of(result, self._typical.source),
-            note=placed_note(spec, site, result, spec.concurrency),
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=describe_planned.placed_note(spec, site, result, spec.concurrency),
             costs=stage_costs(costs, cut),
         )
 
@@ -262,8 +242,8 @@ class _Site:
             requests, placement = load.requests, self._with_pool(stages, load, load.requests)
         return replace(
             placement,
-            predicted=prediction_of(result, self._typical.source),
-            note=placed_note(spec, site, result, requests),
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=describe_planned.placed_note(spec, site, result, requests),
             costs=stage_costs(costs, cut),
         )
 
@@ -302,15 +282,15 @@ class _Site:
         told += [f"{advice[0].upper()}{advice[1:]}."] if advice else []
         return replace(
             placement,
-            predicted=prediction_of(result, self._typical.source),
-            note=" ".join([*told, placed_note(self.spec, site, result, requests)]).rstrip(),
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=" ".join([*told, describe_planned.placed_note(self.spec, site, result, requests)]).rstrip(),
             costs=streaming_costs(costs, result),
             sweep=result.prediction.sweep,
         )
 
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
-        sizes = StageSizes(self.spec, self._manifest, self._shape, load, requests)
-        return place_stages(self.spec, sizes, self._nodes, stages, load)
+        sizes = by_memory.StageSizes(self.spec, self._manifest, self._shape, load, requests)
+        return by_memory.place_stages(self.spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
         """The nodes that may serve, or only those named."""
@@ -377,7 +357,7 @@ class _Site:
             text = f"no placement fits: {shortage.text}" + (f"; {offer}" if offer else "")
             raise ResourceExhaustedError(text, field=error.field, reason=error.reason) from None
         note = f"Placed by memory, since nothing can be planned: {shortage.text}."
-        return replace(placement, note=f"{note} {unused_links(site)}".rstrip())
+        return replace(placement, note=f"{note} {describe_planned.unused_links(site)}".rstrip())
 
 
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:

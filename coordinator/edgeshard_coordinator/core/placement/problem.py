@@ -40,13 +40,10 @@ class Placer(Protocol):
 
     def place(self, problem: PlacementProblem) -> Placement:
         """A placement that fits, or a typed error that names the field at fault."""
-        ...
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
         """How a placement does for the problem's traffic, and whether another would do better."""
-        ...
 
     def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
         """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
         that is possible."""
-        ...

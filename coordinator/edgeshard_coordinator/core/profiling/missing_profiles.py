@@ -22,8 +22,7 @@ class Unknown:
     """What is not known of the nodes of one state; made once for all of them."""
 
     def __init__(self, state: State) -> None:
-        self._measured = state.measured
-        self._configs = state.configs
+        self._state = state
         self._placeable = frozenset(node.node_id for node in state.nodes.values() if node.placeable)
         self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
         self._quick: dict[ProfileKey, bool] = {}
@@ -35,23 +34,21 @@ class Unknown:
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
         """What the node would be asked for: first what is deployed. In full where another node was measured in full."""
-        known = self._measured.get(node.node_id)
+        known = self._state.measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
         return [
-            MeasureCompute(self._configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
+            MeasureCompute(self._state.configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
             for shape, dtype, kept in wanted
             if (known is None or (shape, dtype, kept) not in known.profiles) and _can_keep(node, kept is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
         """The nodes to which layers can be placed and the way from this one is not measured."""
-        known = self._measured.get(node.node_id)
-        return self._placeable.difference(known.links if known is not None else (), (node.node_id,))
+        return self._placeable.difference(self._state.links_from(node.node_id), (node.node_id,))
 
     def link_count(self, node: KnownNode) -> int:
         """How many `links` gives; cheap also for thousands of nodes that know few links."""
-        known = self._measured.get(node.node_id)
-        there = self._placeable.intersection(known.links) if known is not None else ()
+        there = self._placeable.intersection(self._state.links_from(node.node_id))
         return len(self._placeable) - len(there) - (node.node_id in self._placeable)
 
     def _keys_deployed(self, node: KnownNode) -> Iterator[ProfileKey]:
