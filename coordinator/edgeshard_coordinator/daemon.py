@@ -64,14 +64,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
-"""Whose versions a dump names."""
+"""Packages whose versions a dump names."""
 WINDOW_BYTES = 4 << 20
 """A model's upload over a path of 100 ms may come with 40 MB/s."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
 """Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
 them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
-"""An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
+"""Seconds that an orderly end takes at most; the disk is complete at any moment anyway."""
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -123,7 +123,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
 
 
 def _next_step(site: _Site, address: str) -> str:
-    """What this daemon is, and how a node comes to it."""
+    """A line for people: the daemon, and the way for a node to it."""
     if site.tls is None:
         joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
     else:
@@ -133,7 +133,7 @@ def _next_step(site: _Site, address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Whom the coordinator trusts and who belongs to its site, both None in plaintext; and its logbook."""
+    """The coordinator's trust and members, both None in plaintext, and its logbook and keys."""
 
     tls: TlsFiles | None
     membership: Membership | None
@@ -141,7 +141,7 @@ class _Site:
     audit: AuditLog
     keys: KeyBook
     issuing: Issuing | None = None
-    """What makes certificates; None where they are made by hand."""
+    """The maker of certificates; None where they are made by hand."""
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
@@ -170,8 +170,8 @@ def _site(settings: CoordinatorSettings) -> _Site:
 async def _open_enrolment(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
 ) -> tuple[EnrolmentServer | None, str]:
-    """Where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError where the port
-    is taken."""
+    """The server where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError
+    where the port is taken."""
     if site.tls is None or site.membership is None or settings.enrol_listen is None:
         return None, ""
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
@@ -183,8 +183,8 @@ async def _open_enrolment(
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
-    """Where the gateway listens, None for nowhere, and its certificate where the site makes that. Raises what
-    `HttpListen.check` raises, and DeniedError for what anybody on the network could use."""
+    """The gateway's listener, None for nowhere, and its certificate where the site makes that. Raises as
+    `HttpListen.check`, and DeniedError for a gateway that anybody on the network could use."""
     if settings.http_listen is None:
         return None, None
     if missing("gateway"):

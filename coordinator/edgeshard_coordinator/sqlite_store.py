@@ -1,7 +1,7 @@
-"""What is kept in one SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
+"""One SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
 
 WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
-order they were asked for.
+order in which they were asked for.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
 EXPIRY_S = 0.1
-"""How often parked requests are looked at."""
+"""Seconds between two looks at parked requests."""
 
 
 class Coordinator:
@@ -104,7 +104,7 @@ class Coordinator:
         self.metrics = Metrics(counts.collect, OwnCondition(own_condition).collect)
 
     def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
-        """Give the server what it answers."""
+        """Make the services, and add them to the server."""
         loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self._audit)
         self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
         self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
@@ -123,7 +123,7 @@ class Coordinator:
             store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, grpc)
 
     async def _end_of(self, principal: Principal) -> None:
-        """Whatever a principal that was revoked has open: a node leaves the site, a client's requests end."""
+        """End all that a revoked principal has open: a node leaves the site, a client's requests end."""
         if principal.role is Role.AGENT:
             for node in [node for node in self.loop.state.nodes.values() if node.name == principal.id]:
                 await self.identities.expel(node)
@@ -181,7 +181,8 @@ class Coordinator:
         await self._audit.stop()
 
     async def _keep_traffic(self) -> None:
-        """Now and then, since no request waits for it; a coordinator that is killed forgets what came since."""
+        """Write the lengths of requests now and then, since no request waits for that. A coordinator that is killed
+        forgets the newest."""
         while True:
             await asyncio.sleep(TRAFFIC_SAVED_EVERY_S)
             await self._save_traffic()
@@ -214,5 +215,5 @@ class Coordinator:
 
 
 def _no_quota(identity: str) -> Quota | None:
-    """Where no API keys are kept."""
+    """The limits of an identity where no API keys are kept: none of its own."""
     return None

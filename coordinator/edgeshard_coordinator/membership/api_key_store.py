@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS keys (
 
 
 class ApiKeyStore(SqliteStore):
-    """Raises what a `SqliteStore` raises."""
+    """The API keys in SQLite; its methods raise as a `SqliteStore` does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "API keys")

@@ -1,4 +1,4 @@
-"""API keys for the HTTP gateway: who may come in by HTTP, with which models and how much. Secrets are kept hashed."""
+"""API keys for the HTTP gateway, each with its models and limits. Secrets are kept hashed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeshard_coordinator.membership.tokens import digest_of
 log = structlog.get_logger()
 
 PREFIX = "esk-"
-"""Says what the text is."""
+"""The beginning of every key's text."""
 MOST_KEYS = 4096
 _SECRET_BYTES = 32
 _TEXT = re.compile(rf"{PREFIX}([0-9a-f]{{12}})-([A-Za-z0-9_-]{{43}})")
@@ -35,7 +35,8 @@ class KeptKey:
 
 
 def identity_of(name: str) -> str:
-    """As requests carry it: no certificate has this role, so a key is never taken for a client of that name."""
+    """The identity of a key in requests: no certificate has this role, so a key is never taken for a client of that
+    name."""
     return f"{KEY_ROLE}/{name}"
 
 
@@ -54,7 +55,7 @@ class KeyBook:
         self._on_revoked: Callable[[str], None] = _nothing
 
     async def open(self, on_revoked: Callable[[str], None] = _nothing) -> None:
-        """Read the keys from disk. `on_revoked` ends whatever an identity has open whose key is revoked."""
+        """Read the keys from disk. `on_revoked` ends all that an identity has open when its key is revoked."""
         self._on_revoked = on_revoked
         self._kept = {key.key_id: KeptKey(key, digest) for key, digest in await self._store.open()}
 
@@ -65,7 +66,7 @@ class KeyBook:
         return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
 
     def quota_of(self, identity: str) -> Quota | None:
-        """What a key's own limits are; None for any other identity, and for a key without limits."""
+        """The limits of a key of its own; None for any other identity, and for a key without limits."""
         role, _, name = identity.partition("/")
         if role != KEY_ROLE:
             return None

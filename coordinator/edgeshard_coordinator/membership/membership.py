@@ -1,4 +1,4 @@
-"""Who is let into the site, for how long, and who is not any more."""
+"""The members of the site: processes that are let in, for a time, and those that are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ async def _nothing(principal: Principal) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """What makes certificates: the site's authority, whom processes trust (in the files), and how long each is good."""
+    """The maker of certificates: the site's authority, the authorities that processes trust (in the files), and the
+    life of each certificate."""
 
     authority: Authority
     files: TlsFiles
@@ -48,8 +49,11 @@ class Issuing:
 
 @dataclass(eq=False)
 class Membership:
-    """`now` is the wall clock's time, `steady` seconds that only grow. Without `issuing`, certificates are made by
-    hand, and here they can only be refused. `denials` is what the coordinator's server goes by."""
+    """Lets processes into the site and refuses them. `now` is the wall clock's time, `steady` seconds that only grow.
+
+    Without `issuing`, certificates are made by hand, and here they can only be refused. The coordinator's server goes
+    by `denials`.
+    """
 
     site: str
     _store: MembershipStore
@@ -70,8 +74,8 @@ class Membership:
         on_denied: Callable[[Principal], Awaitable[None]] = _nothing,
         on_changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read the denials from disk. `on_denied` ends whatever a principal has open that is revoked; `on_changed` is
-        called when the list of denials is another."""
+        """Read the denials from disk. `on_denied` ends all that a revoked principal has open; `on_changed` is called
+        when the list of denials is another."""
         self._on_denied, self._on_changed = on_denied, on_changed
         self.denials.replace(await self._store.open())
 
@@ -94,17 +98,17 @@ class Membership:
         return JoinToken(authorities, principal, coordinator, enrolment, secret)
 
     def authorities(self) -> tuple[bytes, ...]:
-        """Whom the site trusts, in DER; first who signed the coordinator's own certificate, which joiners are shown.
-        Raises FailedPreconditionError where no certificates are made here."""
+        """The authorities that the site trusts, in DER; first the signer of the coordinator's own certificate, which
+        joiners are shown. Raises FailedPreconditionError where no certificates are made here."""
         files = self._check_issues().files
         shown = files.cert.read_bytes()
         known = ders_of(files.ca.read_bytes())
         return tuple(sorted(known, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
 
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
-        """A certificate for a token, and whom to trust, both in PEM; `address` is the joiner's, host:port.
+        """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.
 
-        Raises DeniedError for a token that is not good, InvalidArgumentError for what is no request,
+        Raises DeniedError for a token that is not good, InvalidArgumentError for bytes that are no request,
         ResourceExhaustedError where too many from this address have failed.
         """
         subscriber = tokens.subscriber_of(address)
@@ -132,7 +136,7 @@ class Membership:
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
     ) -> tuple[bytes, bytes]:
         """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and
-        what `check` raises of a caller that was revoked since the call began."""
+        the error of `check` for a caller that was revoked since the call began."""
         issuing = self._check_issues()
         async with self._lock:
             check()
@@ -155,7 +159,7 @@ class Membership:
         await self._on_denied(principal)
 
     async def _accept(self, principal: Principal, certificate: bytes) -> None:
-        """Of a principal that was denied, this certificate is accepted."""
+        """Accept a certificate of a principal that was denied."""
         denied = {denial.principal: denial for denial in self.denials.list()}
         if principal in denied:
             denied[principal] = await self._store.accept(denied[principal], serial_of(certificate))

@@ -29,14 +29,14 @@ ACCEPTED_KEPT = 8
 
 
 class MembershipStore(SqliteStore):
-    """Raises what a `SqliteStore` raises."""
+    """The tokens and denials in SQLite; its methods raise as a `SqliteStore` does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "tokens and denials")
 
     @in_own_thread
     def open(self) -> tuple[Denial, ...]:
-        """Whose certificates are refused."""
+        """The denials of principals, whose certificates are refused."""
         database = self._connect(_SCHEMA)
         uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
@@ -57,7 +57,7 @@ class MembershipStore(SqliteStore):
 
     @in_own_thread
     def count(self, now: float) -> int:
-        """How many tokens there are that have not expired at `now`; the others are forgotten."""
+        """The number of tokens that have not expired at `now`, in seconds since 1970; the others are forgotten."""
         with self._open_database as database:
             database.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
             (count,) = database.execute("SELECT COUNT(*) FROM tokens").fetchone()

@@ -1,4 +1,4 @@
-"""Which models there are. Blocking and safe to call from any thread; reads are answered from memory."""
+"""The models of the site. Blocking and safe to call from any thread; reads are answered from memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_jso
 log = structlog.get_logger()
 
 KEPT_FREE_BYTES = 64 << 20
-"""Of the disk, when models are added: the coordinator's own state must always find room."""
+"""Bytes of the disk that are kept free when models are added: the coordinator's own state must always find room."""
 _PENDING_LIMIT = 16
 _PARSED_BYTES = 1 << 20
-"""Of a small file: parsing holds the interpreter's lock, for 15 ms at this size."""
+"""Bytes of a small file that is parsed: parsing holds the interpreter's lock, for 15 ms at this size."""
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
 
 
@@ -54,7 +54,7 @@ class ModelStore:
         """Whether no manifest is damaged, whose blobs nobody knows."""
 
     def open(self) -> None:
-        """Read what is there. A damaged manifest is logged, its model unusable until it is added again."""
+        """Read the models of the disk. A damaged manifest is logged, its model unusable until it is added again."""
         self.blobs.create()
         names = self._read_names()
         manifests = {}
@@ -70,7 +70,7 @@ class ModelStore:
         self._own_small_files()
 
     def _own_small_files(self) -> None:
-        """Copy small files that an earlier version linked; those that were written to since are gone with that."""
+        """Copy small files that an earlier version linked; a file that was written to since is lost."""
         for manifest in self._manifests.values():
             for file in manifest.files:
                 try:
@@ -111,11 +111,12 @@ class ModelStore:
         )
 
     def register(self, manifest: ModelManifest) -> tuple[Digest, tuple[MissingBlob, ...]]:
-        """Keep the manifest under its name when every blob is there; otherwise say what is missing and keep nothing.
+        """Keep the manifest under its name when every blob is there; otherwise keep nothing. The digest, and the
+        missing blobs.
 
         Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small file that is wrong,
-        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for what is
-        missing.
+        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for the
+        missing blobs.
         """
         sizes = validate_manifest(manifest)
         digest = manifest.digest()
@@ -236,14 +237,14 @@ class ModelStore:
         return self._manifest_path(digest).stat().st_mtime
 
     def file_path(self, digest: Digest) -> Path:
-        """Where a small file of a model lies. Raises NotFoundError."""
+        """The path of a small file of a model. Raises NotFoundError."""
         location = self.blobs.locate(digest)
         if location is None:
             raise missing_blob(digest)
         return location.path
 
     def room_bytes(self) -> int:
-        """What uploads may use of the disk."""
+        """Bytes of the disk that uploads may use."""
         return max(0, free_bytes(self._directory) - self._kept_free_bytes)
 
     def expected_size(self, digest: Digest) -> int | None:
@@ -281,7 +282,8 @@ class ModelStore:
             )
 
     def _check_room(self, name: ModelName, missing_bytes: int, own: Collection[Digest]) -> None:
-        """Before the first byte is sent: an upload that fills the disk would fail late, and others with it."""
+        """Check the room before the first byte is sent: an upload that fills the disk would fail late, and others with
+        it."""
         if missing_bytes <= self.room_bytes():
             return
         self._remove_unneeded(own)
@@ -295,7 +297,8 @@ class ModelStore:
             )
 
     def _remove_unneeded(self, own: Collection[Digest] = (), before_ns: int | None = None) -> None:
-        """Remove what arrived for models that were never completed, but for the blobs `own`; what is older only."""
+        """Remove blobs that arrived for models which were never completed, but for the blobs `own`; only those older
+        than `before_ns`."""
         if not self._knows_all_needs:
             return
         needed = self._needed_blobs().union(own)
@@ -313,8 +316,8 @@ class ModelStore:
         return needed
 
     def _remove_strays(self) -> None:
-        """Manifests without a name, temporary files, and what uploads left behind: all of it where the disk is short,
-        otherwise what was given up long ago, since an upload goes on where it stopped."""
+        """Remove manifests without a name, temporary files and left-over uploads: all of them where the disk is short,
+        otherwise those given up long ago, since an upload goes on where it stopped."""
         kept = {self._manifest_path(digest) for digest in self._names.values()}
         strays = [path for path in (self._directory / "manifests").glob("*") if path not in kept]
         for path in (*strays, *self._directory.glob(f"*{TEMPORARY}")):

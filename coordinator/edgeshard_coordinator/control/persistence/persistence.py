@@ -108,7 +108,7 @@ _TRAFFIC_BODY = TypeAdapter(Traffic)
 
 
 class StateStore(SqliteStore):
-    """Raises what a `SqliteStore` raises."""
+    """The coordinator's state in SQLite; its methods raise as a `SqliteStore` does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "the coordinator's state")
@@ -177,7 +177,7 @@ class StateStore(SqliteStore):
         return Term(site, number + 1)
 
     def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
-        """Those of known nodes; `offset` takes a monotonic time to the wall clock's."""
+        """The measurements of known nodes; `offset` takes a monotonic time to the wall clock's, in seconds."""
         database = self._open_database
         profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
         links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
@@ -216,7 +216,7 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def save_node(self, node: KnownNode) -> None:
-        """Write a node in place of what the disk has of it."""
+        """Write a node, in place of an earlier version of it."""
         body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
         with _Transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body.decode()))
@@ -245,7 +245,7 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
-        """What deployments served, by their name and model."""
+        """The traffic of deployments, by their name and model."""
         rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
         return {
             (DeploymentName(name), ModelName(model)): _TRAFFIC_BODY.validate_json(body) for name, model, body in rows
@@ -253,7 +253,7 @@ class StateStore(SqliteStore):
 
     @in_own_thread
     def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
-        """Write these in place of those on disk; others stay."""
+        """Write the traffic of these deployments; that of others stays."""
         rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
         with _Transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)

@@ -1,7 +1,7 @@
-"""What heads report of their requests, and which of it counts.
+"""Heads' reports of their requests.
 
-The journal of a request (prompt and emitted tokens) decides: only what is of the epoch that it runs in counts, and of
-tokens only the one at the position that comes next.
+The journal of a request (prompt and emitted tokens) decides which reports count: those of the epoch that the request
+runs in, and of tokens the one at the position that comes next.
 """
 
 from __future__ import annotations

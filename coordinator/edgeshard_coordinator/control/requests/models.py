@@ -1,4 +1,4 @@
-"""The part of the model store that the coordinator's services need, and what they say of a model that is served."""
+"""The part of the model store that the coordinator's services need, and views of stored and served models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Models(Protocol):
         """When the model was added, in seconds since 1970. Raises OSError for one that is not there."""
 
     def file_path(self, digest: Digest) -> Path:
-        """Where a small file of a model lies."""
+        """The path of a small file of a model."""
 
     def delete(self, name: str) -> None:
         """Blocking; raises NotFoundError."""

@@ -27,18 +27,19 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 BACKLOG_LIMIT = 4096
 """Events a client may fall behind before its request is given up."""
 PARKED_LIMIT_S = 30.0
-"""How long a request waits for its deployment to have a head again."""
+"""Seconds that a request waits for its deployment to have a head again."""
 DEADLINE_MARGIN_S = 0.25
-"""So long before its client leaves, a parked request is told why nothing came."""
+"""Seconds before its client leaves, at which a parked request is told why nothing came."""
 FAILED_HEADS_LIMIT = 8
 """Heads in a row that may be lost before a request has a token of them: after those it is taken for the cause."""
 
 
 class RequestFront:
-    """`state` gives the newest state, `now` seconds of a steady clock. Every method returns at once.
+    """The requests of all deployments, from their start to their end. Every method returns at once.
 
-    `served` finds what a request goes to, `reports` takes what heads say of requests. `quota_of_key` gives the limits
-    that an identity has by its API key, None where it has none.
+    `state` gives the newest state, `now` seconds of a steady clock. `served` finds the deployment of a request,
+    `reports` takes the messages of heads. `quota_of_key` gives the limits that an identity has by its API key, None
+    where it has none.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class RequestFront:
         head_for_s: float | None = None,
     ) -> Attachment:
         """Take a head's new stream; an older one of the deployment ends. The head goes on with every request of the
-        deployment, in their old order, and forgets those of the requests it has (`held`) that ended here.
+        deployment, in their old order, and forgets those requests of `held` that ended here.
 
-        What it has of an earlier run of the coordinator waits there for the client, who knows more of it. Requests of
-        clients that came back before it go on, or end with a typed error. `head_for_s` is how long it has been the
-        deployment's head, as far as it says so.
+        Requests of an earlier run of the coordinator wait at the head for their clients. Requests of clients that came
+        back before the head go on, or end with a typed error. `head_for_s` are the seconds that it has been the
+        deployment's head, None where it does not say.
         """
         older = self._attachments.get(deployment)
         if older is not None:
@@ -176,13 +177,13 @@ class RequestFront:
     ) -> RunningRequest:
         """Hand a request of `client` to the head of the deployment that serves `model`.
 
-        `deadline` is when the client leaves. One that comes again after it lost its stream brings the tokens that it
-        has (`emitted`): its request goes on behind them, here or at the head, and waits where there is no head.
-        `scored` is the position behind the last one whose prompt log-probability it has.
+        `deadline` is when the client leaves, in seconds of the steady clock. A client that comes again after it lost
+        its stream brings the tokens that it has (`emitted`): its request goes on behind them, here or at the head, and
+        waits where there is no head. `scored` is the position behind the last one whose prompt log-probability it has.
 
         Raises NotFoundError, UnavailableError or FailedPreconditionError naming `model`, InvalidArgumentError for a
-        generation that cannot be, and what `Admission.let_in` raises. That may come later, as the request's end, where
-        a head has to say first what it has.
+        generation that cannot be, and as `Admission.let_in` does. These may come later, as the request's end, where a
+        head has to say first which requests it has.
         """
         resumed = emitted is not None
         with self.meter.counting_refusals():
@@ -237,7 +238,7 @@ class RequestFront:
         return True
 
     def owner_of(self, request_id: RequestId) -> str:
-        """Whose a running request is; '' for one that is not there, as in plaintext."""
+        """The client of a running request; '' for one that is not there, as in plaintext."""
         request = self._requests.get(request_id)
         return "" if request is None else request.client
 
@@ -260,7 +261,7 @@ class RequestFront:
             attachment.outgoing.put_nowait(CancelRequest(request.request_id))
 
     def _awaited(self, request: RunningRequest, record: DeploymentRecord) -> None:
-        """A head has attached, and it is known now what it has: the request comes in, or ends."""
+        """Let a request in, or end it, once its head has attached and said which requests it has."""
         try:
             with self.meter.counting_refusals():
                 self._admission.decide(request, record)

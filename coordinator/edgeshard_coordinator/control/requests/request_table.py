@@ -1,4 +1,4 @@
-"""The requests that run or wait, and what becomes of the books where one ends."""
+"""The requests that run or wait, and the entries in the books when one ends."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from edgeshard_coordinator.control.requests.request_meter import RequestTimes
 from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
 
 MESSAGE_CHARACTERS = 1 << 20
-"""Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
-characters; one that completes what many began may have any number."""
+"""Characters of text in one message, with the events of several requests or of one, since gRPC bounds the bytes. A
+token has a few characters; a token that completes many others may have any number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class RunningRequest:
 
     @property
     def next_position(self) -> int | None:
-        """Where the next token goes; None before a head accepted the request."""
+        """The position of the next token; None before a head accepted the request."""
         return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
 
     @property
@@ -107,7 +107,7 @@ class RunningRequest:
         return len(self._unread)
 
     def start(self, instance: str) -> StartRequest:
-        """What has a head begin it, or go on with it."""
+        """The command by which a head begins the request, or goes on with it."""
         had = self.scored + len(self.emitted)
         self.failed_heads = self.failed_heads + 1 if had == self._had_at_start else 0
         # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
@@ -149,7 +149,7 @@ class RunningRequest:
     def take(
         self, most: int, most_characters: int = MESSAGE_CHARACTERS
     ) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most so many events of so much text, and behind the last one the error that the request ended with.
+        """At most `most` events of `most_characters`, and behind the last one the error that the request ended with.
         Finished counts as no event: it comes with the token before it."""
         unread, taken = self._unread, list[GenerationEvent]()
         while unread and (len(taken) < most or isinstance(unread[0], Finished)):
@@ -161,11 +161,11 @@ class RunningRequest:
 
     @property
     def next_characters(self) -> int:
-        """Of the first event that nobody took; 0 where there is none."""
+        """The characters of the first event that nobody took; 0 where there is none."""
         return characters_of(self._unread[0]) if self._unread else 0
 
     async def events(self) -> AsyncGenerator[GenerationEvent, None]:
-        """What the client gets, ending after Finished; raises the error the request ended with."""
+        """The client's events, ending after Finished; raises the error that the request ended with."""
         wake = asyncio.Event()
         self.on_news = wake.set
         while True:
@@ -186,5 +186,5 @@ class RunningRequest:
 
 
 def characters_of(event: GenerationEvent) -> int:
-    """The text of an event, as far as an empty message has room for: what is longer goes alone."""
+    """The characters of an event's text, as far as an empty message has room for them: a longer one goes alone."""
     return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)

@@ -1,4 +1,4 @@
-"""Which deployment serves under a name, and the head that its requests go to."""
+"""The deployment that serves under a name, and the head that its requests go to."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ServedDeployments:
         return [record for record in self.records() if record.phase is DeploymentPhase.READY]
 
     def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
-        """The deployment that serves `model`, by its name or its model's, and can be asked now; where `only` some of
-        these names are the caller's business, as if there were no others.
+        """The deployment that serves `model`, by its name or its model's, and can be asked now. With `only`,
+        deployments count whose name or model is among these names, as if there were no others.
 
         Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
         """

@@ -1,4 +1,4 @@
-"""Performs actions and posts what came of them."""
+"""The executor of actions, which posts their outcomes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNKNOWN_STAGES_NAMED = 10
 
 @dataclass(eq=False)
 class ActionExecutor:
-    """Reads the newest state from `loop`, and posts there what came of an action."""
+    """Performs actions on the newest state of `loop`, and posts their outcomes there."""
 
     _hub: ControlHub
     _front: RequestFront

@@ -1,4 +1,4 @@
-"""Whether heads that have requests answer: they get beacons, and what comes back is watched as on a link between nodes.
+"""The watch over heads that have requests: they get beacons, and their answers are watched as on a link between nodes.
 
 Nothing is sent to a head without requests, and nothing is expected of it.
 """

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 TICK_S = 0.5
 SOON_TICK_S = 0.1
-"""While a link is suspect: what follows from silence is due at a time, and no event may come then."""
+"""Seconds between ticks while a link is suspect: a silence has consequences at a time, and no event may come then."""
 _PASSES = 20
 
 
@@ -62,8 +62,8 @@ class StateLoop:
         return self._ring.view(self.state)
 
     def start(self, executor: Executor, active_requests: Callable[[], int]) -> None:
-        """Begin with what is in the inbox. `executor` gets the actions that the state calls for, and each tick has the
-        number of active requests."""
+        """Begin with the events of the inbox. `executor` gets the actions that the state calls for, and each tick has
+        the number of active requests."""
         self._tasks = [asyncio.create_task(self._run(executor)), asyncio.create_task(self._tick(active_requests))]
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Asks the placer in a thread: a planner may take seconds, and what it reads is the state itself, which is frozen."""
+"""The placer, asked in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyCho
 
 
 class Planner:
-    """`state` gives the newest state. Every call raises what the placer raises."""
+    """Plans and repairs placements. `state` gives the newest state. Every call raises as the placer does."""
 
     def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
         self._state = state
@@ -62,7 +62,7 @@ class Planner:
         return await self._solver.run(lambda: self._placer.outlook(problem(), record.placement))
 
     async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
-        """What the death of each of its nodes would cost. Each is planned for as if it had happened."""
+        """The cost of each node's death. Each is planned for as if it had happened."""
         state, spec, placement = self._state(), record.spec, record.placement
         manifest, _ = self._models.get(record.manifest_digest)
         typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
@@ -118,8 +118,8 @@ class Planner:
     def _problem(
         self, state: State, record: DeploymentRecord, traffic: Traffic | None = None
     ) -> Callable[[], PlacementProblem]:
-        """Makes, off the event loop, the problem of a deployment with its own memory counted as free and what nodes
-        hold of its model; without a `traffic` for what it has served."""
+        """A function that makes, off the event loop, the problem of a deployment, with its own memory counted as free
+        and the units of its model that nodes hold. `traffic` is None for the requests that it has served."""
         manifest, _ = self._models.get(record.manifest_digest)
         served = self._traffic.of(record.name, record.model) if traffic is None else traffic
 

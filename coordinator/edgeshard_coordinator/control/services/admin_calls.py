@@ -1,4 +1,4 @@
-"""What every call of an operator works with."""
+"""The parts that an operator's calls work with."""
 
 from __future__ import annotations
 

@@ -139,7 +139,8 @@ class DeploymentCalls(AdminCalls):
         return known
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
-        """Until the call is on disk. Raises what the disk refused it with; the call has changed nothing then."""
+        """Wait until the call is on disk. Raises the error with which the disk refused it; the call has changed nothing
+        then."""
         operation_id = operation.operation_id
         await answered(self._loop.until(lambda state: state.pending_operation(name, operation_id) is None))
         refused = self._loop.state.refusal(operation_id)

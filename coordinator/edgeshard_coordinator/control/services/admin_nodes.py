@@ -1,4 +1,4 @@
-"""Nodes, the site, what nodes keep packed, and measuring."""
+"""Calls on nodes, the site, packed units and measuring."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgeshard_coordinator.core.values.state import ServedOperation
 
 
 class NodeCalls(AdminCalls):
-    """Nodes, the site, what nodes keep packed, and measuring."""
+    """Calls on nodes, the site, packed units and measuring."""
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
@@ -68,7 +68,7 @@ class NodeCalls(AdminCalls):
         return pb.DropPackedResponse.FromString(outcome)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
-        """A caller that goes away changes nothing: nodes measure on, and what they report is kept."""
+        """Measure nodes. A caller that goes away changes nothing: nodes measure on, and their reports are kept."""
         call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
         async with aclosing(self._questions.calls.follow(call)) as news:
             async for progress in news:

@@ -1,4 +1,4 @@
-"""What an operator calls through edgectl."""
+"""The service that operators call through edgectl."""
 
 from __future__ import annotations
 

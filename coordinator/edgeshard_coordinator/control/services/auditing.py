@@ -1,4 +1,4 @@
-"""Which calls the audit log has an entry of, and what that says of a call: who, what, about what, with what result.
+"""The calls that the audit log has entries of, each with the caller, the method, its target and the result.
 
 Most entries are made around the call, by the server (`CallWatch`). A method that is in no table here is a mistake,
 which a test finds.
@@ -26,8 +26,8 @@ _HEALTH = "/grpc.health.v1.Health"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`target` is the field of the request that names what it is about, '' for none. `counts` says of an answer whether
-    something was done, `asks` of a request whether it wants something done."""
+    """A call that changes something. `target` is the field of the request that names its object, '' for none. `counts`
+    says of an answer whether something was done, `asks` of a request whether it wants something done."""
 
     target: str = ""
     counts: Callable[[Any], bool] = lambda _: True
@@ -86,7 +86,7 @@ TRAFFIC = frozenset(
         *(f"{_STAGE}/{name}" for name in ("Exchange", "Probe")),
     }
 )
-"""What clients and nodes are there for."""
+"""The daily calls of clients and nodes."""
 
 
 class CallAudit:

@@ -1,4 +1,4 @@
-"""What agents call: register, the control stream with its heartbeats, profiles."""
+"""The service that agents call: register, the control stream with its heartbeats, profiles."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        """Of agents from before heartbeats came on the control stream."""
+        """A heartbeat of agents from before heartbeats came on the control stream."""
         heartbeat = wire.heartbeat_from_wire(request)
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
@@ -140,7 +140,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def _message(
         self, connection: ControlStream, operation_id: OperationId, command: commands.ControlMessage
     ) -> pb.ControlResponse | None:
-        """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
+        """The message of a command; None for a command that cannot be sent. That counts as refused, since a message too
+        large ends the stream."""
         try:
             message = wire.command_to_wire(operation_id, command)
             if is_sendable(message):

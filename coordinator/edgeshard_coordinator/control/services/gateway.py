@@ -18,7 +18,7 @@ from edgeshard_coordinator.control.requests.request_front import RequestFront
 
 
 class SiteBackend:
-    """What the gateway asks of the coordinator. No token passes the state loop."""
+    """The gateway's way to the coordinator. No token passes the state loop."""
 
     def __init__(self, front: RequestFront, models: Models, chats: Chats) -> None:
         self._front = front

@@ -1,4 +1,4 @@
-"""What heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
+"""The service that heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             yield message
 
     def _message(self, attachment: Attachment, command: head.HeadCommand) -> pb.AttachResponse | None:
-        """None for a request that cannot be sent: it fails alone, since a refused message would end the stream."""
+        """The message of a command; None for a request that cannot be sent. It fails alone, since a refused message
+        would end the stream."""
         if isinstance(command, head.HeadBeacon):
             return head_command_to_wire(command)
         try:

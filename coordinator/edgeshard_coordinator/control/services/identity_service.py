@@ -1,4 +1,4 @@
-"""What members and operators call about who belongs to the site."""
+"""The service for members and operators on the membership of the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What applications call."""
+"""The service that applications call."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             yield heard_to_wire(heard)
 
     def end_listeners(self) -> None:
-        """The coordinator goes down: listeners end once they have said what there is to say."""
+        """End the listeners once all is sent, since the coordinator goes down."""
         self._listeners.finish()
 
     async def Cancel(
@@ -153,7 +153,7 @@ async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenR
 
 
 def _owner(context: Any) -> str:
-    """Whose listener it is: the client's by its certificate, also over another connection; else the connection's."""
+    """The owner of a listener: the client by its certificate, also over another connection; else the connection."""
     return client_of(context) or context.peer()
 
 
@@ -164,5 +164,5 @@ def client_of(context: Any) -> str:
 
 
 def client_name(principal: Principal) -> str:
-    """As requests carry it."""
+    """The name of a client in its requests."""
     return f"{principal.role}/{principal.id}"

@@ -1,4 +1,4 @@
-"""What the coordinator knows, as metrics: read from state and counts at each scrape. docs/metrics.md lists them.
+"""The coordinator's metrics, read from state and counts at each scrape. docs/metrics.md lists them.
 
 Labels are names of nodes and deployments, which operators choose, and words from short lists.
 """
@@ -225,7 +225,7 @@ class CoordinatorMetrics:
 
 
 def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
-    """What nodes say of their machines."""
+    """The figures of the nodes' machines."""
     ends = [((name,), known.certificate_ends_s) for name, known in said if known.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
         yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(known)) for of, known in said])
@@ -276,7 +276,7 @@ _PARTS = (
     ("prefill", "request_prefill_seconds", "request_prefill_time_seconds", "From there to its first token."),
     ("decode", "request_decode_seconds", "request_decode_time_seconds", "From its first token to its last."),
 )
-"""Of `DeploymentCounts`, with our name, vLLM's name and the meaning."""
+"""A part of `DeploymentCounts`, our name, vLLM's name and the meaning."""
 
 
 def _parts(counts: Mapping[DeploymentName, DeploymentCounts], *, as_vllm: bool) -> Iterator[Metric]:

@@ -46,12 +46,13 @@ class Packed:
         return len(self._asked)
 
     async def list(self, node: str) -> tuple[PackedUnit, ...]:
-        """What the node (its name or id) keeps. Raises NotFoundError, UnavailableError, DeadlineError, and what the
-        node answers."""
+        """The packed units of a node, which is given by its name or id. Raises NotFoundError, UnavailableError,
+        DeadlineError, and the node's error."""
         return await self._ask(node, ListPacked())
 
     async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these, or without any all that are not in use; those in use stay. Raises as `list` does."""
+        """Remove these units, or all that are not in use where `ids` is empty; those in use stay. Raises as `list`
+        does."""
         return await self._ask(node, DropPacked(tuple(ids)))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:

@@ -1,4 +1,4 @@
-"""What operators have nodes asked that the state does not depend on."""
+"""The questions to nodes that the state does not depend on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Questions:
         models: Models,
         about: Callable[[], dict[str, Any]],
     ) -> Questions:
-        """Questions that are asked over the control streams of `hub`; `about` says what this process is."""
+        """Questions over the control streams of `hub`; `about` describes this process."""
         return cls(calls, Traces(loop, hub), Dumps(loop, hub, about), Packed(loop, hub, models))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:

@@ -1,4 +1,4 @@
-"""Deployments that are planned again while they run: what an operator asks, and what was found before."""
+"""Deployments that are planned again while they run, for an operator, and the plans that were found before."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Planned:
 
 
 class Replans:
-    """What was found last for each deployment is kept, so that to ask whether there is something new costs nothing."""
+    """Plans deployments again. The last plan of each is kept, so that the question for something new costs nothing."""
 
     def __init__(self, loop: StateLoop, planner: Planner, store: StateStore) -> None:
         self._loop = loop
@@ -57,7 +57,7 @@ class Replans:
         self._keep(record, _planned(state, record, _as_it_is(record.placement)))
 
     async def look(self, name: DeploymentName, *, force: bool) -> Replan:
-        """What `move` would do. Raises as that does."""
+        """The result that `move` would have. Raises as that does."""
         state = self._loop.state
         record = _movable(state, name)
         now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
@@ -72,7 +72,7 @@ class Replans:
         """Plan on the newest state until nothing changed meanwhile, then move where it is worth it; the operation done.
 
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
-        UnavailableError for one that is not ready, and what the placer raises.
+        UnavailableError for one that is not ready, and as the placer does.
         """
 
         async def moved() -> ServedOperation:
@@ -99,7 +99,7 @@ class Replans:
 
 
 async def on_newest_state(placed: Callable[[], Awaitable[ResultT]]) -> ResultT:
-    """What `placed` gives once nothing changed meanwhile. The last of many attempts may raise AbortedError."""
+    """The result of `placed` once nothing changed meanwhile. The last of `PLACING_ATTEMPTS` may raise AbortedError."""
     for _ in range(PLACING_ATTEMPTS - 1):
         with suppress(AbortedError):
             return await placed()
@@ -119,7 +119,7 @@ def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
-    """Whatever the times at which they came."""
+    """Whether both have the same figures, whenever they came."""
     if one is other:
         return True
     pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)
@@ -133,6 +133,6 @@ def _figures(known: Measurements) -> object:
 
 
 def _as_it_is(placement: Placement) -> Replan:
-    """The best one is the one that it has."""
+    """The plan in which the best placement is the present one."""
     gain = None if placement.predicted is None else 0.0
     return Replan(placement, placement, placement.predicted, gain, ReplanReason.SAME_LAYERS)

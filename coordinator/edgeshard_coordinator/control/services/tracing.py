@@ -26,7 +26,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 log = structlog.get_logger()
 
 ANSWER_LIMIT_S = 15.0
-"""How long after the traced time every node must have answered."""
+"""Seconds after the traced time by which every node must have answered."""
 
 
 class _Asked(NamedTuple):
@@ -53,7 +53,7 @@ class Traces:
 
         Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, FailedPreconditionError
         for one that is not ready, AbortedError when it stops running meanwhile or a newer trace takes the place of this
-        one, DeadlineError, and what a node answers.
+        one, DeadlineError, and a node's error.
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)

@@ -1,4 +1,4 @@
-"""One deployment's life: what an answer changes, and the transitions that follow from the state of its nodes."""
+"""One deployment's life: the changes by answers, and the transitions that follow from the state of its nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
 
 
 def restored_record(record: DeploymentRecord) -> DeploymentRecord:
-    """A record from disk after a restart: whatever was under way is forgotten, and its nodes are awaited."""
+    """A record from disk after a restart: all that was under way is forgotten, and its nodes are awaited."""
     fresh = fresh_progress(record.placement)
     return DeploymentRecord(
         uid=record.uid,
@@ -142,7 +142,8 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """What nodes say to have fetched and filled, and one for each stage that is prepared: other with any progress."""
+    """The bytes that nodes say to have fetched and filled, and one for each prepared stage: another number with any
+    progress."""
     held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
     own = [stage for stage in held if (stage.deployment, stage.epoch) == (record.name, record.epoch)]
     filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
@@ -300,7 +301,8 @@ def check_movable(record: DeploymentRecord) -> None:
 
 
 def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) -> DeploymentRecord:
-    """It goes on as it is until the disk has the move, so that a disk that refuses changes nothing."""
+    """The record with a move that waits for the disk. It goes on as it is until then, so that a disk that refuses
+    changes nothing."""
     revision = record.revision + 1
     return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
 
@@ -371,7 +373,7 @@ def _node_lost(record: DeploymentRecord, name: str) -> errors.UnavailableError:
 
 
 def at_node(failure: errors.EdgeShardError, name: NodeName) -> errors.EdgeShardError:
-    """What a node answered, saying which node it was."""
+    """A node's error, with the name of the node."""
     return type(failure)(
         f"node {name}: {failure.message}",
         field=failure.field,

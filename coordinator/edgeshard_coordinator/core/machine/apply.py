@@ -1,4 +1,4 @@
-"""How the state changes: one pure step for every event, then the transitions that follow for each deployment.
+"""The changes of the state: one pure step for every event, then the transitions that follow for each deployment.
 
 `apply` raises a typed error for a request that cannot be granted; the state is then the one before.
 """
@@ -44,7 +44,7 @@ def apply(state: State, event: events.Event) -> State:
 
 
 def _was_routine(before: State, event: events.Event, after: State) -> bool:
-    """Heartbeats that broke nothing: what else is due with time is looked for at ticks."""
+    """Whether the event was heartbeats that broke nothing: all that is due with time is looked for at ticks."""
     if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
@@ -128,7 +128,7 @@ def _replan(state: State, event: events.ReplanRequested) -> State:
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
-    """The call is made again."""
+    """The refusals without that of a call which is made again."""
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 

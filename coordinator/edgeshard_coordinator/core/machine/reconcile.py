@@ -47,7 +47,7 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
 
 
 def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
-    """Those for which `_node_actions` may say anything else than in `rested`."""
+    """The nodes for which `_node_actions` may give another answer than in `rested`."""
     # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
     if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
         return state.nodes.values()
@@ -84,9 +84,9 @@ def _node_actions(state: State, node: KnownNode) -> Iterator[actions.Action]:
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
     """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
 
-    A node is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
-    disk says so, as after a delete that the node did not hear of. Otherwise it is this coordinator that lacks
-    something, such as the newest part of its disk, and the stage may be serving.
+    A node is also to release a stage of a deployment that goes on without it. A deployment was deleted if the disk says
+    so, as after a delete that the node did not hear of. Otherwise this coordinator lacks something, such as the newest
+    part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []

@@ -1,4 +1,4 @@
-"""Nodes that register, connect, say how they are and go away: what the state keeps of them."""
+"""The state of nodes as they register, connect, send heartbeats and go away."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
-    """The same process: what it holds and its stream go on, and what has started does not start again."""
+    """The state and node after the same process registered again: its stages and its stream go on, and a node that has
+    started does not start again."""
     node = replace(
         node,
         starting=known.starting and node.starting,
@@ -113,7 +114,7 @@ def on_disconnected(state: State, event: events.NodeDisconnected) -> State:
 
 
 def on_removed(state: State, event: events.NodeRemoved) -> State:
-    """The node is none of the site's any more: nothing waits for it."""
+    """The state without a node that an operator took out: nothing waits for it."""
     node = state.nodes.get(event.node_id)
     if node is None:
         return state

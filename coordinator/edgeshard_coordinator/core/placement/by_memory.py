@@ -1,4 +1,4 @@
-"""Which node gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
+"""The layers of each node by the operator's own list, or in proportion to free memory, and the check of the memory.
 
 `core.placement.planned` has the placer that knows devices and links. Every placement passes `place_stages`, which
 checks the memory.
@@ -28,9 +28,9 @@ KV_BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class _UnitSize:
-    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor.
+    """Bytes of a unit by the form of its weights, and the elements of its largest tensor.
 
-    A tied embedding has none here: what it takes depends on which ends of the model a stage has.
+    A tied embedding has none here: its bytes depend on the ends of the model that a stage has.
     """
 
     bytes_as: Mapping[Quantisation | None, int]
@@ -88,7 +88,7 @@ class StageSizes:
         return budget, choose_residency(sizes, whole - sum(sizes), budget).streamed_bytes
 
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
-        """With the largest tensor once more in fp32, as it is in memory during loading."""
+        """Bytes of a stage with the largest tensor once more in fp32, as it is in memory during loading."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
         held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
         return held + 4 * largest
@@ -98,7 +98,7 @@ class StageSizes:
 
 
 def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement) -> StageSizes:
-    """With the KV pool and the load of a placement that there is."""
+    """The sizes of stages with the KV pool and the load of a placement."""
     shape = checked_shape(spec, manifest)
     blocks = -(-(spec.max_context or shape.max_context) // placement.kv_block_tokens)
     load = Load(placement.micro_batch, placement.micro_batches)
@@ -235,7 +235,8 @@ def _room(spec: DeploymentSpec, node: Candidate) -> int:
 def _proportional(
     spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
-    """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
+    """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
+    not."""
     usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]

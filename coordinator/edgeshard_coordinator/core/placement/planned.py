@@ -154,10 +154,10 @@ def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidat
 
 
 class _Site:
-    """One question: a spec on a site. Raises what SimplePlacer raises for nodes that cannot be."""
+    """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
     def __init__(self, problem: PlacementProblem, advises: bool = False) -> None:
-        """`advises` to say what would do without streaming, which takes some plans more."""
+        """With `advises`, a note tells what would do without streaming, which takes some plans more."""
         self._advises = advises
         self.spec, self.candidates = problem.spec, problem.candidates
         self._manifest, self._measured = problem.manifest, problem.measured
@@ -168,7 +168,7 @@ class _Site:
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
-        """How the nodes that may serve keep their weights."""
+        """The forms in which the nodes that may serve keep their weights."""
         spec = self.spec
         may_serve = [name for name, node in self._nodes.items() if node.placeable and name not in spec.exclude]
         return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
@@ -182,7 +182,7 @@ class _Site:
         return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates)
 
     def kept(self, broken: Placement) -> Placement:
-        """These layers with the KV pool and the load of a placement before, so that nodes keep what they hold."""
+        """The spec's layers with the KV pool and the load of a placement before, so that nodes keep their stages."""
         load = Load(broken.micro_batch, broken.micro_batches)
         sizes = by_memory.sizes_of(self.spec, self._manifest, broken)
         placement = by_memory.place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
@@ -326,7 +326,7 @@ class _Site:
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
     def _load(self, costs: Costs, cut: Cut) -> Load | None:
-        """Of at most `concurrency` requests the load with the highest rate on this cut; None when no load fits."""
+        """The load with the highest rate on this cut, of at most `concurrency` requests; None when no load fits."""
         if self.spec.mode == "sequential":
             return Load()
         many = Costs(replace(costs.problem, objective=Objective.AUTO))
@@ -338,7 +338,7 @@ class _Site:
         return None if best is None else best.load
 
     def _loads(self, costs: Costs) -> list[Load]:
-        """Those considered, the smallest first; with the spec's own number of micro-batches only such."""
+        """The loads to consider, the smallest first; with the spec's own number of micro-batches only such."""
         wanted = self.spec.micro_batches
         if not wanted:
             return loads(costs)
@@ -346,7 +346,7 @@ class _Site:
         return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage, offer: str) -> Placement:
-        """By memory, if that has a placement: the planner wants measured links."""
+        """A placement by memory, if there is one: the planner wants measured links."""
         if shortage.constraint == "max_time_per_token":
             raise FailedPreconditionError(
                 f"max_time_per_token_s: {shortage.text}", field="max_time_per_token_s", reason="TOO_SLOW"
@@ -366,7 +366,7 @@ def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[No
 
 
 def _fastest(costs: Costs, cut: Cut, loads: Sequence[StreamedLoad]) -> PlanResult | None:
-    """Of these loads the one whose tokens cost least on a cut, streaming; None where none fits."""
+    """The plan of the load whose tokens cost least on a cut, streaming; None where none of `loads` fits."""
     tried = [given_streaming(costs, cut, load) for load in loads]
     fitting = [one for one in tried if one is not None and one.prediction is not None]
     return min(fitting, key=_token_cost, default=None)
@@ -387,7 +387,7 @@ def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mappi
 
 
 def _objective(spec: DeploymentSpec) -> Objective:
-    """In mode `sequential` one step is under way at a time: what matters is one request."""
+    """The planner's objective. In mode `sequential` one step is under way at a time, so a single request matters."""
     objective = Objective(spec.objective)
     one = objective.is_single or objective is Objective.ENERGY
     return objective if one or spec.mode != "sequential" else Objective.REQUEST

@@ -1,4 +1,4 @@
-"""What a placement is looked for, and who looks for it: the seam between placing and the services."""
+"""The problem of a placement and the placers that solve it: the seam between placing and the services."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgeshard_coordinator.core.values.measurements import Measurements
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """A deployment to be placed on the nodes there are, with what was measured of these.
+    """A deployment to be placed on the nodes there are, with the measurements of these.
 
     `traffic` is that of an earlier deployment of this name and model. Where there is a placement already, `candidates`
     count the memory that it holds as free.
@@ -42,7 +42,7 @@ class Placer(Protocol):
         """A placement that fits, or a typed error that names the field at fault."""
 
     def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
-        """How a placement does for the problem's traffic, and whether another would do better."""
+        """The figures of a placement for the problem's traffic, and whether another would do better."""
 
     def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
         """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where

@@ -15,9 +15,9 @@ from edgeshard_coordinator.core.placement.repair import layers_of, moved_bits
 
 
 def planned_again(placer: Placer, problem: PlacementProblem, current: Placement) -> Replan:
-    """What there is to gain by another placement than the current one.
+    """The gain by another placement than the current one.
 
-    The source is the spec's or, while that is away, the node that has the head instead. Raises what the placer raises.
+    The source is the spec's or, while that is away, the node that has the head instead. Raises as the placer does.
     """
     head, candidates = current.head.node_name, problem.candidates
     is_there = any(node.name == problem.spec.source and node.placeable for node in candidates)
@@ -44,7 +44,8 @@ def planned_again(placer: Placer, problem: PlacementProblem, current: Placement)
 
 
 def judged(plan: Replan, *, force: bool = False) -> Replan:
-    """With the reason `WOULD_MOVE`, or why not. Only other layers do, with `force` whatever they gain."""
+    """The plan with the reason `WOULD_MOVE`, or the reason why it does not move. Only other layers move, with `force`
+    whatever their gain."""
     if is_same(plan.current, plan.found):
         reason = ReplanReason.SAME_LAYERS
     elif force or (plan.gain is not None and plan.gain >= WORTH_SAYING):

@@ -131,7 +131,7 @@ def told(state: State, action: TellMeasured) -> State:
 
 
 def forget_tries(state: State, node_id: NodeId) -> State:
-    """The node is another process now: what failed before may work."""
+    """Forget a node's tries: it is another process now, and may do what failed before."""
     tries = {
         sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
         for sender, pairs in state.tries.items()
@@ -142,7 +142,7 @@ def forget_tries(state: State, node_id: NodeId) -> State:
 
 
 def settle(state: State, now: float) -> State:
-    """End the jobs of nodes that went away, those unanswered for too long, and those with nothing left to do."""
+    """End the jobs of nodes that went away, jobs unanswered for too long, and jobs with nothing left to do."""
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
         if node is None or node.connection != job.connection:
@@ -169,17 +169,18 @@ def settle(state: State, now: float) -> State:
 
 
 def on_ticked(state: State, active_requests: int, now: float) -> State:
-    """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
+    """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
-    Those are links nobody has measured and layers that a node lacks, when the site has been quiet for long enough, and
-    layers measured on a busy node, when that node has: its measuring disturbs no other.
+    It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
+    and of layers measured on a busy node, when that node has been quiet: its measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
 
 
 def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
-    """After a restart, with the store's models by the digests of their manifests: which of them nodes are measured for.
+    """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
+    manifests.
 
     Layers that were measured on busy nodes are to be measured again.
     """
@@ -270,7 +271,7 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
-    """After a measurement of layers: due again as long as it was disturbed, but so often only."""
+    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
@@ -309,7 +310,7 @@ def _idle(state: State, item: Retake, now: float) -> bool:
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
-    """After a probe: links that failed are due again later, after a longer delay each time."""
+    """The state after a probe: links that failed are due again later, after a longer delay each time."""
     timings, links = state.timings, state.links_from(sender)
     tries = dict(state.tries.get(sender, {}))
     for receiver in receivers:

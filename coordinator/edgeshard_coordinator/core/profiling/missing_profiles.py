@@ -1,4 +1,4 @@
-"""What nobody has measured of a node yet, and having its layers measured without anybody's asking. Pure.
+"""Profiles and links that nobody has measured of a node yet, and the coordinator's own measuring of layers. Pure.
 
 A model counts as wanted, with weights kept in a certain way, where another node was measured for it or a deployment
 runs it. A node that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has
@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 
 class Unknown:
-    """What is not known of the nodes of one state; made once for all of them."""
+    """The unknown figures of the nodes of one state; made once for all of them."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -33,7 +33,8 @@ class Unknown:
                     self._quick[key] = self._quick.get(key, True) and profile.value.quick
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
-        """What the node would be asked for: first what is deployed. In full where another node was measured in full."""
+        """The measurements that the node would be asked for, first of deployed models; in full where another node was
+        measured in full."""
         known = self._state.measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
         return [
@@ -47,7 +48,7 @@ class Unknown:
         return self._placeable.difference(self._state.links_from(node.node_id), (node.node_id,))
 
     def link_count(self, node: KnownNode) -> int:
-        """How many `links` gives; cheap also for thousands of nodes that know few links."""
+        """The number of `links`; cheap also for thousands of nodes that know few links."""
         there = self._placeable.intersection(self._state.links_from(node.node_id))
         return len(self._placeable) - len(there) - (node.node_id in self._placeable)
 
@@ -58,7 +59,7 @@ class Unknown:
 
 
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
-    """Whether nothing is left to measure of these nodes: their links, and the layers of those that do not serve."""
+    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that do not serve."""
     unknown, taken = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
@@ -94,7 +95,8 @@ def begun(state: State, now: float) -> State:
 
 
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
-    """After a measurement of layers: what gave a profile is over, and one that was `interrupted` was no attempt."""
+    """The state after a measurement of layers: one that gave a profile is over, and one that was `interrupted` was no
+    attempt."""
     tries, key, known = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
     tried = tries.get(key)
     if tried is None:
@@ -108,7 +110,7 @@ def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) ->
 
 
 def forgotten(state: State, node_id: NodeId) -> State:
-    """The node is another process now: what failed before may work."""
+    """The state without a node's tries: it is another process now, and may do what failed before."""
     return _with_tries(state, node_id, {})
 
 
