@@ -21,7 +21,7 @@ from edgeshard_coordinator.control.services.site_events import SiteEvents
 
 @dataclass(eq=False)
 class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
-    """Base of the calls by subject, which `AdminServicer` has all of."""
+    """Base of the calls by subject, all of which `AdminServicer` has."""
 
     _loop: StateLoop
     _front: RequestFront
