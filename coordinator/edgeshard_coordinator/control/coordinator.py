@@ -60,7 +60,8 @@ EXPIRY_S = 0.1
 
 
 class Coordinator:
-    """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
+    """A coordinator on a server. `await start()` serves and returns its address; `await stop()` ends every stream, then
+    the server.
 
     `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
     same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext; `keys` who

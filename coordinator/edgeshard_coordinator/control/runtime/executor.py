@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
@@ -20,8 +20,7 @@ from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.core.values import actions, events
-from edgeshard_coordinator.core.values.measurements import Measurements
-from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, StandbyChoice
+from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice
 
 log = structlog.get_logger()
 
@@ -65,9 +64,11 @@ class ActionExecutor:
             case actions.ForgetDeployment():
                 self._spawn(self._forget(action.record))
             case actions.SaveNode():
-                self._spawn(self._save_node(action.node))
+                write = self._store.save_node(action.node)
+                self._spawn(self._save_of_node(action.node.node_id, write, "node_not_saved"))
             case actions.SaveMeasurements():
-                self._spawn(self._save_measurements(action.node_id, action.measurements))
+                write = self._store.save_measurements(action.node_id, action.measurements, self._loop.now())
+                self._spawn(self._save_of_node(action.node_id, write, "measurements_not_saved"))
             case actions.TellMeasured():
                 self._calls.finished(action.measured)
             case actions.EndService():
@@ -150,19 +151,13 @@ class ActionExecutor:
             log.info("deployment_forgotten", deployment=record.name)
             self._loop.post(events.DeploymentForgotten(record.name, record.uid, self._loop.now()))
 
-    async def _save_node(self, node: KnownNode) -> None:
+    async def _save_of_node(self, node_id: NodeId, write: Awaitable[None], refused: str) -> None:
+        """Wait for a write that may fail; `refused` is the log's event where it does."""
         try:
-            await self._store.save_node(node)
+            await write
         except EdgeShardError as error:
-            # The node registers again after a restart anyway; until then only its line in a listing is missing.
-            log.error("node_not_saved", node_id=node.node_id, error=error.message)
-
-    async def _save_measurements(self, node_id: NodeId, measurements: Measurements) -> None:
-        try:
-            await self._store.save_measurements(node_id, measurements, self._loop.now())
-        except EdgeShardError as error:
-            # They are used until a restart; then the node is measured again.
-            log.error("measurements_not_saved", node_id=node_id, error=error.message)
+            # Nothing is missing before a restart. After it the node registers again, and is measured again.
+            log.error(refused, node_id=node_id, error=error.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)

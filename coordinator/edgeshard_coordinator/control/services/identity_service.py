@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError
-from edgeshard.domain.identity import Principal, Role, parse_role
+from edgeshard.domain.identity import Role, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -53,7 +53,8 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
-        member = _member(context)
+        member = caller(context)
+        assert member is not None  # there is a membership only where every caller shows a certificate
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )
@@ -105,9 +106,3 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 "this site is in plaintext: nobody has a certificate; see edgectl init", reason="NO_TLS"
             )
         return self._membership
-
-
-def _member(context: Any) -> Principal:
-    principal = caller(context)
-    assert principal is not None  # there is a membership only where every caller shows a certificate
-    return principal

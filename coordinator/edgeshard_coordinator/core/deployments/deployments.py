@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.domain import errors
 from edgeshard.domain.control.commands import CommandKey, CommandKind
@@ -325,12 +326,12 @@ def answered(
     kind, index = key.kind, key.stage
     if kind is CommandKind.RELEASE:
         # A release that failed is not repeated: the node refused it once and would again.
-        return replace(record, released=_done(record.released, index))
+        return replace(record, released=_with(record.released, index, done=True))
     if kind is CommandKind.PREPARE and record.phase is Phase.LOADING:
         if failure is not None:
             avoided = record.avoided | {record.placement.stages[index].node_id}
             return broke(state, replace(record, avoided=avoided), failure, now)
-        return replace(record, prepared=_done(record.prepared, index))
+        return replace(record, prepared=_with(record.prepared, index, done=True))
     if kind is CommandKind.ACTIVATE and record.phase is Phase.ACTIVATING:
         if failure is not None:
             return broke(state, record, failure, now)
@@ -341,18 +342,15 @@ def answered(
 def sent(record: DeploymentRecord, key: CommandKey, connection: int) -> DeploymentRecord:
     """The record once a command is on its way over `connection`."""
     if key.kind is CommandKind.PREPARE:
-        return replace(record, prepared=_sent(record.prepared, key.stage, connection))
+        return replace(record, prepared=_with(record.prepared, key.stage, sent_on=connection))
     if key.kind is CommandKind.ACTIVATE:
         return replace(record, activated=replace(record.activated, sent_on=connection))
-    return replace(record, released=_sent(record.released, key.stage, connection))
+    return replace(record, released=_with(record.released, key.stage, sent_on=connection))
 
 
-def _done(all_progress: tuple[Progress, ...], index: int) -> tuple[Progress, ...]:
-    return tuple(replace(p, done=True) if i == index else p for i, p in enumerate(all_progress))
-
-
-def _sent(all_progress: tuple[Progress, ...], index: int, connection: int) -> tuple[Progress, ...]:
-    return tuple(replace(p, sent_on=connection) if i == index else p for i, p in enumerate(all_progress))
+def _with(all_progress: tuple[Progress, ...], index: int, **changes: Any) -> tuple[Progress, ...]:
+    """The progress of all stages, with one's changed."""
+    return tuple(replace(p, **changes) if i == index else p for i, p in enumerate(all_progress))
 
 
 def _ended(record: DeploymentRecord, failure: errors.EdgeShardError) -> DeploymentRecord:

@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Reta
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, disk_of
 
 NO_EPOCH = Epoch(0)
-"""Below every epoch there is."""
+"""An epoch below all that there are."""
 HeldStage = tuple[DeploymentName, Epoch]
 """A stage as `ReleaseStage` names it."""
 
