@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -48,13 +49,23 @@ _OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...]
     ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.spec.concurrency)),
 )
 _TAKEN_UP = "How often a service was taken up again: by another epoch, or by the same head over another stream."
+
+
+class _ByWord(NamedTuple):
+    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` says what the words are."""
+
+    name: str
+    meaning: str
+    label: str
+    part: str
+
+
 _BY_WORD = (
-    ("edgeshard_requests", "Requests that began, by the role of who asked.", "role", "begun"),
-    ("edgeshard_requests_finished", "Requests that ended with an answer, by the reason.", "reason", "finished"),
-    ("edgeshard_requests_failed", "Requests that began and ended with an error, by its code.", "code", "failed"),
-    ("edgeshard_recoveries", _TAKEN_UP, "kind", "recovered"),
+    _ByWord("edgeshard_requests", "Requests that began, by the role of who asked.", "role", "begun"),
+    _ByWord("edgeshard_requests_finished", "Requests that ended with an answer, by the reason.", "reason", "finished"),
+    _ByWord("edgeshard_requests_failed", "Requests that began and ended with an error, by its code.", "code", "failed"),
+    _ByWord("edgeshard_recoveries", _TAKEN_UP, "kind", "recovered"),
 )
-"""The name, the meaning, the label of the words, and the counts by word in `DeploymentCounts`."""
 _OF_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
     ("kv_used_bytes", "KV memory in use.", lambda stage: stage.kv_bytes_in_use),
     ("kv_capacity_bytes", "KV memory that there is.", lambda stage: stage.kv_bytes_capacity),
