@@ -1,1 +1,1 @@
-"""The coordinator: which nodes there are, which of them holds what, and the way in for requests."""
+"""The coordinator: it knows the site's nodes and their stages, and lets requests in."""

@@ -64,14 +64,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LIBRARIES = ("grpcio", "protobuf", "pydantic")
-"""Whose versions a dump names."""
+"""Packages whose versions a dump names."""
 WINDOW_BYTES = 4 << 20
 """A model's upload over a path of 100 ms may come with 40 MB/s."""
 MOST_MEMBERS, MOST_JOINERS = 4096, 1024
 """Connections at the port of nodes, clients and operators, and at the one where processes join. With every one of
 them open the process is 300 MB larger."""
 STOP_LIMIT_S = 1.8
-"""An orderly end takes no longer than this; what is on disk is complete at any moment anyway."""
+"""Seconds that an orderly end takes at most; the disk is complete at any moment anyway."""
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
@@ -91,33 +91,31 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
     site = _site(settings)
     listen, certificate = _http_listen(settings, site)
     origins = _origins(settings)
-    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS))
     machine = Machine(__version__, settings.state_dir, site.tls)
-    coordinator.conditions.own = machine.condition
+    coordinator = await _assemble(settings, site, connection_cap(descriptors, 1 / 2, MOST_MEMBERS), machine)
     metrics = MetricsListener(settings.metrics_listen, site.tls, coordinator.metrics, site.denials)
     address = await coordinator.start()
     await metrics.start()
     log.info("coordinator_serves", address=address)
     joiners = connection_cap(descriptors, 1 / 8, MOST_JOINERS)
-    enrolment_listener = await _open_enrolment_listener(settings, site, coordinator, address, joiners)
+    enrolment, joins_at = await _open_enrolment(settings, site, coordinator, address, joiners)
     gateway: GatewayServer | None = None
     if listen is not None:
         authenticator = ApiKeyAuthenticator(site.keys, site.audit, asks=not settings.http_no_key)
         gateway = await _open_gateway(listen, origins, authenticator, coordinator)
     if settings.ready_file is not None:
-        write_ready_file(
-            settings.ready_file, address, gateway.url if gateway is not None else "", enrolment_listener.address
-        )
+        write_ready_file(settings.ready_file, address, gateway.url if gateway is not None else "", joins_at)
     notifier.ready(f"serving on {address}")
     tell_ready(_next_step(site, address))
     beats = feed_watchdog(notifier, lambda: {"state loop": coordinator.loop.turns})
-    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate))
+    chores = asyncio.gather(beats, machine.measure(), *_renewing(certificate), *_renewing_own(site))
     await stopping.wait()
     notifier.stopping()
     log.info("coordinator_stops")
     chores.cancel()
     await metrics.stop()
-    await enrolment_listener.close()
+    if enrolment is not None:
+        await enrolment.stop()
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.stop(), STOP_LIMIT_S)
     if gateway is not None:
@@ -125,7 +123,7 @@ async def serve(settings: CoordinatorSettings, descriptors: int) -> None:
 
 
 def _next_step(site: _Site, address: str) -> str:
-    """What this daemon is, and how a node comes to it."""
+    """A line for people: the daemon, and the way for a node to it."""
     if site.tls is None:
         joins = f"edgeshard-agent --plaintext --coordinator {address} --name NAME --state-dir DIR"
     else:
@@ -135,7 +133,7 @@ def _next_step(site: _Site, address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Whom the coordinator trusts and who belongs to its site, both None in plaintext; and its logbook."""
+    """The coordinator's trust and members, both None in plaintext, and its logbook and keys."""
 
     tls: TlsFiles | None
     membership: Membership | None
@@ -143,7 +141,7 @@ class _Site:
     audit: AuditLog
     keys: KeyBook
     issuing: Issuing | None = None
-    """What makes certificates; None where they are made by hand."""
+    """The maker of certificates; None where they are made by hand."""
 
 
 def _site(settings: CoordinatorSettings) -> _Site:
@@ -169,43 +167,24 @@ def _site(settings: CoordinatorSettings) -> _Site:
     return _Site(tls, membership, denials, audit, keys, issuing)
 
 
-class _EnrolmentListener:
-    """Where processes join, and the renewal of the coordinator's own certificate."""
-
-    def __init__(self, server: EnrolmentServer | None, renewing: asyncio.Task[None] | None, address: str = "") -> None:
-        self.address = address
-        """Where they join, host:port."""
-        self._server = server
-        self._renewing = renewing
-
-    async def close(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-        if self._server is not None:
-            await self._server.stop()
-
-
-async def _open_enrolment_listener(
+async def _open_enrolment(
     settings: CoordinatorSettings, site: _Site, coordinator: Coordinator, address: str, most_connections: int
-) -> _EnrolmentListener:
-    """Raises UnavailableError where the port for enrolment is taken."""
-    if site.tls is None or site.membership is None or settings.ca_key is None:
-        return _EnrolmentListener(None, None)
-    renew = partial(site.membership.renew, site.tls.principal())
-    renewing = asyncio.create_task(keep_renewed(site.tls, renew))
-    if settings.enrol_listen is None:
-        return _EnrolmentListener(None, renewing)
+) -> tuple[EnrolmentServer | None, str]:
+    """The server where processes join, and its address, host:port; None and "" for nowhere. Raises UnavailableError
+    where the port is taken."""
+    if site.tls is None or site.membership is None or settings.enrol_listen is None:
+        return None, ""
     server = EnrolmentServer(settings.enrol_listen, site.tls, CallAudit(site.audit), most_connections)
     add_EnrolmentServiceServicer_to_server(EnrolmentServicer(site.membership), server.grpc)
     enrolment = await server.start()
     coordinator.identities.addresses = Addresses(address, enrolment, settings.advertise)
     log.info("enrolment_open", address=enrolment)
-    return _EnrolmentListener(server, renewing, enrolment)
+    return server, enrolment
 
 
 def _http_listen(settings: CoordinatorSettings, site: _Site) -> tuple[HttpListen | None, GatewayCertificate | None]:
-    """Where the gateway listens, None for nowhere, and its certificate where the site makes that. Raises what
-    `HttpListen.check` raises, and DeniedError for what anybody on the network could use."""
+    """The gateway's listener, None for nowhere, and its certificate where the site makes that. Raises as
+    `HttpListen.check`, and DeniedError for a gateway that anybody on the network could use."""
     if settings.http_listen is None:
         return None, None
     if missing("gateway"):
@@ -246,6 +225,13 @@ def _renewing(certificate: GatewayCertificate | None) -> list[Coroutine[None, No
     return [keep_renewed(tls_files(certificate.directory), certificate.renewed)]
 
 
+def _renewing_own(site: _Site) -> list[Coroutine[None, None, None]]:
+    """The coordinator's own certificate, where the site makes it."""
+    if site.tls is None or site.membership is None or site.issuing is None:
+        return []
+    return [keep_renewed(site.tls, partial(site.membership.renew, site.tls.principal()))]
+
+
 def _origins(settings: CoordinatorSettings) -> Origins:
     """Pages that may use the gateway. Raises DeniedError where every page in a browser of this machine could."""
     origins = parse_origins(settings.http_allow_origin)
@@ -278,7 +264,7 @@ async def _open_gateway(
     return server
 
 
-async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int) -> Coordinator:
+async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections: int, machine: Machine) -> Coordinator:
     models = ModelStore(settings.state_dir / "models")
     try:
         private_directory(settings.state_dir, "state-dir")
@@ -288,7 +274,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
             f"--state-dir {settings.state_dir}: {error.strerror}", field="state-dir", reason="STATE_DIR"
         ) from None
     watch = CallAudit(site.audit)
-    coordinator = Coordinator(
+    return Coordinator(
         Server(settings.listen, site.tls, CONTROL_KEEPALIVE_S, WINDOW_BYTES, site.denials, watch, most_connections),
         StateStore(settings.state_dir / "state.sqlite"),
         models,
@@ -299,9 +285,9 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
         quotas=_quotas(settings.quotas),
         audit=site.audit,
         keys=site.keys,
+        own_condition=machine.condition,
+        about=Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about,
     )
-    coordinator.dumps.about = Process(settings, {"edgeshard": __version__, "wire": str(WIRE_VERSION)}, LIBRARIES).about
-    return coordinator
 
 
 def _quotas(path: Path | None) -> Quotas:

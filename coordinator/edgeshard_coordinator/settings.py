@@ -1,4 +1,4 @@
-"""What can be set on a coordinator."""
+"""The coordinator's settings."""
 
 from __future__ import annotations
 

@@ -1,29 +1,44 @@
-"""What is kept in one SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
+"""One SQLite file: a thread of its own for the connection, and the disk's refusals as typed errors.
 
 WAL with synchronous=FULL: a call that returned is on disk. One thread owns the connection, so writes happen in the
-order they were asked for.
+order in which they were asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from edgeshard.domain.errors import InternalError
 from edgeshard.storage.files import full_disk
 
+Arguments = ParamSpec("Arguments")
 ResultT = TypeVar("ResultT")
+StoreT = TypeVar("StoreT", bound="SqliteStore")
+
+
+def in_own_thread(
+    work: Callable[Concatenate[StoreT, Arguments], ResultT],
+) -> Callable[Concatenate[StoreT, Arguments], Coroutine[Any, Any, ResultT]]:
+    """Make a store's method one to be awaited, which runs in the thread that owns the store's connection."""
+
+    @wraps(work)
+    async def awaited(store: StoreT, /, *args: Arguments.args, **options: Arguments.kwargs) -> ResultT:
+        return await store._run(partial(work, store, *args, **options))
+
+    return awaited
 
 
 class SqliteStore:
     """Base of the stores. Every method of theirs raises ResourceExhaustedError (DISK_FULL) or InternalError
     (STATE_STORE) when the disk or the file refuses; nothing has changed then.
 
-    What runs by `_run` has the connection as `_open_database`; `_connect` made it.
+    What runs `in_own_thread` has the connection as `_open_database`; `_connect` made it.
     """
 
     def __init__(self, path: Path, what: str) -> None:

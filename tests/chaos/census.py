@@ -74,8 +74,7 @@ def _serve(path: Path, count: Callable[[], Counts]) -> None:
 
 def _of_coordinator(coordinator: Any) -> Counts:
     """Names that are gone raise AttributeError: then this count has to follow the product."""
-    from edgeshard_coordinator.control.requests.request_front import Attachment
-    from edgeshard_coordinator.control.requests.running_request import RunningRequest
+    from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
     from edgeshard_coordinator.control.runtime.hub import ControlStream
 
     state, front = coordinator.loop.state, coordinator.front

@@ -16,11 +16,11 @@ from edgeshard.domain.requests.step import Span
 from tests.chaos.failpoints import Moment, Place, Trap
 
 WRITES = {
-    "_replace_node": "node",
-    "_forget_node": "node that is deleted",
-    "_replace_measurements": "measurements",
-    "_save_traffic": "traffic",
-    "_save_operation": "operation",
+    "save_node": "node",
+    "forget_node": "node that is deleted",
+    "save_measurements": "measurements",
+    "save_traffic": "traffic",
+    "save_operation": "operation",
 }
 """What the coordinator's database takes beside deployments, by the method of StateStore that writes it."""
 FILES = ("blob", "manifest", "names")
@@ -33,6 +33,14 @@ def replace_method(owner: type, name: str, make: Callable[[Callable[..., Any]], 
     """Put `make(method)` in the place of a method."""
     original = getattr(owner, name)
     setattr(owner, name, wraps(original)(make(original)))
+
+
+def replace_write(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """The same for a store's method, in the thread that writes."""
+    from edgeshard_coordinator.sqlite_store import in_own_thread
+
+    work = getattr(owner, name).__wrapped__
+    setattr(owner, name, in_own_thread(wraps(work)(make(work))))
 
 
 class _Steps:
@@ -193,7 +201,7 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
         return make
 
     for name, what in WRITES.items():
-        replace_method(StateStore, name, writing(what))
+        replace_write(StateStore, name, writing(what))
     replace_method(BlobDirectory, "commit", writing("blob"))
 
     def write_file(path: Path, text: str) -> None:
@@ -203,6 +211,6 @@ def hook_coordinator(trap: Trap) -> None:  # noqa: C901 - a function for each so
         trap.hit(Moment(Place.AFTER_SAVE, what=what))
 
     models.write_atomically = write_file  # type: ignore[attr-defined]
-    replace_method(StateStore, "_save", saving)
-    replace_method(StateStore, "_forget", forgetting)
-    replace_method(StateStore, "_open", opening)
+    replace_write(StateStore, "save", saving)
+    replace_write(StateStore, "forget", forgetting)
+    replace_write(StateStore, "open", opening)

@@ -25,7 +25,7 @@ from tests.support.forms import in_form
 COUNT = "EDGESHARD_CHAOS_WRITES"
 """Names the environment variable with the number of cases; 0 is all."""
 SEED = "EDGESHARD_CHAOS_SEED"
-DEPLOYMENTS = {"_save", "_forget"}
+DEPLOYMENTS = {"save", "forget"}
 BEFORE_THE_FIRST, BEHIND_THE_LAST = "new->loading", "deleting->gone"
 
 

@@ -16,8 +16,8 @@ from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.core.placement.by_memory import Placer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import Placer
 from edgeshard_coordinator.core.values.quotas import Quotas
 from edgeshard_coordinator.core.values.state import Timings, validate_state
 

@@ -22,7 +22,8 @@ from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
-from edgeshard_coordinator.control.requests.request_front import Attachment, RequestFront
+from edgeshard_coordinator.control.requests.head_reports import HeadReports
+from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 
 import tests.simulator.disk
@@ -84,15 +85,15 @@ def head_sends_before_it_has() -> Any:
 
 def token_taken_at_any_position() -> Any:
     """Whatever a head says comes next."""
-    on_token = RequestFront.on_token
+    on_token = HeadReports.on_token
 
-    def taking(self: RequestFront, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
+    def taking(self: HeadReports, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
         request = attachment.requests.get(request_id)
         if request is not None and request.next_position is not None:
             token = replace(token, position=request.next_position)
         return on_token(self, attachment, request_id, epoch, token)
 
-    return mock.patch.object(RequestFront, "on_token", taking)
+    return mock.patch.object(HeadReports, "on_token", taking)
 
 
 def restart_gives_an_epoch_again() -> Any:

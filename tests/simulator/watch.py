@@ -98,8 +98,8 @@ class Watch:
 
     def coordinator_starts(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
-        loop, executor, front = coordinator.loop, coordinator._executor, coordinator.front
-        apply, perform, on_token = loop._apply, executor.perform, front.on_token
+        loop, executor, reports = coordinator.loop, coordinator._executor, coordinator.front.reports
+        apply, perform, on_token = loop._apply, executor.perform, reports.on_token
 
         def watched_apply(event: Event) -> None:
             before = loop.state
@@ -126,7 +126,7 @@ class Watch:
 
         loop._apply = watched_apply  # type: ignore[method-assign]
         executor.perform = watched_perform  # type: ignore[method-assign]
-        front.on_token = watched_token  # type: ignore[method-assign]
+        reports.on_token = watched_token  # type: ignore[method-assign]
 
     def coordinator_ends(self) -> None:
         self.coordinator = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from edgeshard.domain.clock import Clock
 from edgeshard.domain.control.commands import Deny
 from edgeshard.domain.errors import DeniedError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.identity import Principal, Role
+from edgeshard.domain.nodes.condition import Condition
 from edgeshard.metrics.exposition import Metrics
 from edgeshard.metrics.own import OwnCondition
 from edgeshard.proto.v1 import (
@@ -37,33 +40,32 @@ from edgeshard_coordinator.control.runtime.planner import Planner
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 from edgeshard_coordinator.control.services.auditing import CallAudit
 from edgeshard_coordinator.control.services.coordinator_service import DENIALS, CoordinatorServicer
-from edgeshard_coordinator.control.services.dumping import Dumps
 from edgeshard_coordinator.control.services.head_service import HeadServicer
 from edgeshard_coordinator.control.services.identity_service import IdentityServicer
 from edgeshard_coordinator.control.services.inference_service import InferenceServicer, client_name
 from edgeshard_coordinator.control.services.metrics import CoordinatorMetrics
-from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.site_events import SiteEvents
-from edgeshard_coordinator.control.services.tracing import Traces
 from edgeshard_coordinator.core.nodes import lost_nodes
-from edgeshard_coordinator.core.placement.by_memory import Placer
+from edgeshard_coordinator.core.placement.problem import Placer
 from edgeshard_coordinator.core.profiling.measuring import restored
-from edgeshard_coordinator.core.values.quotas import Quotas
+from edgeshard_coordinator.core.values.quotas import Quota, Quotas
 from edgeshard_coordinator.core.values.state import State, Timings
 from edgeshard_coordinator.membership.api_keys import KeyBook
 from edgeshard_coordinator.membership.membership import Membership
 
 TRAFFIC_SAVED_EVERY_S = 15.0
 EXPIRY_S = 0.1
-"""How often parked requests are looked at."""
+"""Seconds between two looks at parked requests."""
 
 
 class Coordinator:
-    """`await start()` serves on `server` and returns its address; `await stop()` ends every stream, then the server.
+    """A coordinator on a server. `await start()` serves and returns its address; `await stop()` ends every stream, then
+    the server.
 
     `model_service` is the model store's servicer, None where a test needs none. The server's watch makes entries in the
     same `audit`, which keeps none by default. `membership` says who belongs to the site, None in plaintext; `keys` who
-    may come in by HTTP.
+    may come in by HTTP. Of this process, `own_condition` reads its machine's and `about` says what it is.
     """
 
     def __init__(  # noqa: PLR0913 - the parts it is put together of
@@ -80,70 +82,49 @@ class Coordinator:
         audit: AuditLog | None = None,
         membership: Membership | None = None,
         keys: KeyBook | None = None,
+        own_condition: Callable[[], Condition | None] = lambda: None,
+        about: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self._server = server
-        self._store = store
-        self._clock = clock
-        self._timings = timings
+        self._server, self._store, self._clock, self._timings = server, store, clock, timings
+        self._membership, self._keys, self.models = membership, keys, models
         self._chores: list[asyncio.Task[None]] = []
-        self.models = models
-        self._hub = ControlHub()
         self._audit = audit or AuditLog(None, clock)
-        noted = CallAudit(self._audit)
-        self._membership = membership
-        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas)
-        self.chats = Chats(self.front.record_of, models)
-        planner = Planner(self._state, models, placer, self.front.traffic)
-        self._calls = MeasureCalls()
-        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, planner, self._state, clock)
-        self.loop = StateLoop(State(instance=""), self._executor, clock, self.front.all_active_requests)
-        self._events = SiteEvents()
-        self.loop.on_change = self._events.note
-        self.traces = Traces(self.loop, self._hub)
-        self.dumps = Dumps(self.loop, self._hub)
-        self.packed = Packed(self.loop, self._hub, models)
-        self.conditions = Conditions()
-        answers = (self.traces.answered, self.dumps.refused, self.packed.answered)
-        self._agents = CoordinatorServicer(
-            self.loop, self._hub, self._calls, answers, self.dumps, server.denials, noted, self.conditions
-        )
-        self._heads = HeadWatch(self.loop, self.front.occupied, self._agents.suspicions)
+        self._events, self._hub, self._calls = SiteEvents(), ControlHub(), MeasureCalls()
+        self.conditions = Conditions(own_condition)
+        self.loop = StateLoop(State(instance=""), clock, self._events.note)
+        quota_of_key = _no_quota if keys is None else keys.quota_of
+        self.front = RequestFront(self._state, TrafficBook(), clock.now, backlog_limit, quotas, quota_of_key)
+        self.chats = Chats(self.front.served.record_of, models)
+        self._planner = Planner(self._state, models, placer, self.front.traffic)
+        self._executor = ActionExecutor(self._hub, self.front, self._calls, store, self._planner, self.loop)
+        self.questions = Questions.over(self.loop, self._hub, self._calls, models, about)
+        self._open_services(model_service)
         counts = CoordinatorMetrics(
             self._state, self.front, models, self.conditions, self._agents.suspicions, clock.now
         )
-        self.metrics = Metrics(counts.collect, OwnCondition(lambda: self.conditions.own()).collect)
-        self.identities = IdentityServicer(self.loop, self._hub, store, membership, keys)
-        self._keys = keys
-        if keys is not None:
-            keys.on_revoked = self._end_of_key
-            self.front.hold_keys(keys.quota_of)
-        if membership is not None:
-            membership.on_denied, membership.on_changed = self._end_of, self._tell_denials
-        identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, server.grpc)
+        self.metrics = Metrics(counts.collect, OwnCondition(own_condition).collect)
+
+    def _open_services(self, model_service: store_pb2_grpc.ModelStoreServiceServicer | None) -> None:
+        """Make the services, and add them to the server."""
+        loop, front, hub, questions, noted = self.loop, self.front, self._hub, self.questions, CallAudit(self._audit)
+        self._agents = CoordinatorServicer(loop, hub, questions, self._server.denials, noted, self.conditions)
+        self._heads = HeadWatch(loop, front.occupied, self._agents.suspicions)
+        self._inference = InferenceServicer(loop, front, self.models, noted, self.chats)
+        self.identities = IdentityServicer(loop, hub, self._store, self._membership, self._keys)
         self._admin = AdminServicer(
-            self.loop,
-            self.front,
-            self._calls,
-            self.traces,
-            self.dumps,
-            self.packed,
-            models,
-            planner,
-            store,
-            self._audit,
-            self._events,
-            self.conditions,
+            loop, front, questions, self.models, self._planner, self._store, self._audit, self._events, self.conditions
         )
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, server.grpc)
-        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(self.loop, self.front, self._heads), server.grpc)
-        self._inference = InferenceServicer(self.loop, self.front, models, noted, self.chats)
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, server.grpc)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, server.grpc)
+        grpc = self._server.grpc
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._agents, grpc)
+        head_pb2_grpc.add_HeadServiceServicer_to_server(HeadServicer(loop, front, self._heads), grpc)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self._inference, grpc)
+        identity_pb2_grpc.add_IdentityServiceServicer_to_server(self.identities, grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin, grpc)
         if model_service is not None:
-            store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, server.grpc)
+            store_pb2_grpc.add_ModelStoreServiceServicer_to_server(model_service, grpc)
 
     async def _end_of(self, principal: Principal) -> None:
-        """Whatever a principal that was revoked has open: a node leaves the site, a client's requests end."""
+        """End all that a revoked principal has open: a node leaves the site, a client's requests end."""
         if principal.role is Role.AGENT:
             for node in [node for node in self.loop.state.nodes.values() if node.name == principal.id]:
                 await self.identities.expel(node)
@@ -169,14 +150,13 @@ class Coordinator:
         self.front.restore(state.deployments.values())
         self.front.traffic.restore(await self._store.load_traffic())
         if self._membership is not None:
-            await self._membership.open()
+            await self._membership.open(self._end_of, self._tell_denials)
         if self._keys is not None:
-            await self._keys.open()
+            await self._keys.open(self._end_of_key)
         chores = (self._keep_traffic(), self._expire(), self._heads.run())
         self._chores = [asyncio.create_task(chore) for chore in chores]
-        self._executor.start(self.loop.post)
         self._audit.start()
-        await self.loop.start()
+        self.loop.start(self._executor, self.front.all_active_requests)
         try:
             return await self._server.start()
         except BaseException:
@@ -202,7 +182,8 @@ class Coordinator:
         await self._audit.stop()
 
     async def _keep_traffic(self) -> None:
-        """Now and then, since no request waits for it; a coordinator that is killed forgets what came since."""
+        """Write the lengths of requests now and then, since no request waits for that. A coordinator that is killed
+        forgets the newest."""
         while True:
             await asyncio.sleep(TRAFFIC_SAVED_EVERY_S)
             await self._save_traffic()
@@ -215,9 +196,8 @@ class Coordinator:
 
     async def _save_traffic(self) -> None:
         changed = self.front.traffic.changed()
-        with suppress(
-            InternalError, ResourceExhaustedError
-        ):  # The disk refuses; what matters more says so, and the next time writes this too.
+        # Where the disk refuses, what matters more says so, and the next time writes this too.
+        with suppress(InternalError, ResourceExhaustedError):
             if changed:
                 await self._store.save_traffic(changed)
                 self.front.traffic.saved(changed)
@@ -230,7 +210,11 @@ class Coordinator:
         await self._executor.drain()
         await self._save_traffic()
         await self._store.close()
-        if self._membership is not None:
-            await self._membership.close()
-        if self._keys is not None:
-            await self._keys.close()
+        for book in (self._membership, self._keys):
+            if book is not None:
+                await book.close()
+
+
+def _no_quota(identity: str) -> Quota | None:
+    """The limits of an identity where no API keys are kept: none of its own."""
+    return None

@@ -1,1 +1,1 @@
-"""Who belongs to the site: tokens, certificates, and whose are refused."""
+"""Membership of the site: tokens, certificates, and denials of these."""

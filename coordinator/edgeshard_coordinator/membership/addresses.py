@@ -1,4 +1,4 @@
-"""Which addresses a token names: those by which others reach this coordinator."""
+"""The addresses that a token names: those by which others reach this coordinator."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from edgeshard.rpc.tls import join_address, split_address
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """host:port where the coordinator and its enrolment listen; `advertise` is the host that others dial, "" for what
-    the listener or the machine says."""
+    """The host:port of the coordinator and of its enrolment; `advertise` is the host that others dial, "" for the
+    listener's or the machine's own."""
 
     coordinator: str
     enrolment: str
     advertise: str = ""
 
     def for_joiner(self, host: str = "") -> tuple[str, str]:
-        """Both addresses with the host that a joiner is to dial. Raises InvalidArgumentError for what is no host."""
+        """Both addresses with the host that a joiner is to dial. Raises InvalidArgumentError for a text that is no
+        host."""
         chosen = host or self.advertise
         return self._with_host(self.coordinator, chosen), self._with_host(self.enrolment, chosen)
 

@@ -1,4 +1,4 @@
-"""API keys for the HTTP gateway: who may come in by HTTP, with which models and how much. Secrets are kept hashed."""
+"""API keys for the HTTP gateway, each with its models and limits. Secrets are kept hashed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    ResourceExhaustedError,
-    UnauthenticatedError,
-)
+from edgeshard.domain.errors import AlreadyExistsError, NotFoundError, ResourceExhaustedError, UnauthenticatedError
 from edgeshard.domain.identity import ApiKey
 from edgeshard_coordinator.core.values.quotas import KEY_ROLE, Quota
 from edgeshard_coordinator.membership.api_key_store import ApiKeyStore
@@ -25,7 +20,7 @@ from edgeshard_coordinator.membership.tokens import digest_of
 log = structlog.get_logger()
 
 PREFIX = "esk-"
-"""Says what the text is."""
+"""The beginning of every key's text."""
 MOST_KEYS = 4096
 _SECRET_BYTES = 32
 _TEXT = re.compile(rf"{PREFIX}([0-9a-f]{{12}})-([A-Za-z0-9_-]{{43}})")
@@ -40,8 +35,13 @@ class KeptKey:
 
 
 def identity_of(name: str) -> str:
-    """As requests carry it: no certificate has this role, so a key is never taken for a client of that name."""
+    """The identity of a key in requests: no certificate has this role, so a key is never taken for a client of that
+    name."""
     return f"{KEY_ROLE}/{name}"
+
+
+def _nothing(identity: str) -> None:
+    pass
 
 
 class KeyBook:
@@ -52,10 +52,11 @@ class KeyBook:
         self._now = now
         self._kept: dict[str, KeptKey] = {}
         self._lock = asyncio.Lock()
-        self.on_revoked: Callable[[str], None] = lambda identity: None
-        """Ends whatever the identity has open."""
+        self._on_revoked: Callable[[str], None] = _nothing
 
-    async def open(self) -> None:
+    async def open(self, on_revoked: Callable[[str], None] = _nothing) -> None:
+        """Read the keys from disk. `on_revoked` ends all that an identity has open when its key is revoked."""
+        self._on_revoked = on_revoked
         self._kept = {key.key_id: KeptKey(key, digest) for key, digest in await self._store.open()}
 
     async def close(self) -> None:
@@ -65,11 +66,11 @@ class KeyBook:
         return tuple(sorted((kept.key for kept in self._kept.values()), key=lambda key: key.name))
 
     def quota_of(self, identity: str) -> Quota | None:
-        """What a key's own limits are; None for any other identity, and for a key without limits."""
+        """The limits of a key of its own; None for any other identity, and for a key without limits."""
         role, _, name = identity.partition("/")
         if role != KEY_ROLE:
             return None
-        key = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+        key = self._named(name)
         if key is None or (key.requests is None and key.tokens_per_minute is None):
             return None
         return Quota(key.requests, key.tokens_per_minute)
@@ -77,7 +78,7 @@ class KeyBook:
     async def create(self, wanted: ApiKey) -> tuple[ApiKey, str]:
         """A key like `wanted`, and its text, which is shown this once. Raises AlreadyExistsError naming `name`."""
         async with self._lock:
-            if any(kept.key.name == wanted.name for kept in self._kept.values()):
+            if self._named(wanted.name) is not None:
                 raise AlreadyExistsError(
                     f"name: there is a key {wanted.name}; revoke it first, or choose another name", field="name"
                 )
@@ -96,13 +97,13 @@ class KeyBook:
     async def revoke(self, name: str) -> None:
         """Refuse a key from now on. Raises NotFoundError."""
         async with self._lock:
-            found = next((kept.key for kept in self._kept.values() if kept.key.name == name), None)
+            found = self._named(name)
             if found is None:
                 raise NotFoundError(f"name: there is no key {name[:80]!r}", field="name", reason="UNKNOWN_KEY")
             await self._store.forget(found.key_id)
             del self._kept[found.key_id]
         log.warning("key_revoked", name=name, key_id=found.key_id)
-        self.on_revoked(identity_of(name))
+        self._on_revoked(identity_of(name))
 
     def find(self, text: str) -> ApiKey:
         """The key of this text. Raises UnauthenticatedError, which never says how much of it was right."""
@@ -116,3 +117,6 @@ class KeyBook:
                 reason="INVALID_API_KEY",
             )
         return kept.key
+
+    def _named(self, name: str) -> ApiKey | None:
+        return next((kept.key for kept in self._kept.values() if kept.key.name == name), None)

@@ -1,4 +1,4 @@
-"""What joiners call, who have no certificate yet."""
+"""The service that joiners call, who have no certificate yet."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ _HOST = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9](
 
 @dataclass(frozen=True, slots=True)
 class GatewayCertificate:
-    """It names the hosts by which clients may call what listens at `address`: `names`, and what the machine says of
-    itself. It says of nobody at the site who it is, and no client can show it."""
+    """The certificate of the listener at `address`, with the hosts by which clients may call it: `names`, and those of
+    the machine. It names no member of the site, and no client can show it."""
 
     issuing: Issuing
     directory: Path
@@ -49,7 +49,7 @@ class GatewayCertificate:
         return write_files(self.directory, authorities, certificate, private_pem(key))
 
     async def renewed(self, request: bytes) -> tuple[bytes, bytes]:
-        """For `rpc.renewal`."""
+        """A certificate for a request, in PEM, and the authorities, as `rpc.renewal` asks for them."""
         return self._issued(request)
 
     def _issued(self, request: bytes) -> tuple[bytes, bytes]:

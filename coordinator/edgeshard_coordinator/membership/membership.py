@@ -1,4 +1,4 @@
-"""Who is let into the site, for how long, and who is not any more."""
+"""The members of the site: processes that are let in, for a time, and those that are refused."""
 
 from __future__ import annotations
 
@@ -39,41 +39,44 @@ async def _nothing(principal: Principal) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Issuing:
-    """What makes certificates: the site's authority, whom processes trust (in the files), and how long each is good."""
+    """The maker of certificates: the site's authority, the authorities that processes trust (in the files), and the
+    life of each certificate."""
 
     authority: Authority
     files: TlsFiles
     life: timedelta
 
 
+@dataclass(eq=False)
 class Membership:
-    """`now` is the wall clock's time, `steady` seconds that only grow. Without `issuing`, certificates are made by
-    hand, and here they can only be refused. `denials` is what the coordinator's server goes by."""
+    """Lets processes into the site and refuses them. `now` is the wall clock's time, `steady` seconds that only grow.
 
-    def __init__(
-        self,
-        site: str,
-        store: MembershipStore,
-        denials: Denials,
-        issuing: Issuing | None,
-        now: Callable[[], datetime],
-        steady: Callable[[], float],
-    ) -> None:
-        self.site = site
-        self.denials = denials
-        self._store = store
-        self._issuing = issuing
-        self._now = now
+    Without `issuing`, certificates are made by hand, and here they can only be refused. The coordinator's server goes
+    by `denials`.
+    """
+
+    site: str
+    _store: MembershipStore
+    denials: Denials
+    _issuing: Issuing | None
+    _now: Callable[[], datetime]
+    _steady: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._failures = tokens.Failures()
-        self._steady = steady
         # Between reading a token and writing that it was used, and between reading a denial and writing it.
         self._lock = asyncio.Lock()
-        self.on_denied: Callable[[Principal], Awaitable[None]] = _nothing
-        """Ends whatever the principal has open."""
-        self.on_changed: Callable[[], None] = lambda: None
-        """The list of denials is another."""
+        self._on_denied: Callable[[Principal], Awaitable[None]] = _nothing
+        self._on_changed: Callable[[], None] = lambda: None
 
-    async def open(self) -> None:
+    async def open(
+        self,
+        on_denied: Callable[[Principal], Awaitable[None]] = _nothing,
+        on_changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the denials from disk. `on_denied` ends all that a revoked principal has open; `on_changed` is called
+        when the list of denials is another."""
+        self._on_denied, self._on_changed = on_denied, on_changed
         self.denials.replace(await self._store.open())
 
     async def close(self) -> None:
@@ -95,17 +98,17 @@ class Membership:
         return JoinToken(authorities, principal, coordinator, enrolment, secret)
 
     def authorities(self) -> tuple[bytes, ...]:
-        """Whom the site trusts, in DER; first who signed the coordinator's own certificate, which joiners are shown.
-        Raises FailedPreconditionError where no certificates are made here."""
+        """The authorities that the site trusts, in DER; first the signer of the coordinator's own certificate, which
+        joiners are shown. Raises FailedPreconditionError where no certificates are made here."""
         files = self._check_issues().files
         shown = files.cert.read_bytes()
         known = ders_of(files.ca.read_bytes())
         return tuple(sorted(known, key=lambda authority: not is_signed_by(shown, bundle_of([authority]))))
 
     async def enrol(self, enrolment: Enrolment, address: str = "") -> tuple[bytes, bytes]:
-        """A certificate for a token, and whom to trust, both in PEM; `address` is the joiner's, host:port.
+        """A certificate for a token, and the authorities to trust, both in PEM; `address` is the joiner's, host:port.
 
-        Raises DeniedError for a token that is not good, InvalidArgumentError for what is no request,
+        Raises DeniedError for a token that is not good, InvalidArgumentError for bytes that are no request,
         ResourceExhaustedError where too many from this address have failed.
         """
         subscriber = tokens.subscriber_of(address)
@@ -133,7 +136,7 @@ class Membership:
         self, principal: Principal, request: bytes, check: Callable[[], None] = lambda: None
     ) -> tuple[bytes, bytes]:
         """Another certificate of the caller. Raises FailedPreconditionError where no certificates are made here, and
-        what `check` raises of a caller that was revoked since the call began."""
+        the error of `check` for a caller that was revoked since the call began."""
         issuing = self._check_issues()
         async with self._lock:
             check()
@@ -152,16 +155,16 @@ class Membership:
             others = [denial for denial in self.denials.list() if denial.principal != principal]
             self.denials.replace([*others, Denial(principal)])
         log.warning("revoked", principal=str(principal))
-        self.on_changed()
-        await self.on_denied(principal)
+        self._on_changed()
+        await self._on_denied(principal)
 
     async def _accept(self, principal: Principal, certificate: bytes) -> None:
-        """Of a principal that was denied, this certificate is accepted."""
+        """Accept a certificate of a principal that was denied."""
         denied = {denial.principal: denial for denial in self.denials.list()}
         if principal in denied:
             denied[principal] = await self._store.accept(denied[principal], serial_of(certificate))
             self.denials.replace(denied.values())
-            self.on_changed()
+            self._on_changed()
 
     def _check_issues(self) -> Issuing:
         if self._issuing is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edgeshard.domain.identity import Denial, principal_from_uri
 from edgeshard_coordinator.membership.tokens import Token
-from edgeshard_coordinator.sqlite_store import SqliteStore
+from edgeshard_coordinator.sqlite_store import SqliteStore, in_own_thread
 
 _SCHEMA = """\
 CREATE TABLE IF NOT EXISTS tokens (
@@ -29,36 +29,14 @@ ACCEPTED_KEPT = 8
 
 
 class MembershipStore(SqliteStore):
-    """Raises what a `SqliteStore` raises."""
+    """The tokens and denials in SQLite; its methods raise as a `SqliteStore` does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "tokens and denials")
 
-    async def open(self) -> tuple[Denial, ...]:
-        """Whose certificates are refused."""
-        return await self._run(self._open)
-
-    async def find(self, token_id: str) -> Token | None:
-        return await self._run(lambda: self._find(token_id))
-
-    async def count(self, now: float) -> int:
-        """How many tokens there are that have not expired at `now`; the others are forgotten."""
-        return await self._run(lambda: self._count(now))
-
-    async def save(self, token: Token) -> None:
-        await self._run(lambda: self._save(token))
-
-    async def deny(self, denial: Denial) -> None:
-        """Refuse every certificate of the principal, and forget the tokens made for it."""
-        await self._run(lambda: self._deny(denial))
-
-    async def accept(self, denial: Denial, serial: str) -> Denial:
-        """Accept one certificate of a denied principal; the denial as it is then."""
-        return await self._run(lambda: self._accept(denial, serial))
-
-    # Below: in the thread that owns the connection.
-
-    def _open(self) -> tuple[Denial, ...]:
+    @in_own_thread
+    def open(self) -> tuple[Denial, ...]:
+        """The denials of principals, whose certificates are refused."""
         database = self._connect(_SCHEMA)
         uris = [uri for (uri,) in database.execute("SELECT principal FROM denials")]
         return tuple(self._denial(uri) for uri in uris)
@@ -67,35 +45,42 @@ class MembershipStore(SqliteStore):
         rows = self._open_database.execute("SELECT serial FROM accepted WHERE principal = ?", (uri,))
         return Denial(principal_from_uri(uri), tuple(serial for (serial,) in rows))
 
-    def _find(self, token_id: str) -> Token | None:
+    @in_own_thread
+    def find(self, token_id: str) -> Token | None:
         row = self._open_database.execute(
-            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?",
-            (token_id,),
+            "SELECT token_id, digest, principal, expires_at, key_digest FROM tokens WHERE token_id = ?", (token_id,)
         ).fetchone()
         if row is None:
             return None
         name, digest, principal, expires_at, key_digest = row
         return Token(name, digest, principal_from_uri(principal), expires_at, key_digest)
 
-    def _count(self, now: float) -> int:
+    @in_own_thread
+    def count(self, now: float) -> int:
+        """The number of tokens that have not expired at `now`, in seconds since 1970; the others are forgotten."""
         with self._open_database as database:
             database.execute("DELETE FROM tokens WHERE expires_at <= ?", (now,))
             (count,) = database.execute("SELECT COUNT(*) FROM tokens").fetchone()
         return int(count)
 
-    def _save(self, token: Token) -> None:
+    @in_own_thread
+    def save(self, token: Token) -> None:
         values = (token.digest, token.principal.uri, token.expires_at, token.key_digest)
         # The last column is of older versions, which destroyed a token after so many wrong secrets.
         self._write("INSERT OR REPLACE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", (token.token_id, *values))
 
-    def _deny(self, denial: Denial) -> None:
+    @in_own_thread
+    def deny(self, denial: Denial) -> None:
+        """Refuse every certificate of the principal, and forget the tokens made for it."""
         uri = denial.principal.uri
         with self._open_database as database:
             database.execute("INSERT OR REPLACE INTO denials VALUES (?)", (uri,))
             database.execute("DELETE FROM accepted WHERE principal = ?", (uri,))
             database.execute("DELETE FROM tokens WHERE principal = ?", (uri,))
 
-    def _accept(self, denial: Denial, serial: str) -> Denial:
+    @in_own_thread
+    def accept(self, denial: Denial, serial: str) -> Denial:
+        """Accept one certificate of a denied principal; the denial as it is then."""
         uri = denial.principal.uri
         with self._open_database as database:
             database.execute("INSERT OR REPLACE INTO accepted VALUES (?, ?)", (uri, serial))

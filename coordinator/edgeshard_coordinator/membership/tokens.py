@@ -1,4 +1,4 @@
-"""Tokens as the coordinator keeps them, and what makes one good. Pure: times and secrets come in as values."""
+"""Tokens as the coordinator keeps them, and their check. Pure: times and secrets come in as values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SHORTEST_TTL_S = 10.0
 LONGEST_TTL_S = 7 * 86400.0
 MOST_TOKENS = 4096
 FAILURES_PER_MINUTE = 20
-"""Attempts to join from one address that may fail. They are no concern of the token that they name: a secret has 128
-bits, so nobody guesses one, and whoever could destroy a token by guesses would lock out who has it."""
+"""Attempts to join from one address that may fail. They do not count against the token that they name: a secret has 128
+bits, so nobody guesses one, and an attacker who could destroy a token by guesses would lock out its owner."""
 MOST_ADDRESSES = 4096
-"""That are remembered for their failures."""
+"""Addresses that are remembered for their failures."""
 _WINDOW_S = 60.0
 
 
@@ -48,7 +48,7 @@ def digest_of(secret: bytes) -> str:
 def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) -> Token:
     """The token once it is traded for a certificate of a key.
 
-    Raises DeniedError. Whoever does not know the secret hears nothing else than whoever made a token up.
+    Raises DeniedError, with the same words for a wrong secret and for a token that is made up.
     """
     if token is None or not hmac.compare_digest(token.digest, digest_of(secret)):
         raise DeniedError("the token is not known here; it may have expired", field="token", reason="TOKEN")
@@ -66,8 +66,8 @@ def redeemed(token: Token | None, secret: bytes, key_digest: str, now: float) ->
 
 
 def subscriber_of(address: str) -> str:
-    """Whose an address counts as, from `host:port` or `[host]:port`: a host of IPv4, the /64 of one of IPv6, of which
-    somebody has all addresses. What is no address counts as one."""
+    """The subscriber of an address, given as `host:port` or `[host]:port`: a host of IPv4, or the /64 of one of IPv6,
+    of which somebody has all addresses. A text that is no address counts as one."""
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]").partition("%")[0]
     try:
         found = ipaddress.ip_address(host)
@@ -81,13 +81,13 @@ def subscriber_of(address: str) -> str:
 
 
 class Failures:
-    """How often joiners of each subscriber failed within the last minute. Times are in monotonic seconds."""
+    """The failures of each subscriber's joiners within the last minute. Times are in monotonic seconds."""
 
     def __init__(self, most: int = FAILURES_PER_MINUTE, most_addresses: int = MOST_ADDRESSES) -> None:
         self._most = most
         self._most_addresses = most_addresses
         self._times: dict[str, deque[float]] = {}
-        """By subscriber, who failed last at the end."""
+        """The times by subscriber, the one that failed last at the end."""
 
     def __len__(self) -> int:
         return len(self._times)
@@ -105,7 +105,8 @@ class Failures:
             )
 
     def count(self, subscriber: str, now: float) -> None:
-        """One more. Where too many subscribers are remembered, who has not failed for the longest time is forgotten."""
+        """Count one more. Where too many subscribers are remembered, the one that has not failed for the longest time
+        is forgotten."""
         times = self._times.pop(subscriber, None) or deque()
         times.append(now)
         self._times[subscriber] = times

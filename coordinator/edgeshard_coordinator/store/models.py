@@ -1,4 +1,4 @@
-"""Which models there are. Blocking and safe to call from any thread; reads are answered from memory."""
+"""The models of the site. Blocking and safe to call from any thread; reads are answered from memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,8 @@ from pathlib import Path
 
 import structlog
 
+from edgeshard.domain import errors
 from edgeshard.domain.control.site import LocalModel, MissingBlob
-from edgeshard.domain.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    DataLossError,
-    EdgeShardError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-)
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.storage.blobs import CHUNK_BYTES, BlobDirectory, blob_sizes, manifest_items, missing_blob
@@ -34,10 +26,10 @@ from edgeshard.wire.store import check_form, manifest_from_json, manifest_to_jso
 log = structlog.get_logger()
 
 KEPT_FREE_BYTES = 64 << 20
-"""Of the disk, when models are added: the coordinator's own state must always find room."""
+"""Bytes of the disk that are kept free when models are added: the coordinator's own state must always find room."""
 _PENDING_LIMIT = 16
 _PARSED_BYTES = 1 << 20
-"""Of a small file: parsing holds the interpreter's lock, for 15 ms at this size."""
+"""Bytes of a small file that is parsed: parsing holds the interpreter's lock, for 15 ms at this size."""
 _ORPHAN_AGE_NS = 7 * 24 * 3600 * 10**9
 
 
@@ -62,7 +54,7 @@ class ModelStore:
         """Whether no manifest is damaged, whose blobs nobody knows."""
 
     def open(self) -> None:
-        """Read what is there. A damaged manifest is logged, its model unusable until it is added again."""
+        """Read the models of the disk. A damaged manifest is logged, its model unusable until it is added again."""
         self.blobs.create()
         names = self._read_names()
         manifests = {}
@@ -70,7 +62,7 @@ class ModelStore:
             try:
                 text = self._manifest_path(digest).read_text(encoding="utf-8")
                 manifests[digest] = manifest_from_json(text, digest)
-            except (OSError, UnicodeDecodeError, DataLossError) as error:
+            except (OSError, UnicodeDecodeError, errors.DataLossError) as error:
                 log.error("manifest_damaged", digest=digest, error=str(error))
         self._names, self._manifests = names, manifests
         self._knows_all_needs = len(manifests) == len(set(names.values()))
@@ -78,15 +70,15 @@ class ModelStore:
         self._own_small_files()
 
     def _own_small_files(self) -> None:
-        """Copy small files that an earlier version linked; those that were written to since are gone with that."""
+        """Copy small files that an earlier version linked; a file that was written to since is lost."""
         for manifest in self._manifests.values():
             for file in manifest.files:
                 try:
                     self.blobs.own(file.sha256)
-                except DataLossError:
+                except errors.DataLossError:
                     self.blobs.remove(file.sha256)
                     log.error("linked_file_changed", model=manifest.name, file=file.name, digest=file.sha256)
-                except (EdgeShardError, OSError) as error:
+                except (errors.EdgeShardError, OSError) as error:
                     log.error("linked_file_not_copied", model=manifest.name, file=file.name, error=str(error))
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
@@ -101,11 +93,11 @@ class ModelStore:
         if manifest is not None:
             return (replace(manifest, name=ModelName(name_or_digest)) if by_name else manifest), digest
         if by_name:
-            raise DataLossError(
+            raise errors.DataLossError(
                 f"the stored manifest of model {name_or_digest} is damaged: add the model again", field="model"
             )
         known = ", ".join(sorted(names)) or "none yet"
-        raise NotFoundError(
+        raise errors.NotFoundError(
             f"model {name_or_digest[:80]!r} is unknown; known models: {known}", field="model", reason="MODEL_NOT_FOUND"
         )
 
@@ -119,11 +111,12 @@ class ModelStore:
         )
 
     def register(self, manifest: ModelManifest) -> tuple[Digest, tuple[MissingBlob, ...]]:
-        """Keep the manifest under its name when every blob is there; otherwise say what is missing and keep nothing.
+        """Keep the manifest under its name when every blob is there; otherwise keep nothing. The digest, and the
+        missing blobs.
 
         Raises InvalidArgumentError, UnsupportedModelError or DataLossError for a manifest or small file that is wrong,
-        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for what is
-        missing.
+        AlreadyExistsError when the name has other content, ResourceExhaustedError when the disk has no room for the
+        missing blobs.
         """
         sizes = validate_manifest(manifest)
         digest = manifest.digest()
@@ -167,7 +160,9 @@ class ModelStore:
             before = [path.stat().st_mtime_ns for path in taken]
             manifest = hash_manifest(draft, locations, progress)
             if before != [path.stat().st_mtime_ns for path in taken]:
-                raise AbortedError(f"the files of model {draft.name} were written to while they were read: try again")
+                raise errors.AbortedError(
+                    f"the files of model {draft.name} were written to while they were read: try again"
+                )
             return self._register_linked(manifest, locations)
         finally:
             linked.drop_unused(taken)
@@ -186,7 +181,7 @@ class ModelStore:
                     self.blobs.adopt(of, at.path)
             _, missing = self.register(manifest)
             if missing:
-                raise AbortedError(f"model {manifest.name} was deleted while it was added: try again")
+                raise errors.AbortedError(f"model {manifest.name} was deleted while it was added: try again")
         except BaseException:
             with self._lock:
                 self._forget(digest)
@@ -210,7 +205,7 @@ class ModelStore:
                     check_small_file(file.name, self.blobs.read(file.sha256, 0, file.size))
                 else:
                     skim_small_file(file.name, read_chunks(location, file.name, CHUNK_BYTES))
-            except InvalidArgumentError:
+            except errors.InvalidArgumentError:
                 self._forget(digest)
                 if file.sha256 not in self._needed_blobs():
                     self.blobs.remove(file.sha256)
@@ -225,7 +220,7 @@ class ModelStore:
         with self._lock:
             digest = self._names.get(ModelName(name))
             if digest is None:
-                raise NotFoundError(f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND")
+                raise errors.NotFoundError(f"model {name!r} is unknown", field="model", reason="MODEL_NOT_FOUND")
             names = {other: of for other, of in self._names.items() if other != name}
             self._write_names(names)
             self._names = names
@@ -242,14 +237,14 @@ class ModelStore:
         return self._manifest_path(digest).stat().st_mtime
 
     def file_path(self, digest: Digest) -> Path:
-        """Where a small file of a model lies. Raises NotFoundError."""
+        """The path of a small file of a model. Raises NotFoundError."""
         location = self.blobs.locate(digest)
         if location is None:
             raise missing_blob(digest)
         return location.path
 
     def room_bytes(self) -> int:
-        """What uploads may use of the disk."""
+        """Bytes of the disk that uploads may use."""
         return max(0, free_bytes(self._directory) - self._kept_free_bytes)
 
     def expected_size(self, digest: Digest) -> int | None:
@@ -266,7 +261,7 @@ class ModelStore:
             present = self.blobs.size(digest)
             if present is not None and present != size:
                 if self.blobs.is_intact(digest, present):
-                    raise InvalidArgumentError(
+                    raise errors.InvalidArgumentError(
                         f"blob {digest} has {present} bytes, not the {size} the manifest says",
                         field="manifest",
                         reason="INVALID_MANIFEST",
@@ -279,7 +274,7 @@ class ModelStore:
     def _check_name_free(self, name: ModelName, digest: Digest) -> None:
         existing = self._names.get(name)
         if existing is not None and existing != digest and existing in self._manifests:
-            raise AlreadyExistsError(
+            raise errors.AlreadyExistsError(
                 f"model {name} exists with other content (sha256 {existing[:12]}, not {digest[:12]}): "
                 f"choose another --name, or first run `edgectl delete model {name}`",
                 field="name",
@@ -287,12 +282,13 @@ class ModelStore:
             )
 
     def _check_room(self, name: ModelName, missing_bytes: int, own: Collection[Digest]) -> None:
-        """Before the first byte is sent: an upload that fills the disk would fail late, and others with it."""
+        """Check the room before the first byte is sent: an upload that fills the disk would fail late, and others with
+        it."""
         if missing_bytes <= self.room_bytes():
             return
         self._remove_unneeded(own)
         if missing_bytes > self.room_bytes():
-            raise ResourceExhaustedError(
+            raise errors.ResourceExhaustedError(
                 f"model {name} needs {missing_bytes} bytes more on the disk of {self._directory}, which has "
                 f"{free_bytes(self._directory)} free, {self._kept_free_bytes} of them for the coordinator itself; free "
                 "space or move --state-dir",
@@ -301,7 +297,8 @@ class ModelStore:
             )
 
     def _remove_unneeded(self, own: Collection[Digest] = (), before_ns: int | None = None) -> None:
-        """Remove what arrived for models that were never completed, but for the blobs `own`; what is older only."""
+        """Remove blobs that arrived for models which were never completed, but for the blobs `own`; only those older
+        than `before_ns`."""
         if not self._knows_all_needs:
             return
         needed = self._needed_blobs().union(own)
@@ -319,8 +316,8 @@ class ModelStore:
         return needed
 
     def _remove_strays(self) -> None:
-        """Manifests without a name, temporary files, and what uploads left behind: all of it where the disk is short,
-        otherwise what was given up long ago, since an upload goes on where it stopped."""
+        """Remove manifests without a name, temporary files and left-over uploads: all of them where the disk is short,
+        otherwise those given up long ago, since an upload goes on where it stopped."""
         kept = {self._manifest_path(digest) for digest in self._names.values()}
         strays = [path for path in (self._directory / "manifests").glob("*") if path not in kept]
         for path in (*strays, *self._directory.glob(f"*{TEMPORARY}")):
@@ -341,8 +338,8 @@ class ModelStore:
             return {ModelName(check_name(name, "name")): check_digest(digest) for name, digest in values.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, AttributeError, InvalidArgumentError) as error:
-            raise DataLossError(
+        except (ValueError, TypeError, AttributeError, errors.InvalidArgumentError) as error:
+            raise errors.DataLossError(
                 f"{path} is damaged ({error}): restore it, or remove it and add the models again", field="state-dir"
             ) from None
 
@@ -350,6 +347,6 @@ class ModelStore:
         path, text = self._directory / "names.json", json.dumps(names, indent=1, sort_keys=True)
         try:
             write_atomically(path, text)
-        except ResourceExhaustedError:  # Deleting a model must be possible now of all times.
+        except errors.ResourceExhaustedError:  # Deleting a model must be possible now of all times.
             self._remove_unneeded()
             write_atomically(path, text)

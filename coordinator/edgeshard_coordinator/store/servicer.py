@@ -11,14 +11,8 @@ from urllib.parse import unquote
 
 import structlog
 
+from edgeshard.domain import errors
 from edgeshard.domain.control.site import BlobHeader, LocalAdding, ModelRegistration
-from edgeshard.domain.errors import (
-    AbortedError,
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
 from edgeshard.domain.ids import Digest
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.proto.v1 import store_pb2_grpc
@@ -27,15 +21,7 @@ from edgeshard.rpc.hello import first_message
 from edgeshard.storage.blobs import CHUNK_BYTES, in_thread, missing_blob
 from edgeshard.storage.files import full_disk
 from edgeshard.storage.local_model import not_this_machine
-from edgeshard.wire.store import (
-    blob_header_from_wire,
-    blob_range_from_wire,
-    local_adding_to_wire,
-    local_model_from_wire,
-    manifest_from_wire,
-    manifest_to_wire,
-    model_registration_to_wire,
-)
+from edgeshard.wire import store as wire
 from edgeshard_coordinator.store.models import ModelStore
 
 log = structlog.get_logger()
@@ -53,13 +39,13 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
 
     async def RegisterModel(self, request: pb.RegisterModelRequest, context: Any) -> pb.RegisterModelResponse:
         def register() -> ModelRegistration:
-            manifest = manifest_from_wire(request.manifest)
+            manifest = wire.manifest_from_wire(request.manifest)
             digest, missing = self._store.register(manifest)
             if not missing:
                 log.info("model_registered", model=manifest.name, digest=digest)
             return ModelRegistration(not missing, digest, missing)
 
-        return model_registration_to_wire(await in_thread(register))
+        return wire.model_registration_to_wire(await in_thread(register))
 
     async def AddLocalModel(
         self, request: pb.AddLocalModelRequest, context: Any
@@ -67,23 +53,23 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         """Hashes in a thread, which ends at its next chunk when the caller goes."""
         if not is_of_this_machine(_host_of(context.peer())):
             raise not_this_machine()
-        model = await in_thread(lambda: local_model_from_wire(request))
+        model = await in_thread(lambda: wire.local_model_from_wire(request))
         ended, shown = threading.Event(), LocalAdding(0, model.manifest.stored_bytes)
 
         def progress(hashed: int, total: int) -> None:
             nonlocal shown
             if ended.is_set():
-                raise AbortedError(f"adding model {model.manifest.name} was given up")
+                raise errors.AbortedError(f"adding model {model.manifest.name} was given up")
             shown = LocalAdding(hashed, total)
 
         adding = asyncio.ensure_future(in_thread(self._store.add_local, model, progress))
         try:
             while not adding.done():
-                yield local_adding_to_wire(shown)
+                yield wire.local_adding_to_wire(shown)
                 await asyncio.wait([adding], timeout=_SHOWN_EVERY_S)
             digest = adding.result()
             log.info("model_registered", model=model.manifest.name, digest=digest)
-            yield local_adding_to_wire(LocalAdding(shown.total, shown.total, digest))
+            yield wire.local_adding_to_wire(LocalAdding(shown.total, shown.total, digest))
         finally:
             ended.set()
             await asyncio.wait([adding])
@@ -91,13 +77,13 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
     async def PutBlob(self, request_iterator: AsyncIterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobResponse:
         first = await first_message(request_iterator, "header", "an upload")
         if first is None or not first.HasField("header"):
-            raise InvalidArgumentError("the first message of an upload must carry its header", field="header")
-        header = blob_header_from_wire(first.header)
+            raise errors.InvalidArgumentError("the first message of an upload must carry its header", field="header")
+        header = wire.blob_header_from_wire(first.header)
         digest = header.digest
         if await asyncio.to_thread(self._store.blobs.size, digest) == header.size:
             return pb.PutBlobResponse(size=header.size)
         if digest in self._uploading:
-            raise AbortedError(
+            raise errors.AbortedError(
                 f"blob {digest} is being uploaded by another client; try again",
                 reason="UPLOAD_IN_PROGRESS",
                 retry_after_s=0.5,
@@ -115,7 +101,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         try:
             await self._check_upload(digest, header)
             await self._receive(digest, header, first, rest)
-        except ResourceExhaustedError:
+        except errors.ResourceExhaustedError:
             self._store.give_up(digest)
             raise
         finally:
@@ -127,16 +113,16 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         expected = self._store.expected_size(digest)
         if expected is None:
             # Otherwise anyone could fill the disk with bytes that belong to no model.
-            raise FailedPreconditionError(
+            raise errors.FailedPreconditionError(
                 f"blob {digest} belongs to no model being added: register its manifest first",
                 field="sha256",
                 reason="BLOB_NOT_EXPECTED",
             )
         if header.size != expected:
-            raise InvalidArgumentError(f"blob {digest} has {expected} bytes, not {header.size}", field="size")
+            raise errors.InvalidArgumentError(f"blob {digest} has {expected} bytes, not {header.size}", field="size")
         received = await asyncio.to_thread(self._store.blobs.received, digest)
         if header.offset > min(received, expected):
-            raise AbortedError(
+            raise errors.AbortedError(
                 f"{received} bytes of blob {digest} are here, so an upload cannot begin at {header.offset}: "
                 "register again to learn the offset",
                 field="offset",
@@ -148,11 +134,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         self._uploading[digest] = coming
 
     async def _receive(
-        self,
-        digest: Digest,
-        header: BlobHeader,
-        first: pb.PutBlobRequest,
-        rest: AsyncIterator[pb.PutBlobRequest],
+        self, digest: Digest, header: BlobHeader, first: pb.PutBlobRequest, rest: AsyncIterator[pb.PutBlobRequest]
     ) -> None:
         blobs, offset = self._store.blobs, header.offset
         await in_thread(blobs.truncate, digest, offset)
@@ -160,7 +142,7 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
         while message is not None:
             data = message.data
             if offset + len(data) > header.size:
-                raise InvalidArgumentError(f"blob {digest} has more than its {header.size} bytes", field="data")
+                raise errors.InvalidArgumentError(f"blob {digest} has more than its {header.size} bytes", field="data")
             if data:
                 await in_thread(blobs.write, digest, offset, data)
                 offset += len(data)
@@ -168,35 +150,37 @@ class ModelStoreServicer(store_pb2_grpc.ModelStoreServiceServicer):
             message = await anext(rest, None)
         if offset < header.size:
             # The bytes stay: the next upload begins where this one ended.
-            raise AbortedError(f"the upload of blob {digest} ended at byte {offset} of {header.size}", field="data")
+            raise errors.AbortedError(
+                f"the upload of blob {digest} ended at byte {offset} of {header.size}", field="data"
+            )
         await in_thread(blobs.commit, digest, header.size)
 
     async def GetManifest(self, request: pb.GetManifestRequest, context: Any) -> pb.GetManifestResponse:
         manifest, digest = self._store.get(request.model)
-        return pb.GetManifestResponse(manifest=manifest_to_wire(manifest), manifest_digest=digest)
+        return pb.GetManifestResponse(manifest=wire.manifest_to_wire(manifest), manifest_digest=digest)
 
     async def ReadBlob(self, request: pb.ReadBlobRequest, context: Any) -> AsyncIterator[pb.ReadBlobResponse]:
-        blob = blob_range_from_wire(request)
+        blob = wire.blob_range_from_wire(request)
         digest = blob.digest
         size = await asyncio.to_thread(self._store.blobs.size, digest)
         if size is None:
             raise missing_blob(digest)
         if blob.offset > size or blob.length > size - blob.offset:
-            raise InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
+            raise errors.InvalidArgumentError(f"blob {digest} has {size} bytes; the range ends beyond", field="offset")
         offset, end = blob.offset, blob.offset + blob.length if blob.length else size
         # A whole blob is checked in passing, so that decay on this disk is found and named here.
         sha256 = hashlib.sha256() if offset == 0 and end == size else None
         while offset < end:
             data = await asyncio.to_thread(self._store.blobs.read, digest, offset, min(CHUNK_BYTES, end - offset))
             if not data:
-                raise DataLossError(f"blob {digest} became shorter while it was read; try again", field="sha256")
+                raise errors.DataLossError(f"blob {digest} became shorter while it was read; try again", field="sha256")
             if sha256 is not None:
                 await asyncio.to_thread(sha256.update, data)
             offset += len(data)
             if sha256 is not None and offset == end and sha256.hexdigest() != digest:
                 await in_thread(self._store.blobs.remove, digest)
                 log.error("blob_damaged", digest=digest)
-                raise DataLossError(
+                raise errors.DataLossError(
                     f"the coordinator's copy of blob {digest} is damaged: add its model again",
                     field="sha256",
                     reason="STORED_BLOB_DAMAGED",

@@ -44,7 +44,7 @@ async def test_the_coordinators_own_dump_replays(site: Any) -> None:
     await site.deployed()
     # So that nothing is under way that would change the state meanwhile.
     await site.until(lambda state: all(record.durable for record in state.deployments.values()))
-    site.coordinator.dumps.about = lambda: {"versions": {"edgeshard": "1"}}
+    site.coordinator.questions.dumps.about = lambda: {"versions": {"edgeshard": "1"}}
     call, commands = await asked(site, site.agents)
     for agent, command in zip(site.agents, commands, strict=True):
         await agent.send_dump(command[0], b"{}")
@@ -55,7 +55,7 @@ async def test_the_coordinators_own_dump_replays(site: Any) -> None:
     assert machine().state.decode(document["state"]).deployments == site.state.deployments
     kinds = [entry["event"].get("action", entry["event"])["type"] for entry in document["ring"]["entries"]]
     assert {"NodeRegistered", "DeployRequested", "SendCommand", "SaveDeployment", "HeadAttached"} <= set(kinds)
-    assert site.coordinator.dumps.waiting == 0
+    assert site.coordinator.questions.dumps.waiting == 0
 
 
 async def test_a_refused_request_is_in_the_ring_and_changes_nothing(site: Any) -> None:
@@ -102,7 +102,7 @@ async def test_a_silent_node_is_named_in_time_and_what_it_says_later_harms_nobod
     agents = await site.connected("a", "b")
     for agent in agents:
         agent.held = {TakeDump}
-    dumps = site.coordinator.dumps = Dumps(site.coordinator.loop, site.coordinator._hub, answer_limit_s=0.1)
+    dumps = site.coordinator.questions.dumps = Dumps(site.coordinator.loop, site.coordinator._hub, answer_limit_s=0.1)
     found: dict[str, Any] = {dump.node: dump async for dump in dumps.take()}
     assert all(type(found[name].failure) is DeadlineError for name in "ab") and dumps.waiting == 0
     operation_id, _ = await agents[0].take_pending()
@@ -126,7 +126,7 @@ async def test_a_node_cannot_fill_the_memory(site: Any, monkeypatch: pytest.Monk
     agents = await site.connected("a")
     call, commands = await asked(site, agents)
     await agents[0].send_dump(commands[0][0], bytes(3 << 20))
-    assert type((await call)["a"].failure) is ResourceExhaustedError and site.coordinator.dumps.waiting == 0
+    assert type((await call)["a"].failure) is ResourceExhaustedError and site.coordinator.questions.dumps.waiting == 0
 
 
 async def test_a_part_that_is_too_long_costs_its_node_no_stream(site: Any) -> None:
@@ -141,10 +141,10 @@ async def test_a_part_that_is_too_long_costs_its_node_no_stream(site: Any) -> No
 async def test_nothing_is_left_of_a_caller_that_went(site: Any) -> None:
     agents = await site.connected("a", "b")
     call, _ = await asked(site, agents)
-    assert site.coordinator.dumps.waiting == 2
+    assert site.coordinator.questions.dumps.waiting == 2
     call.cancel()
     async with asyncio.timeout(DEADLINE_S):
-        while site.coordinator.dumps.waiting:  # noqa: ASYNC110 (no event)
+        while site.coordinator.questions.dumps.waiting:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.005)
 
 

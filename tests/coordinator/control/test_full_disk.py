@@ -78,13 +78,13 @@ async def test_a_disk_that_says_nothing_is_not_waited_for_and_the_call_can_be_ma
     request = site.deploy_request(operation_id="op-deploy")
     monkeypatch.setattr(operations, "DISK_LIMIT_S", 2.0)
     store, go_on = site.coordinator._store, threading.Event()
-    save = store._save
+    save = store.save
 
-    def wait_and_save(record: Any) -> None:
-        assert go_on.wait(DEADLINE_S)
-        save(record)
+    async def wait_and_save(record: Any) -> None:
+        assert await store._run(lambda: go_on.wait(DEADLINE_S))
+        await save(record)
 
-    monkeypatch.setattr(store, "_save", wait_and_save)
+    monkeypatch.setattr(store, "save", wait_and_save)
     try:
         async with failing(DeadlineError) as caught:
             await site.admin.Deploy(request, timeout=DEADLINE_S)

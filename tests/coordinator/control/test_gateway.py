@@ -35,18 +35,19 @@ class Front:
     """Two deployments of one model."""
 
     def __init__(self) -> None:
-        self.served = {name: SimpleNamespace(name=name, manifest_digest="d" * 64) for name in ("one", "two")}
+        self.served = self
+        self.known = {name: SimpleNamespace(name=name, manifest_digest="d" * 64) for name in ("one", "two")}
 
     def check_place(self, identity: str, reading: int) -> None:
         pass
 
     def records(self) -> tuple[Any, ...]:
-        return tuple(self.served.values())
+        return tuple(self.known.values())
 
     def find(self, model: str) -> Any:
-        if model not in self.served:
+        if model not in self.known:
             raise NotFoundError("gone", field="model")
-        return self.served[model]
+        return self.known[model]
 
 
 async def test_texts_of_tokens_outlive_another_deployment_of_the_model() -> None:
@@ -60,7 +61,7 @@ async def test_texts_of_tokens_outlive_another_deployment_of_the_model() -> None
     backend = SiteBackend(front, SimpleNamespace(), chats)
     await backend.words("one").learn(Token(0, 5, ""))
     words = backend.words("two")
-    del front.served["one"]
+    del front.known["one"]
     await words.learn(Token(0, 6, ""))
     assert words.text(6) == "t6" and backend.words("two") is words
 
@@ -114,7 +115,8 @@ async def test_a_text_whose_tokens_are_counted_has_a_limit() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         await chats.tokenize("m", "x" * (COUNTED_LIMIT_BYTES + 1), True, "key/me")
     assert caught.value.field == "prompt"
-    front: Any = SimpleNamespace(check_place=None, check_debt=lambda identity: None)
+    quotas = SimpleNamespace(check_debt=lambda identity: None)
+    front: Any = SimpleNamespace(check_place=None, quotas=quotas)
     with pytest.raises(InvalidArgumentError) as caught:
         await SiteBackend(front, models, chats).count("m", Conversation("x" * (COUNTED_LIMIT_BYTES + 1)), "key/me")
     assert caught.value.field == "messages"

@@ -357,10 +357,10 @@ class SlowPlacer:
     def __init__(self) -> None:
         self.begun, self.released = threading.Event(), threading.Event()
 
-    def place(self, spec: Any, manifest: Any, candidates: Any, measured: Any, traffic: Any) -> Any:
+    def place(self, problem: Any) -> Any:
         self.begun.set()
         assert self.released.wait(DEADLINE_S)
-        return SimplePlacer().place(spec, manifest, candidates)
+        return SimplePlacer().place(problem.spec, problem.manifest, problem.candidates)
 
 
 async def test_nobody_waits_for_a_long_solve(open_site: Any, measuring: Any) -> None:

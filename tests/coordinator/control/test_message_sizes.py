@@ -73,14 +73,14 @@ async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, lo
     stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()
     for number, name in enumerate(names):
         request = site.coordinator.front.start("tale", Generation("once"), RequestId(name))
-        site.coordinator.front.on_accepted(request.attachment, request.request_id, head.epoch, (1, 2, 3))
+        site.coordinator.front.reports.on_accepted(request.attachment, request.request_id, head.epoch, (1, 2, 3))
         assert isinstance(await request.first(), Started)
         for position, size in ((3, 4), (4, longest), (5, longest), (6, 4)):
             token = Token(position, 7, "x" * size)
-            site.coordinator.front.on_token(request.attachment, request.request_id, head.epoch, token)
+            site.coordinator.front.reports.on_token(request.attachment, request.request_id, head.epoch, token)
             expected.append((number, position))
         front = site.coordinator.front
-        front.on_finished(request.attachment, request.request_id, head.epoch, FinishReason.LENGTH, "")
+        front.reports.on_finished(request.attachment, request.request_id, head.epoch, FinishReason.LENGTH, "")
         stream.follow(number, request)
     heard, ended = list[tuple[int, int]](), list[int]()
     stream.finish()

@@ -112,7 +112,7 @@ async def test_caches_of_experts_are_told_as_their_nodes_say(site: Any) -> None:
 
 
 def test_the_end_of_an_older_connection_takes_nothing_from_a_newer_one() -> None:
-    conditions, node = Conditions(lambda: 100.0), NodeId("id-a")
+    conditions, node = Conditions(lambda: None, lambda: 100.0), NodeId("id-a")
     conditions.came(node, 1, Condition(utc_s=90.0))
     conditions.came(node, 2, Condition(utc_s=103.0))
     conditions.left(node, 1)

@@ -44,7 +44,7 @@ async def test_units_come_with_the_names_of_the_models_that_the_store_has(site: 
     await agent.reply(*command, packed=units)
     found = [packed_unit_from_wire(unit) for unit in (await call).units]
     name = site.coordinator.models.list()[0][0].name
-    assert found == [UNIT, replace(units[1], model_name=name)] and site.coordinator.packed.waiting == 0
+    assert found == [UNIT, replace(units[1], model_name=name)] and site.coordinator.questions.packed.waiting == 0
 
 
 async def test_a_drop_is_sent_once_however_often_it_is_asked_for(site: Any) -> None:
@@ -67,7 +67,7 @@ async def test_what_a_node_refuses_and_nodes_that_are_not_there(site: Any) -> No
     assert type(refused) is NotFoundError and "node a" in refused.message and refused.field == "ids"
     unknown = await failure_of(site.admin.ListPacked(admin_pb2.ListPackedRequest(node="none"), timeout=DEADLINE_S))
     assert type(unknown) is NotFoundError and unknown.field == "node"
-    asked, _ = await begun(agents[1], site.coordinator.packed.list("b"))
+    asked, _ = await begun(agents[1], site.coordinator.questions.packed.list("b"))
     await agents[1].vanish()
     with pytest.raises(UnavailableError, match="node b: the node went away"):
         await asked

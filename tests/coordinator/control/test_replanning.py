@@ -31,10 +31,10 @@ class CountingPlacer(PlanningPlacer):
 
     asked: list[str] = field(default_factory=list)
 
-    def place(self, spec: Any, *rest: Any, **named: Any) -> Any:
-        if not spec.layers:
-            self.asked.append(spec.name)
-        return super().place(spec, *rest, **named)
+    def place(self, problem: Any) -> Any:
+        if not problem.spec.layers:
+            self.asked.append(problem.spec.name)
+        return super().place(problem)
 
 
 @pytest.fixture

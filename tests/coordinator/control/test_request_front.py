@@ -33,11 +33,11 @@ LOST = UnavailableError("a node went away")
 class Site:
     """A front over a state that has one deployment, ready at `epoch`."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlog_limit: int = 4096) -> None:
         self.epoch = Epoch(3)
         self.now = 0.0
         self.former: Placement | None = None
-        self.front = RequestFront(self.state, TrafficBook(), lambda: self.now)
+        self.front = RequestFront(self.state, TrafficBook(), lambda: self.now, backlog_limit)
 
     def state(self) -> State:
         return State(
@@ -164,12 +164,27 @@ def test_what_a_head_says_of_another_epoch_is_dropped(epoch: int) -> None:
     site, stale = Site(), Epoch(epoch)
     head = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
-    site.front.on_accepted(head, R, stale, (1, 2))
+    site.front.reports.on_accepted(head, R, stale, (1, 2))
     assert running.prompt_tokens is None
-    site.front.on_accepted(head, R, Epoch(3), (5, 6, 7))
-    site.front.on_token(head, R, stale, Token(3, 66, "<66>"))
-    site.front.on_finished(head, R, stale, FinishReason.STOP, "")
-    site.front.on_failed(head, R, stale, LOST)
-    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.dropped_messages == 4
-    site.front.on_token(head, R, Epoch(3), Token(3, 10, "<10>"))
+    site.front.reports.on_accepted(head, R, Epoch(3), (5, 6, 7))
+    site.front.reports.on_token(head, R, stale, Token(3, 66, "<66>"))
+    site.front.reports.on_finished(head, R, stale, FinishReason.STOP, "")
+    site.front.reports.on_failed(head, R, stale, LOST)
+    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 4
+    site.front.reports.on_token(head, R, Epoch(3), Token(3, 10, "<10>"))
     assert list(running.emitted) == [10]
+
+
+def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end_that_comes_with_it() -> None:
+    """Else the head's word that it has finished would be passed over, and the request kept its place for ever."""
+    site = Site(backlog_limit=1)
+    head = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    site.front.reports.on_accepted(head, R, Epoch(3), (5, 6, 7))
+    assert site.front.reports.on_token(head, R, Epoch(3), Token(3, 10, "<10>")) is True
+    assert running.emitted == [10] and site.front.reports.dropped_messages == 0
+    taken, error = running.take(9)
+    assert taken == [] and error is not None and error.reason == "SLOW_READER"
+    assert head.outgoing.get_nowait() and head.outgoing.get_nowait() == CancelRequest(R)
+    site.front.reports.on_finished(head, R, Epoch(3), FinishReason.LENGTH, "")
+    assert site.front.active_requests(NAME) == 0

@@ -66,7 +66,7 @@ async def test_a_token_counts_once_and_in_its_epoch_only(site: Any) -> None:
     messages = [message async for message in call]
     assert [m.token.token for m in messages if m.WhichOneof("message") == "token"] == [10, 11]
     assert messages[-1].finished.new_token_count == 2
-    assert site.coordinator.front.dropped_messages == 6
+    assert site.coordinator.front.reports.dropped_messages == 6
 
 
 async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> None:
@@ -80,7 +80,7 @@ async def test_tokens_that_come_in_one_message_count_one_by_one(site: Any) -> No
         await head.finish(name)
         messages = [message async for message in calls[name]]
         assert [m.token.token for m in messages if m.WhichOneof("message") == "token"] == expected
-    assert site.coordinator.front.dropped_messages == 1
+    assert site.coordinator.front.reports.dropped_messages == 1
 
 
 async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
@@ -102,7 +102,7 @@ async def test_prompt_logprobs_count_once_and_in_their_place(site: Any) -> None:
         "started", "prompt_logprobs", "prompt_logprobs", "token", "finished"
     ]  # fmt: skip
     assert [(m.prompt_logprobs.position, len(m.prompt_logprobs.logprobs)) for m in messages[1:3]] == [(1, 2), (3, 1)]
-    assert site.coordinator.front.dropped_messages == 2
+    assert site.coordinator.front.reports.dropped_messages == 2
 
 
 async def test_the_next_head_hears_how_far_the_prompt_was_scored(site: Any) -> None:

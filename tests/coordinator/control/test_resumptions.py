@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.control.requests.request_front import PARKED_LIMIT_S, Attachment, RequestFront
+from edgeshard_coordinator.control.requests.request_front import PARKED_LIMIT_S, RequestFront
 from edgeshard_coordinator.control.requests.resumptions import (
     COME_BACK_S,
     MOST_ENDED,
@@ -17,7 +17,7 @@ from edgeshard_coordinator.control.requests.resumptions import (
     Standing,
     digest_of,
 )
-from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
 from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.core.values.quotas import Quota, Quotas
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
@@ -93,11 +93,11 @@ class Site:
 
     def run(self, id: str, prompt_tokens: int = 1, new_tokens: int = 1, *, to_its_end: bool = True) -> None:
         head, request, epoch = self.heads[NAME], RequestId(id), self.heads[NAME].epoch
-        self.front.on_accepted(head, request, epoch, (7,) * prompt_tokens)
+        self.front.reports.on_accepted(head, request, epoch, (7,) * prompt_tokens)
         for position in range(prompt_tokens, prompt_tokens + new_tokens):
-            self.front.on_token(head, request, epoch, Token(position, 7, ""))
+            self.front.reports.on_token(head, request, epoch, Token(position, 7, ""))
         if to_its_end:
-            self.front.on_finished(head, request, epoch, FinishReason.LENGTH, "")
+            self.front.reports.on_finished(head, request, epoch, FinishReason.LENGTH, "")
 
     def refused(self, id: str, *tokens: int, **more: Any) -> EdgeShardError:
         with pytest.raises(EdgeShardError) as refusal:
@@ -107,7 +107,7 @@ class Site:
     def charged(self, client: str = "client/app") -> float:
         """In tokens beyond a burst of 60, at one a second."""
         with pytest.raises(ResourceExhaustedError) as refusal:
-            self.front._quotas.check_debt(client)
+            self.front.quotas.check_debt(client)
         return refusal.value.retry_after_s or 0.0
 
 
@@ -150,7 +150,7 @@ def test_a_priority_is_looked_at_whether_resumed_or_not() -> None:
     site = Site(client_app=Quota(max_priority=10))
     site.start("mine", generation=high)
     site.run("mine")
-    site.front._quotas._quotas = Quotas()  # it was lowered
+    site.front.quotas._quotas = Quotas()  # it was lowered
     assert isinstance(site.refused("mine", generation=high), DeniedError)
     site = Site(restarted=True)
     assert site.refused("never", generation=high).field == "priority", "before any head attaches"

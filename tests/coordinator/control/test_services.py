@@ -527,6 +527,23 @@ async def test_a_model_is_deleted_once_when_its_coordinator_ends_before_the_answ
         await site.admin.DeleteModel(other, timeout=DEADLINE_S)
 
 
+async def test_an_operators_call_under_way_ends_with_the_coordinator(site: Any) -> None:
+    """It would go on when its caller hangs up, and so when there is no disk any more."""
+    began = asyncio.Event()
+
+    async def never(operation: ServedOperation) -> bytes:
+        began.set()
+        await asyncio.Event().wait()
+        return b""
+
+    operations = site.coordinator._admin.operations
+    call = asyncio.create_task(operations.once("op-1", admin_pb2.ReplanRequest(), never))
+    await asyncio.wait_for(began.wait(), DEADLINE_S)
+    await site.coordinator.stop()
+    await asyncio.wait([call], timeout=1.0)
+    assert call.cancelled()
+
+
 async def test_unknown_names_are_not_found(site: Any, failing: Any) -> None:
     async with failing(NotFoundError) as caught:
         await site.admin.GetNode(admin_pb2.GetNodeRequest(node="z"), timeout=DEADLINE_S)

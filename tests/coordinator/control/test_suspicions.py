@@ -51,7 +51,7 @@ async def test_a_link_is_at_fault_once_both_nodes_were_heard_and_is_gone_round(o
     record = site.state.deployments["tale"]
     assert record.failure.reason == "LINK_STALLED" and "from node a to node b" in record.failure.message
     assert set(site.state.bad_links) == {(a.node_id, b.node_id)} and not site.state.suspects
-    assert not Lost(links=frozenset(site.state.bad_links)).crosses([stage.node_id for stage in record.placement.stages])
+    assert not Lost(links=frozenset(site.state.bad_links)).crosses(record.placement)
 
 
 async def test_a_recovery_clears_the_suspicion(open_site: Callable[..., Any]) -> None:

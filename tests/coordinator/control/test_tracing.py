@@ -67,7 +67,7 @@ async def test_every_node_is_asked_at_once_and_the_stages_come_in_order(site: An
     for stage in (2, 0, 1):
         await agents[stage].reply(*commands[stage], trace=trace_of(stage))
     assert await read_all(call) == [trace_of(stage) for stage in range(3)]
-    assert site.coordinator.traces.waiting == 0
+    assert site.coordinator.questions.traces.waiting == 0
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ async def test_a_node_that_goes_away_ends_the_trace_by_name(site: Any) -> None:
     await agents[1].vanish()
     failure = await refusal(call)
     assert isinstance(failure, AbortedError) and failure.reason == "DEPLOYMENT_STOPPED"
-    assert "node b" in failure.message and site.coordinator.traces.waiting == 0
+    assert "node b" in failure.message and site.coordinator.questions.traces.waiting == 0
 
 
 async def test_a_deployment_deleted_meanwhile_ends_the_trace(site: Any) -> None:
@@ -143,7 +143,7 @@ async def test_a_node_cannot_answer_for_another(site: Any) -> None:
     call, commands = await asked(site, agents)
     await agents[1].reply(*commands[0], trace=trace_of(0))
     await site.heard(agents[1])
-    assert site.coordinator.traces.waiting == 3
+    assert site.coordinator.questions.traces.waiting == 3
     for stage, agent in enumerate(agents):
         await agent.reply(*commands[stage], trace=trace_of(stage))
     assert await read_all(call) == [trace_of(stage) for stage in range(3)]
@@ -152,11 +152,11 @@ async def test_a_node_cannot_answer_for_another(site: Any) -> None:
 async def test_nothing_is_left_of_a_caller_that_went(site: Any) -> None:
     agents, _ = await site.deployed()
     call, commands = await asked(site, agents)
-    assert site.coordinator.traces.waiting == 3
+    assert site.coordinator.questions.traces.waiting == 3
     tasks = len(asyncio.all_tasks())
     call.cancel()
     async with asyncio.timeout(DEADLINE_S):
-        while site.coordinator.traces.waiting or len(asyncio.all_tasks()) >= tasks:  # noqa: ASYNC110 (no event)
+        while site.coordinator.questions.traces.waiting or len(asyncio.all_tasks()) >= tasks:  # noqa: ASYNC110 (no event)
             await asyncio.sleep(0.005)
     await agents[0].reply(*commands[0], trace=trace_of(0))
     await site.heard(agents[0])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.candidate import held_bytes as placed_bytes
 from hypothesis import given, settings
@@ -174,7 +175,7 @@ def test_keys_and_values_of_4_bits_are_refused_before_anything_is_placed(
     assert (refused.value.field, refused.value.reason) == ("kv_dtype", "UNSUPPORTED_KV_DTYPE")
     assert "use bfloat16" in refused.value.message
     with pytest.raises(InvalidArgumentError, match=what):
-        PlanningPlacer().place(spec, manifest, nodes, {})
+        PlanningPlacer().place(PlacementProblem(spec, manifest, nodes, {}))
 
 
 def test_nodes_that_cannot_serve(place: Any) -> None:

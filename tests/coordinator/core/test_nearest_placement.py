@@ -10,6 +10,7 @@ import pytest
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, with_held
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
@@ -123,9 +124,9 @@ def test_a_placement_takes_the_node_that_holds_the_layers_within_the_margin(
 ) -> None:
     nodes = [node("a"), node("b"), node("c", layers(0, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=block_s)
-    plain = PlanningPlacer().place(spec_of(), manifest, [*nodes[:2], node("c")], known)
+    plain = PlanningPlacer().place(PlacementProblem(spec_of(), manifest, [*nodes[:2], node("c")], known))
     assert plain.stages[-1].node_name == "b" and not plain.note
-    placement = PlanningPlacer().place(spec_of(), manifest, nodes, known)
+    placement = PlanningPlacer().place(PlacementProblem(spec_of(), manifest, nodes, known))
     assert placement.stages[-1].node_name == chosen
     assert ("holds layers" in placement.note and "chosen over a=" in placement.note) == (chosen == "c")
 
@@ -133,12 +134,12 @@ def test_a_placement_takes_the_node_that_holds_the_layers_within_the_margin(
 def test_a_lost_stage_goes_to_the_node_that_holds_its_layers(manifest: ModelManifest, measured: Any) -> None:
     nodes = [node("a"), node("b"), node("c"), node("d", layers(4, 12))]
     known = measured(a=SLOW_S, b=5e-3, c=5e-3, d=5.1e-3)
-    broken = PlanningPlacer().place(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known)
+    broken = PlanningPlacer().place(PlacementProblem(spec_of(layers="a=0:4,b=4:12"), manifest, nodes[:2], known))
     lost = Lost(frozenset({NodeId("id-b")}))
-    found = PlanningPlacer().repair(spec_of(), manifest, nodes, known, NO_TRAFFIC, broken, lost)
+    found = PlanningPlacer().repair(PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), broken, lost)
     assert cuts(found) == "a=0:4,d=4:12"
     slow = measured(a=SLOW_S, b=5e-3, c=5e-3, d=6e-3)
-    found = PlanningPlacer().repair(spec_of(), manifest, nodes, slow, NO_TRAFFIC, broken, lost)
+    found = PlanningPlacer().repair(PlacementProblem(spec_of(), manifest, nodes, slow, NO_TRAFFIC), broken, lost)
     assert cuts(found) == "a=0:4,c=4:12"
 
 
@@ -146,7 +147,7 @@ def test_of_placements_the_nearest_is_within_the_margin_of_the_best(manifest: Mo
     known = measured(a=5e-3, b=5e-3, c=5e-3)
     nodes = [node("a"), node("b"), node("c", layers(6, 12))]
     found = [
-        PlanningPlacer().place(spec_of(layers=text), manifest, nodes, known)
+        PlanningPlacer().place(PlacementProblem(spec_of(layers=text), manifest, nodes, known))
         for text in ("a=0:6,b=6:12", "a=0:6,c=6:12")
     ]
     for costs, chosen in (((1.0, 1.05), 1), ((1.0, 1.06), 0), ((-1.05, -1.0), 1), ((-1.06, -1.0), 0), ((0.0, 0.0), 1)):
@@ -161,10 +162,10 @@ def test_what_nodes_hold_decides_where_to_move_and_not_whether(manifest: ModelMa
     known = measured(a=SLOW_S, b=5e-3, c=5.4e-3, d=5.2e-3)
     nodes = [node("a"), node("b"), node("c"), node("d", layers(1, 12))]
     placer = PlanningPlacer()
-    current = placer.place(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known)
-    near = placer.place(spec_of(), manifest, nodes, known)
+    current = placer.place(PlacementProblem(spec_of(layers="a=0:1,c=1:12"), manifest, nodes, known))
+    near = placer.place(PlacementProblem(spec_of(), manifest, nodes, known))
     assert cuts(near) == "a=0:1,d=1:12"
-    found = planned_again(placer, spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
+    found = planned_again(placer, PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current)
     assert found.reason is ReplanReason.WOULD_MOVE and found.found.stages[-1].node_name == "b"
-    outlook = placer.outlook(spec_of(), manifest, nodes, known, NO_TRAFFIC, current)
+    outlook = placer.outlook(PlacementProblem(spec_of(), manifest, nodes, known, NO_TRAFFIC), current)
     assert outlook.layers and outlook.layers[-1].node == "b"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.placement.by_memory import KV_BLOCK_TOKENS, SimplePlacer
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, disk_of, key_of
 from hypothesis import given, settings
@@ -83,7 +84,7 @@ def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Measur
 @pytest.fixture(scope="module")
 def place(manifest: ModelManifest) -> Callable[..., Placement]:
     def run(nodes: Any, known: Measured, **changes: Any) -> Placement:
-        return PlanningPlacer().place(spec_of(**changes), manifest, nodes, known)
+        return PlanningPlacer().place(PlacementProblem(spec_of(**changes), manifest, nodes, known))
 
     return run
 
@@ -293,7 +294,9 @@ def test_no_plan_exceeds_what_the_check_allows(
     }
     spec = spec_of(**changes)
     try:
-        placement = PlanningPlacer().place(spec, manifest, nodes, measured(**dict(zip(names, seconds, strict=False))))
+        placement = PlanningPlacer().place(
+            PlacementProblem(spec, manifest, nodes, measured(**dict(zip(names, seconds, strict=False))))
+        )
     except ResourceExhaustedError as error:
         assert error.message.startswith("no placement fits"), "the check refused what the planner had allowed"
         return
@@ -345,14 +348,16 @@ def served(prompt_tokens: int, new_tokens: int) -> Traffic:
 def outlook_of(
     manifest: ModelManifest, known: Measured, placement: Placement, traffic: Traffic, **changes: Any
 ) -> Outlook:
-    return PlanningPlacer().outlook(spec_of(**changes), manifest, ABC, known, traffic, placement)
+    return PlanningPlacer().outlook(PlacementProblem(spec_of(**changes), manifest, ABC, known, traffic), placement)
 
 
 def test_lengths_given_or_seen_are_planned_for_and_memory_goes_by_the_limits(measured: Any, manifest: Any) -> None:
     known = measured(a=1e-2, b=1e-2, c=1e-2)
-    plain = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known)
-    given = PlanningPlacer().place(spec_of(objective="request", prompt_tokens=100, new_tokens=2), manifest, ABC, known)
-    seen = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known, served(100, 2))
+    plain = PlanningPlacer().place(PlacementProblem(spec_of(objective="request"), manifest, ABC, known))
+    given = PlanningPlacer().place(
+        PlacementProblem(spec_of(objective="request", prompt_tokens=100, new_tokens=2), manifest, ABC, known)
+    )
+    seen = PlanningPlacer().place(PlacementProblem(spec_of(objective="request"), manifest, ABC, known, served(100, 2)))
     assert given.predicted is not None and seen.predicted is not None and plain.predicted is not None
     assert (given.predicted.prompt_tokens, given.predicted.new_tokens, given.predicted.lengths) == (100, 2, "given")
     assert seen.predicted == replace(given.predicted, lengths=LengthsFrom.SEEN) and seen.stages == given.stages
@@ -372,7 +377,7 @@ def test_the_gain_is_between_two_predictions_for_the_traffic_seen(place: Any, me
     known = measured(a=1e-2, b=1e-3, c=5e-3)
     by_hand = place(ABC, known, objective="request", layers="a=0:12")
     found = outlook_of(manifest, known, by_hand, served(60, 20), objective="request", layers="a=0:12")
-    best = PlanningPlacer().place(spec_of(objective="request"), manifest, ABC, known, served(60, 20))
+    best = PlanningPlacer().place(PlacementProblem(spec_of(objective="request"), manifest, ABC, known, served(60, 20)))
     assert found.better is not None and found.expected is not None and best.predicted is not None
     assert found.better.request_s == best.predicted.request_s
     assert ",".join(f"{stage.node}={stage.layers}" for stage in found.layers) == cuts(best) == "a=0:1,b=1:12"
@@ -480,7 +485,7 @@ def test_a_mixture_that_is_too_large_caches_experts_as_the_agent_will(
 
     def placed(memory: int, measured: Measured, **changes: Any) -> Placement:
         spec = spec_of(concurrency=1, allow_streaming=True, **changes)
-        return PlanningPlacer().place(spec, mixture, (node("a", memory),), measured)
+        return PlanningPlacer().place(PlacementProblem(spec, mixture, (node("a", memory),), measured))
 
     whole = placed(1 << 30, known).stages[0]
     memory = held_bytes(whole) - every // 2

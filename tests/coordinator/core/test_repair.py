@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import MOST_WAYS, Lost, Survivors, survivors, ways, without_most
 from edgeshard_coordinator.core.values.candidate import Candidate
 from hypothesis import given, settings
@@ -73,8 +74,8 @@ def repaired(make_manifest: Any) -> Any:
 
     def repair(nodes: list[Candidate], lost: Lost, spec: Any = SPEC) -> Placement:
         placer = PlanningPlacer()
-        before = placer.place(spec, manifest, [node(name) for name in "abc"], {})
-        return placer.repair(spec, manifest, nodes, {}, NO_TRAFFIC, before, lost)
+        before = placer.place(PlacementProblem(spec, manifest, [node(name) for name in "abc"], {}))
+        return placer.repair(PlacementProblem(spec, manifest, nodes, {}, NO_TRAFFIC), before, lost)
 
     return repair
 
@@ -108,7 +109,7 @@ def test_a_node_that_failed_and_a_link_that_stands_still_are_gone_round(repaired
     assert "b=" not in layers(repaired(nodes, lost("b")))
     stalled = Lost(links=frozenset({(NodeId("id-a"), NodeId("id-b"))}))
     found = repaired(nodes, stalled)
-    assert not stalled.crosses([stage.node_id for stage in found.stages])
+    assert not stalled.crosses(found)
 
 
 def test_other_bits_are_said(repaired: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.replan import judged, planned_again
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, Reported, key_of
@@ -59,7 +60,7 @@ def measured(make_profile: Any, manifest: ModelManifest) -> Callable[..., Mappin
 @pytest.fixture(scope="module")
 def afresh(manifest: ModelManifest) -> Afresh:
     def plan(current: Placement, candidates: Sequence[Candidate], known: Any, spec: Any = SPEC) -> Replan:
-        return planned_again(PLACER, spec, manifest, candidates, known, NO_TRAFFIC, current)
+        return planned_again(PLACER, PlacementProblem(spec, manifest, candidates, known, NO_TRAFFIC), current)
 
     return plan
 
@@ -67,7 +68,7 @@ def afresh(manifest: ModelManifest) -> Afresh:
 @pytest.fixture(scope="module")
 def on_a(manifest: ModelManifest, measured: Any) -> Placement:
     """Planned when node a was alone."""
-    return PLACER.place(SPEC, manifest, [node("a")], measured(a=0.01))
+    return PLACER.place(PlacementProblem(SPEC, manifest, [node("a")], measured(a=0.01)))
 
 
 def nodes(placement: Placement) -> list[str]:
@@ -116,14 +117,14 @@ def test_what_was_predicted_stands_where_it_does_not_fit_as_it_would_be_placed_b
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
     """By hand, the pool holds all requests at their longest; a plan may have placed it for fewer."""
-    alone = PLACER.place(SPEC, manifest, [node("a")], {})
+    alone = PLACER.place(PlacementProblem(SPEC, manifest, [node("a")], {}))
     need = sum(s.parameter_bytes + s.kv_bytes + s.workspace_bytes for s in alone.stages)
     tight = node("a", free_bytes=need - alone.stages[0].kv_bytes // 4)
-    current = PLACER.place(SPEC, manifest, [tight], measured(a=0.01))
+    current = PLACER.place(PlacementProblem(SPEC, manifest, [tight], measured(a=0.01)))
     assert current.kv_blocks < alone.kv_blocks
     by_hand = SPEC.model_copy(update={"layers": parse_spec({**_VALUES, "layers": "a=0:12"}).layers})
     with pytest.raises(ResourceExhaustedError):
-        PLACER.place(by_hand, manifest, [tight], measured(a=0.01))
+        PLACER.place(PlacementProblem(by_hand, manifest, [tight], measured(a=0.01)))
     plan = afresh(current, [tight, node("b")], measured(a=0.01, b=0.001))
     assert plan.expected == current.predicted and plan.gain is not None and plan.gain > 0.05
 
@@ -135,7 +136,7 @@ def test_while_the_source_is_away_the_node_with_the_head_is_the_source(
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
     known = measured(a=0.01, b=0.01, c=0.001)
-    on_b = PLACER.place(SPEC.model_copy(update={"source": "b"}), manifest, [node("b")], known)
+    on_b = PLACER.place(PlacementProblem(SPEC.model_copy(update={"source": "b"}), manifest, [node("b")], known))
     away = [node("a", connected=False), node("b"), node("c")]
     assert nodes(afresh(on_b, away, known).found) == ["b", "c"]
     assert nodes(afresh(on_b, [node("a"), node("b"), node("c")], known).found)[0] == "a"

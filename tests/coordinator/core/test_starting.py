@@ -11,6 +11,7 @@ from edgeshard_coordinator.core.deployments.deployments import new_record, resto
 from edgeshard_coordinator.core.machine.apply import apply
 from edgeshard_coordinator.core.machine.reconcile import reconcile
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
 from edgeshard_coordinator.core.values.actions import SaveNode, SendCommand
 from edgeshard_coordinator.core.values.events import (
@@ -87,7 +88,7 @@ def spec_of(**changes: Any) -> DeploymentSpec:
 
 def record_of(desk: Desk, manifest: ModelManifest, **changes: Any) -> DeploymentRecord:
     spec = spec_of(**changes)
-    placement = PlanningPlacer().place(spec, manifest, desk.state.candidates(), desk.state.measured)
+    placement = PlanningPlacer().place(PlacementProblem(spec, manifest, desk.state.candidates(), desk.state.measured))
     return DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(1))
 
 

@@ -59,9 +59,10 @@ async def test_whoever_does_not_know_the_secret_hears_nothing(keys: KeyBook) -> 
     assert len(said) == 1
 
 
-async def test_a_revoked_key_is_refused_and_what_it_runs_ends(keys: KeyBook) -> None:
+async def test_a_revoked_key_is_refused_and_what_it_runs_ends(tmp_path: Path) -> None:
     ended: list[str] = []
-    keys.on_revoked = ended.append
+    keys = book(tmp_path)
+    await keys.open(ended.append)
     _, text = await keys.create(ApiKey("app"))
     with pytest.raises(AlreadyExistsError):
         await keys.create(ApiKey("app"))
@@ -73,6 +74,7 @@ async def test_a_revoked_key_is_refused_and_what_it_runs_ends(keys: KeyBook) -> 
         await keys.revoke("app")
     _, again = await keys.create(ApiKey("app"))
     assert again != text and keys.find(again).name == "app"
+    await keys.close()
 
 
 async def test_limits_of_a_key_are_its_own_quota(keys: KeyBook) -> None:

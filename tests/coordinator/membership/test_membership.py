@@ -24,12 +24,16 @@ pytestmark = pytest.mark.timing
 APP = Principal("mill", Role.CLIENT, "app")
 
 
+def membership_in(directory: Path) -> Membership:
+    identities = Identities(directory, "mill")
+    issuing = Issuing(identities.authority, identities.coordinator(), timedelta(days=1))
+    store = MembershipStore(directory / "state" / "membership.sqlite")
+    return Membership("mill", store, Denials(), issuing, authority.now, lambda: 0.0)
+
+
 @pytest.fixture
 async def membership(tmp_path: Path) -> AsyncIterator[Membership]:
-    identities = Identities(tmp_path, "mill")
-    issuing = Issuing(identities.authority, identities.coordinator(), timedelta(days=1))
-    store = MembershipStore(tmp_path / "state" / "membership.sqlite")
-    made = Membership("mill", store, Denials(), issuing, authority.now, lambda: 0.0)
+    made = membership_in(tmp_path)
     await made.open()
     yield made
     await made.close()
@@ -86,7 +90,7 @@ async def test_many_boxes_join_from_one_address(membership: Membership) -> None:
         await membership.enrol(Enrolment(token.token_id, token.secret, request_for(new_key())), "10.0.0.1:5")
 
 
-async def test_what_is_denied_is_on_disk_before_it_counts(membership: Membership, tmp_path: Path) -> None:
+async def test_what_is_denied_is_on_disk_before_it_counts(tmp_path: Path) -> None:
     told: list[Principal] = []
 
     async def on_denied(principal: Principal) -> None:
@@ -95,8 +99,10 @@ async def test_what_is_denied_is_on_disk_before_it_counts(membership: Membership
         await other.close()
         told.append(principal)
 
-    membership.on_denied = on_denied
+    membership = membership_in(tmp_path)
+    await membership.open(on_denied)
     await membership.revoke(Role.CLIENT, "app")
+    await membership.close()
     assert told == [APP] and (tmp_path / "state" / "membership.sqlite").stat().st_mode & 0o777 == 0o600
 
 

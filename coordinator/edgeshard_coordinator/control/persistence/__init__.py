@@ -1,1 +1,1 @@
-"""What is kept on disk beside models: the state, operations and the audit log."""
+"""The disk beside models: the state, operations and the audit log."""

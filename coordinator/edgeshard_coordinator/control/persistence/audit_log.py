@@ -1,7 +1,7 @@
-"""The audit log on disk: who changed the site, and who was refused. A thread writes it, and nobody waits for it.
+"""The audit log on disk: each change of the site and each refusal. A thread writes it, and nobody waits for it.
 
-What operators do has files of its own, and so has what others did; whoever is refused as often as he likes pushes
-neither out. Refusals have one rate for each kind, so that those of one kind hide no other.
+Deeds of operators have files of their own, and so have those of others, so that a caller who is refused as often as he
+likes pushes neither out. Refusals have one rate for each kind: many of one kind hide no other.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from edgeshard_coordinator.core.values.seals import SealKey
 from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 REFUSALS_PER_S = 1.0
-"""Of each kind that are written; more are counted."""
+"""Refusals of one kind that are written in a second; more are counted."""
 REFUSALS_HELD = 10
-"""Of each kind that are written at once."""
+"""Refusals of one kind that are written at once."""
 REPEATS_HELD = 60
-"""Of what one member other than an operator did, all by one method, that are written at once, and one a second; more
-are counted. An honest one renews its certificate or changes its address now and then."""
+"""Calls of one method by one member other than an operator that are written at once, and then one a second; more are
+counted. An honest member renews its certificate or changes its address now and then."""
 MOST_KINDS = 1024
 TOLD_EVERY_S = 60.0
-"""Counts of what was not written are."""
+"""Seconds between two entries that count the unwritten ones."""
 MOST_WAITING = 4096
 """Entries that the disk may be behind; more are counted."""
 _BATCH = 256
 _LONGEST = 200
-"""Characters of a field: a target may be whatever a caller wrote."""
+"""Characters of a field, since a caller may write any target."""
 _ANSWER_LIMIT_S = 5.0
 _STOP_LIMIT_S = 1.0
 
@@ -50,18 +50,11 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
-    """The newest `count` entries, all that were added before it among them."""
+class _Question:
+    """A question to the files, which `work` answers in their thread, behind all entries that were added before it."""
 
-    count: int
-    answer: Future[tuple[AuditEntry, ...]] = field(default_factory=Future)
-
-
-@dataclass(slots=True, eq=False)
-class _Check:
-    """What the seals say."""
-
-    answer: Future[tuple[AuditCheck, ...]] = field(default_factory=Future)
+    work: Callable[[], Any]
+    answer: Future[Any] = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +69,7 @@ class _Kind:
     suppressed: int = 0
 
 
-_Item = tuple[AuditEntry, RotatedLines] | _Wanted | _Check | None
+_Item = tuple[AuditEntry, RotatedLines] | _Question | None
 """An entry and where it goes; None for the end."""
 
 
@@ -105,7 +98,7 @@ class AuditLog:
             self._thread.start()
 
     async def stop(self) -> None:
-        """What was added is on disk, unless the disk says nothing for a second. A second call changes nothing."""
+        """Write all that was added, unless the disk says nothing for a second. A second call changes nothing."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._tell_suppressed()
@@ -123,10 +116,10 @@ class AuditLog:
         by_operator: bool = True,
         kind: str = "",
     ) -> None:
-        """Returns at once.
+        """Add an entry; returns at once.
 
-        What operators do, and what others did, is written. What others were refused is at a bounded rate for each
-        result and `kind` (else `what`), and counted beyond it.
+        Deeds are written, of operators and of others. Refusals of others are written at a bounded rate for each result
+        and `kind` (else `what`), and counted beyond it.
         """
         if not self._keeps:
             return
@@ -168,15 +161,15 @@ class AuditLog:
                 del self._kinds[key]
 
     async def newest(self, count: int) -> tuple[AuditEntry, ...]:
-        """At most so many, the oldest first, all that were added until now among them. Refusals are half of them at
-        most, where there is enough else.
+        """The newest entries, the oldest first: at most `count` of all that were added until now. Refusals are at most
+        half of them, where there is enough else.
 
         Raises DeadlineError where the disk says nothing, InternalError where it cannot be read.
         """
-        return () if self._thread is None else await self._answered(_Wanted(count))
+        return () if self._thread is None else await self._answered(partial(self._newest, count))
 
     async def check(self) -> tuple[AuditCheck, ...]:
-        """What the seals say of each file, all that was added until now among it.
+        """The verdict of the seals on each file, with all that was added until now.
 
         Raises FailedPreconditionError where nothing is sealed, and as `newest`.
         """
@@ -186,10 +179,11 @@ class AuditLog:
                 field="ca-key",
                 reason="NO_SEALS",
             )
-        return () if self._thread is None else await self._answered(_Check())
+        return () if self._thread is None else await self._answered(self._checks)
 
-    async def _answered(self, asked: _Wanted | _Check) -> Any:
+    async def _answered(self, work: Callable[[], Any]) -> Any:
         self._tell_suppressed()
+        asked = _Question(work)
         try:
             if not self._put(asked):
                 raise TimeoutError  # It is as far behind as it may be.
@@ -210,7 +204,8 @@ class AuditLog:
         return True
 
     def _put_entry(self, entry: AuditEntry, kind: _Kind) -> None:
-        """It and those that it counts are counted by the next one of its kind where there is no room."""
+        """Put an entry in the queue. Where there is no room, the next one of its kind counts it, and all that it
+        counts."""
         is_put = self._put((entry, kind.file))
         kind.suppressed = 0 if is_put else entry.suppressed + (entry.result != SUPPRESSED)
 
@@ -229,16 +224,14 @@ class AuditLog:
             for file in self._files:
                 self._write(file, [item[0] for item in items if isinstance(item, tuple) and item[1] is file])
             for item in items:
-                if isinstance(item, _Wanted) and item.answer.set_running_or_notify_cancel():
-                    _answer(item.answer, partial(self._newest, item.count))
-                elif isinstance(item, _Check) and item.answer.set_running_or_notify_cancel():
-                    _answer(item.answer, lambda: tuple(check for file in self._files for check in file.check()))
+                if isinstance(item, _Question) and item.answer.set_running_or_notify_cancel():
+                    _answer(item)
         for file in self._files:
             with suppress(OSError):  # the last seal: what it would seal is sealed by the next process
                 file.close()
 
     def _write(self, file: RotatedLines, entries: list[AuditEntry]) -> None:
-        """Those that the disk refuses are counted by the next entry that it takes."""
+        """Write entries; the next one that the disk takes counts those that it refuses."""
         if not entries:
             return
         entries[0] = replace(entries[0], suppressed=entries[0].suppressed + self._lost)
@@ -250,6 +243,9 @@ class AuditLog:
             self._lost = sum(entry.suppressed + (entry.result != SUPPRESSED) for entry in entries)
         else:
             self._lost = 0
+
+    def _checks(self) -> tuple[AuditCheck, ...]:
+        return tuple(check for file in self._files for check in file.check())
 
     def _newest(self, count: int) -> tuple[AuditEntry, ...]:
         done = _entries([*self._operators.newest(count), *self._others.newest(count)])
@@ -271,13 +267,11 @@ class AuditLog:
         return items
 
 
-def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+def _answer(question: _Question) -> None:
     try:
-        answer = work()
+        question.answer.set_result(question.work())
     except OSError as error:
-        future.set_exception(error)
-    else:
-        future.set_result(answer)
+        question.answer.set_exception(error)
 
 
 def _entries(lines: list[bytes]) -> list[AuditEntry]:
@@ -293,7 +287,7 @@ def _line(entry: AuditEntry) -> bytes:
 
 
 def _entry(line: bytes) -> AuditEntry | None:
-    """None for a line that is no entry of this version, or could not be sent as one."""
+    """The entry of a line; None for a line that is no entry of this version, or could not be sent as one."""
     try:
         entry = AuditEntry(**json.loads(line))
         for text in (entry.time, entry.who, entry.what, entry.target, entry.result, entry.address):

@@ -63,7 +63,7 @@ class Operations:
 
 
 async def answered(disk: Awaitable[AnswerT]) -> AnswerT:
-    """What the disk answers. Raises DeadlineError where it says nothing."""
+    """Wait for the disk's answer. Raises DeadlineError where it says nothing."""
     try:
         async with asyncio.timeout(DISK_LIMIT_S):
             return await disk

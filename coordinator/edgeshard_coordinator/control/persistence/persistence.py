@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +24,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
-from edgeshard_coordinator.sqlite_store import SqliteStore
+from edgeshard_coordinator.sqlite_store import SqliteStore, in_own_thread
 
 log = structlog.get_logger()
 
@@ -108,56 +108,17 @@ _TRAFFIC_BODY = TypeAdapter(Traffic)
 
 
 class StateStore(SqliteStore):
-    """Raises what a `SqliteStore` raises."""
+    """The coordinator's state in SQLite; its methods raise as a `SqliteStore` does."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "the coordinator's state")
 
-    async def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
+    @in_own_thread
+    def open(self, instance: str, timings: Timings, now: float = 0.0) -> State:
         """The state as it was saved, deployments waiting for their nodes; `now` is in monotonic seconds.
 
         Raises FailedPreconditionError when another coordinator has the file, or a newer version wrote it.
         """
-        return await self._run(lambda: self._open(instance, timings, now))
-
-    async def save(self, record: DeploymentRecord) -> None:
-        """Write the record and the operations it carries in one transaction."""
-        await self._run(lambda: self._save(record))
-
-    async def forget(self, record: DeploymentRecord) -> None:
-        """Remove the deployment and keep its last epoch, in one transaction."""
-        await self._run(lambda: self._forget(record))
-
-    async def save_node(self, node: KnownNode) -> None:
-        body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
-        await self._run(lambda: self._replace_node(node, body.decode()))
-
-    async def forget_node(self, node_id: NodeId) -> None:
-        """Remove a node and all that was measured of it."""
-        await self._run(lambda: self._forget_node(node_id))
-
-    async def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
-        """Replace a node's measurements; `now` is in monotonic seconds."""
-        await self._run(lambda: self._replace_measurements(node_id, measurements, time.time() - now))
-
-    async def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
-        """What deployments served, by their name and model."""
-        return await self._run(self._load_traffic)
-
-    async def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
-        """Write these in place of those on disk; others stay."""
-        rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
-        await self._run(lambda: self._save_traffic(rows))
-
-    async def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
-        return await self._run(lambda: self._find_operation(operation_id))
-
-    async def save_operation(self, operation: ServedOperation) -> None:
-        await self._run(lambda: self._save_operation(operation))
-
-    # Below: in the thread that owns the connection.
-
-    def _open(self, instance: str, timings: Timings, now: float) -> State:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self._path, timeout=0.5, isolation_level=None)
         # The lock is held until the end: two coordinators with one state would hand out the same epochs.
@@ -216,7 +177,7 @@ class StateStore(SqliteStore):
         return Term(site, number + 1)
 
     def _load_measurements(self, nodes: Collection[NodeId], offset: float) -> dict[NodeId, Measurements]:
-        """Those of known nodes; `offset` takes a monotonic time to the wall clock's."""
+        """The measurements of known nodes; `offset` takes a monotonic time to the wall clock's, in seconds."""
         database = self._open_database
         profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
         links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
@@ -234,14 +195,18 @@ class StateStore(SqliteStore):
             if profiles[node_id] or links[node_id]
         }
 
-    def _save(self, record: DeploymentRecord) -> None:
+    @in_own_thread
+    def save(self, record: DeploymentRecord) -> None:
+        """Write the record and the operations it carries in one transaction."""
         body = _DEPLOYMENT.dump_json(_saved(record)).decode()
         with _Transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
             for operation in record.operations:
                 _insert_operation(database, operation)
 
-    def _forget(self, record: DeploymentRecord) -> None:
+    @in_own_thread
+    def forget(self, record: DeploymentRecord) -> None:
+        """Remove the deployment and keep its last epoch, in one transaction."""
         with _Transaction(self._open_database) as database:
             database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
             database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
@@ -249,17 +214,25 @@ class StateStore(SqliteStore):
                 "DELETE FROM operations WHERE number <= (SELECT MAX(number) FROM operations) - ?", (OPERATIONS_KEPT,)
             )
 
-    def _replace_node(self, node: KnownNode, body: str) -> None:
+    @in_own_thread
+    def save_node(self, node: KnownNode) -> None:
+        """Write a node, in place of an earlier version of it."""
+        body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
         with _Transaction(self._open_database) as database:
-            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
+            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body.decode()))
 
-    def _forget_node(self, node_id: NodeId) -> None:
+    @in_own_thread
+    def forget_node(self, node_id: NodeId) -> None:
+        """Remove a node and all that was measured of it."""
         with _Transaction(self._open_database) as database:
             database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
 
-    def _replace_measurements(self, node_id: NodeId, measurements: Measurements, offset: float) -> None:
+    @in_own_thread
+    def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
+        """Replace a node's measurements; `now` is in monotonic seconds."""
+        offset = time.time() - now
         profiles = [(node_id, p.reported_at + offset, p.value.to_json()) for p in measurements.profiles.values()]
         links = [
             (node_id, to, link.reported_at + offset, link.value.to_json()) for to, link in measurements.links.items()
@@ -270,13 +243,18 @@ class StateStore(SqliteStore):
             database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
             database.executemany("INSERT INTO links VALUES (?, ?, ?, ?)", links)
 
-    def _load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+    @in_own_thread
+    def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
+        """The traffic of deployments, by their name and model."""
         rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
         return {
             (DeploymentName(name), ModelName(model)): _TRAFFIC_BODY.validate_json(body) for name, model, body in rows
         }
 
-    def _save_traffic(self, rows: Sequence[tuple[str, str, str]]) -> None:
+    @in_own_thread
+    def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
+        """Write the traffic of these deployments; that of others stays."""
+        rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
         with _Transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
             database.execute(
@@ -284,13 +262,17 @@ class StateStore(SqliteStore):
                 (TRAFFIC_KEPT,),
             )
 
-    def _find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+    @in_own_thread
+    def find_operation(self, operation_id: OperationId) -> ServedOperation | None:
+        """The call with this id that took effect; None where there was none, or it was long ago."""
         row = self._open_database.execute(
             "SELECT fingerprint, outcome FROM operations WHERE operation_id = ?", (operation_id,)
         ).fetchone()
         return None if row is None else ServedOperation(operation_id, row[0], row[1])
 
-    def _save_operation(self, operation: ServedOperation) -> None:
+    @in_own_thread
+    def save_operation(self, operation: ServedOperation) -> None:
+        """Write a call that took effect. The first one with its id stays."""
         with _Transaction(self._open_database) as database:
             _insert_operation(database, operation)
 

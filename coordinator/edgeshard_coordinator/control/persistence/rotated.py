@@ -15,25 +15,21 @@ KEPT = 4
 
 
 class RotatedLines:
-    """`NAME.jsonl`, before it `NAME.1.jsonl` and so on, the oldest with the highest number. For one thread at a time.
+    """A log in files: `NAME.jsonl`, before it `NAME.1.jsonl` and so on, the oldest with the highest number. It is for
+    one thread at a time.
 
-    The files are their owner's alone. Raises OSError for whatever the disk refuses; the next `append` begins afresh.
-    With `key` they hold seals of their lines (`seals.py`).
+    The files are their owner's alone. A disk that refuses raises OSError; the next `append` begins afresh. With `key`
+    the files hold seals of their lines (`seals.py`).
     """
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        limit_bytes: int = LIMIT_BYTES,
-        kept: int = KEPT,
-        key: SealKey | None = None,
+        self, directory: Path, name: str, limit_bytes: int = LIMIT_BYTES, kept: int = KEPT, key: SealKey | None = None
     ) -> None:
         self._directory = directory
         self._name = name
         self._key = key
         self._chain: Chain | None = None
-        """Where the open file stands; None where it is not open, or not sealed."""
+        """The end of the open file; None where it is not open, or not sealed."""
         self._head: str | None = None
         """The newest seal of this process."""
         numbers = ("", *(f".{number}" for number in range(1, kept)))
@@ -43,7 +39,8 @@ class RotatedLines:
         self._size_bytes = 0
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Each ends with a newline, and none is longer than a file may be. On disk when this returns."""
+        """Write lines, each with a newline at its end and none longer than a file may be. They are on disk when this
+        returns."""
         try:
             for line in lines:
                 self._open_with_room(len(line))
@@ -56,7 +53,8 @@ class RotatedLines:
             raise
 
     def newest(self, count: int) -> list[bytes]:
-        """At most so many lines, the oldest first and no seals; what the end of a process cut off is left out."""
+        """The newest `count` lines at most, the oldest first and no seals. A line that the end of a process cut off is
+        left out."""
         found: list[bytes] = []
         for _, content in self._files():
             lines = [line for line in content.splitlines(keepends=True) if seal_of(line) is None]
@@ -64,7 +62,8 @@ class RotatedLines:
         return found
 
     def check(self) -> tuple[AuditCheck, ...]:
-        """What the seals say of each file, the oldest first; all lines until now are sealed first. () without a key."""
+        """The verdict of the seals on each file, the oldest first; all lines until now are sealed first. () without a
+        key."""
         if self._key is None:
             return ()
         if self._file < 0 and self._paths[0].exists():
@@ -124,8 +123,8 @@ class RotatedLines:
             self._chain = self._resumed(self._key)
 
     def _resumed(self, key: SealKey) -> Chain:
-        """Behind what the file holds. What this process has sealed counts more than what it finds; a new file goes on
-        from the last seal of the one before."""
+        """The chain behind the file's lines. The last seal of this process counts more than one that it finds; a new
+        file goes on from the last seal of the file before."""
         own, *older = [content for _, content in self._files()]
         if self._head is None:
             lines = [line for content in (*older[:1], own) for line in content.splitlines(keepends=True)]

@@ -1,34 +1,34 @@
-"""What lets a request in, or keeps it out: its identity's quota, its deployment's limit, and what is known of one that
-its client comes back for."""
+"""Admission of requests: by the identity's quota, the deployment's limit, and the book of requests that clients come
+back for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from edgeshard.domain.errors import AlreadyExistsError, ResourceExhaustedError
 from edgeshard.domain.ids import RequestId
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
 from edgeshard_coordinator.control.requests.resumptions import ResumptionBook, Standing
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
-from edgeshard_coordinator.core.values.quotas import QUEUED_PER_SLOT
+from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 
+@dataclass(eq=False)
 class Admission:
-    """`requests` are those that run or wait now, as they change."""
+    """Lets requests in or refuses them, beside those that run or wait now, which change."""
 
-    def __init__(
-        self, requests: Mapping[RequestId, RunningRequest], quotas: QuotaBook, resumptions: ResumptionBook
-    ) -> None:
-        self._requests = requests
-        self._quotas = quotas
-        self._resumptions = resumptions
+    _requests: Mapping[RequestId, RunningRequest]
+    _quotas: QuotaBook
+    _resumptions: ResumptionBook
 
     def let_in(self, request: RunningRequest, record: DeploymentRecord) -> RunningRequest | None:
-        """Say how it comes in; the former call of the same request, which must end, where there is one.
+        """Enter the standing of a request; returns the former call of the same request, which must end, where there is
+        one.
 
-        Raises for one that may not run, changing nothing: AlreadyExistsError naming `request_id`, and what
-        `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` raise.
+        Raises for a request that may not run, changing nothing: AlreadyExistsError naming `request_id`, and as
+        `QuotaBook.check`, `QuotaBook.check_debt` and `ResumptionBook.standing_of` do.
         """
         former = self._requests.get(request.request_id)
         standing, is_charged, is_back = Standing.NEW, False, False
@@ -46,14 +46,15 @@ class Admission:
         return former
 
     def decide(self, request: RunningRequest, record: DeploymentRecord) -> None:
-        """The same for one that waited for its head's word, which is there. Raises where it must end."""
+        """Enter the standing of a request that waited for its head's word, which is there now. Raises where it must
+        end."""
         standing, is_charged, is_back = self._known(request)
         self._check(request, record, standing, request)
         request.standing, request.is_charged, request.is_back = standing, is_charged, is_back
 
     def _known(self, request: RunningRequest) -> tuple[Standing, bool, bool]:
-        """As what it comes in that had a start before, whether its prompt was counted, and whether its client was
-        believed by that. It was not where a head runs it: the coordinator lost it, not its client."""
+        """The standing of a request that had a start before, whether its prompt was counted, and whether its client was
+        believed by that. The client was not where a head runs the request: then the coordinator lost it."""
         standing, is_charged = self._resumptions.standing_of(request.request_id, request.claim)
         runs = self._resumptions.is_held(request.request_id)
         return standing, is_charged, standing is Standing.BELIEVED and not runs
@@ -61,11 +62,11 @@ class Admission:
     def _check(
         self, request: RunningRequest, record: DeploymentRecord, standing: Standing, itself: RunningRequest | None
     ) -> None:
-        """Raise for a request that finds no place as what it comes in as, nor by its identity; `itself` is not counted.
+        """Raise for a request that finds no place by its standing or by its identity; `itself` is not counted.
 
-        One that comes back passes a full deployment, since its place may have been given away; no more than once over,
-        though. One that waits for its head's word is counted among its identity's alone: else whoever claims what never
-        was would keep out those who do not.
+        A request that comes back passes a full deployment, since its place may have been given away, though no more
+        than once over. A request that waits for its head's word is counted among those of its identity alone: made-up
+        claims would keep honest clients out otherwise.
         """
         is_checked = standing in (Standing.NEW, Standing.REPLAYED)
         others = [other for other in self._requests.values() if other is not itself]
@@ -80,7 +81,7 @@ class Admission:
         else:
             crowd = [other.deployment for other in others if other.standing is not Standing.AWAITING]
             crowd += [claim.deployment for claim in kept]
-        limit = record.spec.concurrency * (1 + QUEUED_PER_SLOT)
+        limit = most_requests(record.spec.concurrency)
         if crowd.count(record.name) >= (limit if standing is Standing.NEW else 2 * limit):
             raise ResourceExhaustedError(
                 f"deployment {record.name} has {limit} requests running or waiting, its limit; try again",

@@ -1,6 +1,6 @@
-"""What the site's models say of talking with them: prompts of conversations, and their tokenizers.
+"""Conversations with the site's models: their prompts, and the models' tokenizers.
 
-`identity` is who asks: all get a fair share. Counting tokens is for texts of bounded length, and is counted itself.
+Every `identity` gets a fair share. Tokens are counted of texts of bounded length only, and are charged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgeshard_coordinator.control.requests.models import Models, max_context
 from edgeshard_coordinator.core.values.state import DeploymentRecord
 
 COUNTED_LIMIT_BYTES = 1 << 20
-"""Of a text, or of a conversation, whose token ids alone are wanted."""
+"""Bytes of a text, or of a conversation, of which only the token ids are wanted."""
 
 
 class Chats:
@@ -28,7 +28,8 @@ class Chats:
         self._process = ChatProcess()
 
     async def prompt(self, model: str, conversation: Conversation, identity: str) -> ChatPrompt:
-        """Raises as `RequestFront.record_of` and `ChatProcess.prompt` do."""
+        """The conversation as tokens, with the room that is left for an answer. Raises as `ServedDeployments.record_of`
+        and `ChatProcess.prompt` do."""
         record = self._record_of(model)
         files = self._files(record)
         prompt = await self._process.prompt(files, conversation, identity)
@@ -45,7 +46,7 @@ class Chats:
         return await self._process.detokenize(self._files(self._record_of(model)), tokens, identity)
 
     async def texts(self, model: str, tokens: Sequence[int]) -> list[str]:
-        """What each token reads within a text."""
+        """The text of each token within a text."""
         return await self._process.texts(self._files(self._record_of(model)), tokens)
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from edgeshard.domain.requests.listening import UNREAD_TOKENS, GenerationEnd, He
 from edgeshard_coordinator.control.requests.running_request import MESSAGE_CHARACTERS, RunningRequest, characters_of
 
 MOST_TOKENS = 512
-"""Of one message, which then stays far below gRPC's limit, with logprobs too."""
+"""Tokens of one message, which then stays far below gRPC's limit, with logprobs too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +76,7 @@ class ListenerStream:
         self._wake.set()
 
     async def heard(self) -> AsyncIterator[Heard]:
-        """What to send, until the stream is closed."""
+        """The messages to send, until the stream is closed."""
         while not self._closed:
             if not self._news:
                 if self._finishing:

@@ -1,4 +1,4 @@
-"""The part of the model store that the coordinator's services need, and what they say of a model that is served."""
+"""The part of the model store that the coordinator's services need, and views of stored and served models."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord
 class Models(Protocol):
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
         """Raises NotFoundError naming `model`."""
-        ...
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]: ...
 
     def added_at(self, digest: Digest) -> float:
         """When the model was added, in seconds since 1970. Raises OSError for one that is not there."""
-        ...
 
     def file_path(self, digest: Digest) -> Path:
-        """Where a small file of a model lies."""
-        ...
+        """The path of a small file of a model."""
 
     def delete(self, name: str) -> None:
         """Blocking; raises NotFoundError."""
-        ...
 
 
 def served_model(record: DeploymentRecord, models: Models) -> ServedModel:

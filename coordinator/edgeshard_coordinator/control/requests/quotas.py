@@ -1,9 +1,10 @@
-"""Holds every identity to its quota: what it has running and waiting, and the tokens that it used lately."""
+"""The quota of every identity: its requests that run or wait, and the tokens that it used lately."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import DeniedError, ResourceExhaustedError
 from edgeshard.domain.ids import DeploymentName
@@ -12,25 +13,27 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord
 from edgeshard_coordinator.core.values.token_bucket import TokenBucket
 
 BURST_S = 60.0
-"""So many seconds' worth of its tokens an identity may use at once."""
+"""An identity may use the tokens of so many seconds at once."""
 
 
+@dataclass(eq=False)
 class QuotaBook:
-    """Knows what each identity used; an identity that used nothing for a while takes no memory. `now` is in seconds of
-    a steady clock."""
+    """The tokens that each identity used; one that used none for a while takes no memory.
 
-    def __init__(self, quotas: Quotas, now: Callable[[], float]) -> None:
-        self._quotas = quotas
-        self.of_key: Callable[[str], Quota | None] = lambda identity: None
-        """What an API key was given when it was made."""
-        self._now = now
-        self._buckets: dict[str, TokenBucket] = {}
+    `now` gives seconds of a steady clock. `of_key` gives the limits of an API key's identity, None for any other
+    identity.
+    """
+
+    _quotas: Quotas
+    _now: Callable[[], float]
+    _of_key: Callable[[str], Quota | None] = lambda identity: None
+    _buckets: dict[str, TokenBucket] = field(default_factory=dict)
 
     def check(self, identity: str, priority: int, record: DeploymentRecord, held: Sequence[DeploymentName]) -> None:
-        """Raise for a request beyond what who asks for it may have at once, who has one running or waiting at each of
-        `held`. It counts for a request that its client comes back for, too.
+        """Raise for a request beyond the share of its identity, which has one running or waiting at each deployment of
+        `held`. A request that its client comes back for counts, too.
 
-        DeniedError naming `priority`; ResourceExhaustedError naming `requests`, with reason QUOTA.
+        Raises DeniedError naming `priority`, and ResourceExhaustedError naming `requests`, with reason QUOTA.
         """
         quota, who = self._of(identity), identity or "everyone together"
         highest = self._quotas.max_priority_of(identity)
@@ -41,23 +44,21 @@ class QuotaBook:
                 field="priority",
                 reason="PRIORITY",
             )
-        if quota.requests is not None and len(held) >= quota.requests:
-            raise _too_many(f"{who} has {len(held)} requests running or waiting, as many as its quota of requests")
+        self._check_count(identity, len(held))
         # In plaintext everyone is one identity, which would leave the rest to nobody.
         share = record.spec.concurrency * (1 + QUEUED_OF_ONE)
         if quota.requests is None and identity and held.count(record.name) >= share:
             raise _too_many(f"{who} has {share} requests running or waiting at deployment {record.name}, its share")
 
     def check_place(self, identity: str, at_once: int) -> None:
-        """Raise ResourceExhaustedError as `check` and `check_debt` do, for what can be told before anybody knows what
-        is asked for: `at_once` are the requests of this identity that run, wait or are being read."""
-        quota, who = self._of(identity), identity or "everyone together"
-        if quota.requests is not None and at_once >= quota.requests:
-            raise _too_many(f"{who} has {at_once} requests running or waiting, as many as its quota of requests")
+        """Raise ResourceExhaustedError as `check` and `check_debt` do, before the request itself is known: `at_once`
+        requests of this identity run, wait or are being read."""
+        self._check_count(identity, at_once)
         self.check_debt(identity)
 
     def check_debt(self, identity: str) -> None:
-        """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for one that used too many."""
+        """Raise ResourceExhaustedError naming `tokens_per_minute`, with reason QUOTA, for an identity that used too
+        many."""
         debt_s = self._debt_s(identity)
         if debt_s > 0:
             quota, who = self._of(identity), identity or "everyone together"
@@ -70,7 +71,7 @@ class QuotaBook:
             )
 
     def charge(self, identity: str, tokens: int) -> None:
-        """They were used; whoever uses them goes on, and may be refused the next time."""
+        """Count tokens that an identity used. It goes on, and may be refused the next time."""
         per_minute = self._of(identity).tokens_per_minute
         if per_minute is None:
             return
@@ -80,9 +81,15 @@ class QuotaBook:
             bucket = TokenBucket(per_minute / 60, BURST_S)
         self._buckets[identity] = bucket.charged(tokens, now)
 
+    def _check_count(self, identity: str, count: int) -> None:
+        most = self._of(identity).requests
+        if most is not None and count >= most:
+            who = identity or "everyone together"
+            raise _too_many(f"{who} has {count} requests running or waiting, as many as its quota of requests")
+
     def _of(self, identity: str) -> Quota:
-        """The file's, and above it what a key has of its own."""
-        quota, own = self._quotas.of(identity), self.of_key(identity)
+        """The limits of the quotas' file, overruled by those that an API key has of its own."""
+        quota, own = self._quotas.of(identity), self._of_key(identity)
         if own is None:
             return quota
         requests = quota.requests if own.requests is None else own.requests

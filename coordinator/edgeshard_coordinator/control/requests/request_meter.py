@@ -1,13 +1,14 @@
-"""Counts what becomes of requests, for the metrics: how many, how long their parts took, how their service was lost.
+"""Counts of requests for the metrics: their number, the times of their parts, and the losses of their service.
 
-A token costs a reading of the clock and an addition to a histogram. Labels are bounded: no request's id, no text and no
-client's name, of whom only the role is kept.
+A token costs a reading of the clock and an addition to a histogram. Labels are bounded: they hold no request's id, no
+text, and of a client only its role.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import Code, EdgeShardError
@@ -17,7 +18,7 @@ from edgeshard.metrics.histogram import LATENCY_S, STEP_S, Histogram
 
 EPOCH, STREAM = "epoch", "stream"
 NO_ROLE = "none"
-"""Of whoever calls in plaintext."""
+"""The role of callers in plaintext."""
 
 
 CODES = tuple(code.name.lower() for code in Code)
@@ -34,9 +35,9 @@ def _zeros(words: Iterable[str]) -> Counter[str]:
 
 @dataclass(slots=True, eq=False)
 class DeploymentCounts:
-    """Of one deployment, since the coordinator began. Histograms are of seconds.
+    """The counts of one deployment, since the coordinator began. Histograms are of seconds.
 
-    `begun` is by the role of who asked, `finished` by the reason, `failed` by the error's code; `recovered` by whether
+    `begun` is by the role of the caller, `finished` by the reason, `failed` by the error's code; `recovered` by whether
     another epoch took the service up or the same head attached again, after the `pauses`.
     """
 
@@ -56,8 +57,8 @@ class DeploymentCounts:
 
 
 class RequestTimes:
-    """When the parts of one request were, in seconds of a steady clock. Of one that its client `resumed`, nothing is
-    timed but what lies between its tokens."""
+    """The times of one request's parts, in seconds of a steady clock. Of a request that its client `resumed`, only the
+    times between its tokens are taken."""
 
     __slots__ = ("_admitted_at", "_began_at", "_counts", "_first_at", "_newest_at", "_resumed")
 
@@ -71,7 +72,7 @@ class RequestTimes:
 
     @classmethod
     def untold(cls) -> RequestTimes:
-        """Of a request whose times nobody asks for."""
+        """The times of a request that is not measured."""
         return cls(DeploymentCounts(), 0.0, resumed=True)
 
     def accepted(self, prompt_tokens: int) -> None:
@@ -118,6 +119,15 @@ class RequestMeter:
         self._counts: dict[DeploymentName, DeploymentCounts] = {}
         self._lost: dict[DeploymentName, tuple[Epoch, float]] = {}
 
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count an EdgeShardError that leaves the block as a request that never began."""
+        try:
+            yield
+        except EdgeShardError as error:
+            self.refused[error.code.name.lower()] += 1
+            raise
+
     def of(self, deployment: DeploymentName) -> DeploymentCounts:
         counts = self._counts.get(deployment)
         if counts is None:
@@ -143,7 +153,8 @@ class RequestMeter:
             counts.pauses.add(now - lost[1])
 
     def kept(self, deployments: Collection[DeploymentName]) -> dict[DeploymentName, DeploymentCounts]:
-        """Of these; of others nothing is kept from now on: names come and go, and memory must not grow with them."""
+        """The counts of these deployments. Those of others are dropped from now on: names come and go, and memory must
+        not grow with them."""
         self._counts = {name: self.of(name) for name in deployments}
         self._lost = {name: lost for name, lost in self._lost.items() if name in deployments}
         return self._counts

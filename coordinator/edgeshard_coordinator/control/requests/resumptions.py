@@ -1,15 +1,15 @@
-"""Which clients that come back for the rest of a request are believed: those of whom somebody else knows it.
+"""The book of requests that clients may come back for; a client is believed where somebody else knows its request.
 
-Of this run of the coordinator, it knows itself: the request runs, or ended lately. Of a former run, the deployment's
-head knows it, and says when it attaches what it has and what is over; until then a request waits. A client is believed
-once, for the request that it had, and with no more of it than was sent.
+Requests of this run of the coordinator it knows itself: they run, or ended lately. Those of a former run the
+deployment's head knows, and names when it attaches, with those that are over; until then a request waits. A client is
+believed once, for the request that it had, and with no more of it than was sent.
 
-What the head does not name was never let in, unless another head was lost together with the coordinator, or not long
-before. None was lost with it where the disk has the deployment as ready, with the very epoch and node of the head that
-attaches: a deployment is ready only once its head has been given all requests that run, each loss of a head is another
-epoch, and an epoch is on disk before any node prepares it. Of requests that had ended the former run alone knew where
-their head was lost before it, so the head also has to have been there for as long as a client may be back. In every
-other case a request may have been another head's, and comes in where every limit lets it.
+A request that the head does not name was never let in, unless another head was lost together with the coordinator, or
+not long before. No head was lost with it where the disk has the deployment as ready, with the very epoch and node of
+the head that attaches: a deployment is ready only once its head has been given all requests that run, each loss of a
+head is another epoch, and an epoch is on disk before any node prepares it. The former run alone knew of requests that
+had ended where their head was lost before it, so the head also has to have been there for as long as a client may be
+back. In every other case a request may have been another head's, and comes in where every limit lets it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from edgeshard.domain.requests.head import HeldRequest
 from edgeshard_coordinator.core.values.quotas import KEY_ROLE
 
 COME_BACK_S = 180.0
-"""So long after the end of its call a client may be back for the rest: it tries for 60 s, and may hear of it late."""
+"""Seconds after the end of its call in which a client may be back for the rest: it tries for 60 s, and may hear of the
+end late."""
 RESERVED_S = 15.0
-"""So long the place is kept of a request that a head has of a former run: a client that lives tries twice a second, and
-dials at least every 2 s."""
+"""Seconds for which the place is kept of a request that a head has of a former run: a client that lives tries twice a
+second, and dials at least every 2 s."""
 FIRST_EPOCH = 1
 """The one epoch that no other head can have served before."""
 MOST_ENDED = 20_000
@@ -40,22 +41,24 @@ MOST_ENDED = 20_000
 
 
 class Standing(Enum):
-    """How a request comes in, and what counts for it. Priority and its identity's places count for each."""
+    """The standing of a request, which says the limits that count for it. Its priority and its identity's places always
+    count."""
 
     NEW = auto()
-    """Whatever counts at all."""
+    """All limits count."""
     BELIEVED = auto()
-    """It was let in before: neither its identity's debt nor a full deployment refuses it."""
+    """The request was let in before: neither its identity's debt nor a full deployment refuses it."""
     REPLAYED = auto()
-    """Another head may have had it: it is as a new one, but for a full deployment, and the head takes it."""
+    """Another head may have had the request: it counts as a new one, but passes a full deployment, and the head takes
+    it."""
     AWAITING = auto()
-    """Its deployment's head has not said yet what it has of a former run."""
+    """Its deployment's head has not named its requests of a former run yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a client has of a request, as it says or as others know: so many new `tokens`, and log-probabilities of the
-    prompt before position `scored`."""
+    """The part of a request that a client has, by its own word or another's: so many new `tokens`, and
+    log-probabilities of the prompt before position `scored`."""
 
     deployment: DeploymentName
     client: str
@@ -91,20 +94,22 @@ class ResumptionBook:
     began_at: float = field(init=False)
     _ended: OrderedDict[RequestId, _Ended] = field(default_factory=OrderedDict)
     _held: dict[RequestId, tuple[Claim, float]] = field(default_factory=dict)
-    """What heads have of a former run, and since when that is known; without a digest from an older head."""
+    """The requests that heads have of a former run, and since when that is known; without a digest from an older
+    head."""
     _served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None] = field(default_factory=dict)
     _lost_heads: dict[DeploymentName, bool] = field(default_factory=dict)
-    """Of each deployment whose head attached in this run: whether another had requests that it cannot know."""
+    """Whether another head had requests that this one cannot know, of each deployment whose head attached in this
+    run."""
 
     def __post_init__(self) -> None:
         self.began_at = self.now()
 
     def restore(self, served: Mapping[DeploymentName, tuple[Epoch, NodeId] | None]) -> None:
-        """The deployments that a former run had; of those that were ready on disk, the epoch and the head's node."""
+        """Enter the deployments of a former run; of those that were ready on disk, the epoch and the head's node."""
         self._served = served
 
     def ended(self, request_id: RequestId, claim: Claim, *, is_charged: bool, is_spent: bool) -> None:
-        """Its client may come back for the rest, if it does not know of the end."""
+        """Note the end of a request whose client may come back for the rest, if it does not know of the end."""
         self._remember(request_id, _Ended(claim, self.now(), is_charged, is_spent))
 
     def _remember(self, request_id: RequestId, ended: _Ended) -> None:
@@ -122,8 +127,8 @@ class ResumptionBook:
         known: Collection[RequestId],
         head_for_s: float | None = None,
     ) -> None:
-        """A head attaches, with what it has of former runs. `known` are the requests here that wait for no word, and
-        `head_for_s` how many seconds it has been the head, None where it does not say."""
+        """Note the requests of former runs that a head has as it attaches. `known` are the requests here that wait for
+        no word, and `head_for_s` the seconds that it has been the head, None where it does not say."""
         is_new = head_for_s is not None and head_for_s < COME_BACK_S and epoch > FIRST_EPOCH
         self._lost_heads.setdefault(deployment, is_new or self._served.get(deployment) != (epoch, node_id))
         if self._is_late:
@@ -140,9 +145,9 @@ class ResumptionBook:
                 )
 
     def standing_of(self, request_id: RequestId, claim: Claim) -> tuple[Standing, bool]:
-        """How one comes in that says it is back, and whether its prompt was counted.
+        """The standing of a request whose client says that it is back, and whether its prompt was counted.
 
-        Raises FailedPreconditionError naming `resume` for one of which nobody knows.
+        Raises FailedPreconditionError naming `resume` for a request that nobody knows.
         """
         if (ended := self._ended.get(request_id)) is not None and self.now() <= ended.at + COME_BACK_S:
             if not ended.claim.covers(claim):
@@ -173,12 +178,12 @@ class ResumptionBook:
         return told.is_of_one(claim) and self._lost_heads.get(claim.deployment, False)
 
     def take(self, request_id: RequestId) -> None:
-        """It runs here now: its client is believed once."""
+        """Strike out a request that runs here now: its client is believed once."""
         self._ended.pop(request_id, None)
         self._held.pop(request_id, None)
 
     def reserved(self, but: RequestId) -> list[Claim]:
-        """Whose places are kept, but for one request's."""
+        """The claims whose places are kept, but for that of one request."""
         if self._is_late:
             self._held.clear()
         since = self.now() - RESERVED_S
@@ -194,15 +199,15 @@ class ResumptionBook:
 
 
 def digest_of(generation: Generation) -> bytes:
-    """Of all that a client asked for. What has its default does not count, so that a later version with more options
-    gives the same."""
+    """The digest of all that a client asked for. Options with their default value do not count, so that a later version
+    with more options gives the same."""
     digest = blake2b(digest_size=16)
     _put(digest.update, generation)
     return digest.digest()
 
 
 def _put(update: Callable[[bytes], None], value: Any) -> None:
-    """Whatever two values differ in, the bytes do: each says its kind and its size first."""
+    """Put the bytes of a value, which differ for any two values: each part says its kind and its size first."""
     if is_dataclass(value) and not isinstance(value, type):
         for item in fields(value):
             if (part := getattr(value, item.name)) != _default_of(item):
@@ -227,7 +232,7 @@ def _default_of(item: Any) -> Any:
 
 
 def _can_return(claim: Claim) -> bool:
-    """Whoever comes by HTTP cannot: an answer that broke off is asked for anew there."""
+    """Whether a client can come back. By HTTP it cannot: there an answer that broke off is asked for anew."""
     return not claim.client.startswith(f"{KEY_ROLE}/")
 
 

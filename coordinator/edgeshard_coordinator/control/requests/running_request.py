@@ -1,81 +1,96 @@
-"""One request as the coordinator has it: its journal, and the events its client has not read yet."""
+"""A request as the coordinator has it: its journal, its unread events, and the stream of the head that runs it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import InitVar, dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, PromptLogprobs, Started
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, RequestId
+from edgeshard.domain.requests.generation import (
+    Finished,
+    FinishReason,
+    Generation,
+    GenerationEvent,
+    PromptLogprobs,
+    Started,
+)
+from edgeshard.domain.requests.head import CancelRequest, HeadCommand, StartRequest
 from edgeshard_coordinator.control.requests.request_meter import RequestTimes
 from edgeshard_coordinator.control.requests.resumptions import Claim, Standing, digest_of
 
-if TYPE_CHECKING:
-    from edgeshard_coordinator.control.requests.request_front import Attachment
-
-
 MESSAGE_CHARACTERS = 1 << 20
-"""Of text in one message, with the events of several requests or of one: gRPC bounds the bytes. A token has a few
-characters; one that completes what many began may have any number."""
+"""Characters of text in one message, with the events of several requests or of one, since gRPC bounds the bytes. A
+token has a few characters; a token that completes many others may have any number."""
 
 
+@dataclass(slots=True, eq=False)
+class Attachment:
+    """One head's Attach stream, and the requests that it runs. `outgoing` ends with None; admission bounds it."""
+
+    deployment: DeploymentName
+    epoch: Epoch
+    node_id: NodeId
+    node_name: NodeName
+    number: int
+    outgoing: asyncio.Queue[HeadCommand | None] = field(default_factory=asyncio.Queue)
+    requests: dict[RequestId, RunningRequest] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.outgoing.put_nowait(None)
+
+
+@dataclass(eq=False)
 class RunningRequest:
-    """`emitted` is what the client has or will have: it gets no other tokens, whatever node computes them.
+    """A request that runs or waits, with its journal: the prompt and the tokens that its client has or will have.
 
-    A request without an `attachment` is parked: its deployment has no head, and the next one goes on with it.
-    One that is `resumed` says that it had a start before: its client came with the tokens it has. `deadline` is when
-    its client will have left, in seconds of the coordinator's clock.
+    Without an `attachment` it is parked: its deployment has no head, and the next one goes on with it. A client that
+    comes back brings the tokens that it `had`; None for a request that begins. `deadline` is when its client will have
+    left, in seconds of the coordinator's clock.
     """
 
-    def __init__(
-        self,
-        request_id: RequestId,
-        deployment: DeploymentName,
-        generation: Generation,
-        client: str = "",
-        emitted: tuple[int, ...] | None = None,
-        deadline: float | None = None,
-        scored: int = 1,
-        times: RequestTimes | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.deployment = deployment
-        self.generation = generation
-        self.client = client
-        self.attachment: Attachment | None = None
-        self.prompt_tokens: tuple[int, ...] | None = None
-        self.emitted: list[int] = list(emitted or ())
-        self.scored = scored
-        """The position behind the last one whose prompt log-probability the client has or will have."""
-        self.resumed = emitted is not None
-        self.digest = digest_of(generation)
-        self.standing = Standing.NEW
-        self.is_charged = False
-        """Whether its prompt was counted, here or by a former run of the coordinator."""
-        self.is_back = False
-        """Whether its client was believed that it came back: it is not a second time."""
-        self.deadline = deadline
-        self.times = times or RequestTimes.untold()
-        self.parked_at = 0.0
-        self.failed_heads = 0
-        """Heads in a row that were lost before the request had a token of them."""
-        self.cancel_wanted = False
-        self.unread_by_choice = False
-        """Its events are not read any more: the client left, or was given up."""
-        self.on_news: Callable[[], None] = self._nobody_waits
-        """Called when there is something to `take`."""
-        self._had_at_start = -1
-        self._unread: deque[GenerationEvent] = deque()
-        self._error: EdgeShardError | None = None
+    request_id: RequestId
+    deployment: DeploymentName
+    generation: Generation
+    client: str = ""
+    had: InitVar[tuple[int, ...] | None] = None
+    deadline: float | None = None
+    scored: int = 1
+    """The position behind the last one whose prompt log-probability the client has or will have."""
+    attachment: Attachment | None = None
+    prompt_tokens: tuple[int, ...] | None = None
+    emitted: list[int] = field(init=False)
+    """No client gets other tokens than these, whatever node computes them."""
+    resumed: bool = field(init=False)
+    """Whether its client says that it had a start before."""
+    digest: bytes = field(init=False)
+    standing: Standing = Standing.NEW
+    is_charged: bool = False
+    """Whether its prompt was counted, here or by a former run of the coordinator."""
+    is_back: bool = False
+    """Whether its client was believed that it came back: it is not a second time."""
+    times: RequestTimes = field(default_factory=RequestTimes.untold)
+    parked_at: float = 0.0
+    failed_heads: int = 0
+    """Heads in a row that were lost before the request had a token of them."""
+    cancel_wanted: bool = False
+    unread_by_choice: bool = False
+    """Its events are not read any more: the client left, or was given up."""
+    on_news: Callable[[], None] = lambda: None
+    """Called when there is something to `take`."""
+    _had_at_start: int = -1
+    _unread: deque[GenerationEvent] = field(default_factory=deque)
+    _error: EdgeShardError | None = None
+
+    def __post_init__(self, had: tuple[int, ...] | None) -> None:
+        self.emitted, self.resumed, self.digest = list(had or ()), had is not None, digest_of(self.generation)
 
     @property
     def next_position(self) -> int | None:
-        """Where the next token goes; None before a head accepted the request."""
+        """The position of the next token; None before a head accepted the request."""
         return None if self.prompt_tokens is None else len(self.prompt_tokens) + len(self.emitted)
 
     @property
@@ -92,7 +107,7 @@ class RunningRequest:
         return len(self._unread)
 
     def start(self, instance: str) -> StartRequest:
-        """What has a head begin it, or go on with it."""
+        """The command by which a head begins the request, or goes on with it."""
         had = self.scored + len(self.emitted)
         self.failed_heads = self.failed_heads + 1 if had == self._had_at_start else 0
         # Once a head has it, no other refuses it. Of those that only say so themselves none is so.
@@ -105,6 +120,18 @@ class RunningRequest:
         return StartRequest(
             self.request_id, generation, emitted, self.client, resumed, instance, self.scored, self.digest
         )
+
+    def cancel(self) -> None:
+        """Tell the head, now or when there is one, to stop it; once is enough."""
+        if not self.cancel_wanted:
+            self.cancel_wanted = True
+            if self.attachment is not None:
+                self.attachment.outgoing.put_nowait(CancelRequest(self.request_id))
+
+    def finish(self, reason: FinishReason, text: str, now: float) -> None:
+        """Give the client its last event, with `text` behind the last token; `now` as in its `times`."""
+        self.times.finished(reason, now)
+        self.deliver(Finished(reason, text, len(self.prompt_tokens or ()), len(self.emitted)))
 
     def deliver(self, event: GenerationEvent) -> None:
         if self._error is not None:
@@ -122,7 +149,7 @@ class RunningRequest:
     def take(
         self, most: int, most_characters: int = MESSAGE_CHARACTERS
     ) -> tuple[list[GenerationEvent], EdgeShardError | None]:
-        """At most so many events of so much text, and behind the last one the error that the request ended with.
+        """At most `most` events of `most_characters`, and behind the last one the error that the request ended with.
         Finished counts as no event: it comes with the token before it."""
         unread, taken = self._unread, list[GenerationEvent]()
         while unread and (len(taken) < most or isinstance(unread[0], Finished)):
@@ -134,11 +161,11 @@ class RunningRequest:
 
     @property
     def next_characters(self) -> int:
-        """Of the first event that nobody took; 0 where there is none."""
+        """The characters of the first event that nobody took; 0 where there is none."""
         return characters_of(self._unread[0]) if self._unread else 0
 
-    async def events(self) -> AsyncIterator[GenerationEvent]:
-        """What the client gets, ending after Finished; raises the error the request ended with."""
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """The client's events, ending after Finished; raises the error that the request ended with."""
         wake = asyncio.Event()
         self.on_news = wake.set
         while True:
@@ -154,19 +181,10 @@ class RunningRequest:
 
     async def first(self) -> GenerationEvent:
         """The first event. Raises the error of a request that never started."""
-        wake = asyncio.Event()
-        self.on_news = wake.set
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            wake.clear()
-            await wake.wait()
-        return self._unread.popleft()
-
-    def _nobody_waits(self) -> None:
-        """Before anyone reads its events."""
+        async with aclosing(self.events()) as events:
+            return await anext(events)
 
 
 def characters_of(event: GenerationEvent) -> int:
-    """The text of an event, as far as an empty message has room for: what is longer goes alone."""
+    """The characters of an event's text, as far as an empty message has room for them: a longer one goes alone."""
     return 0 if isinstance(event, Started | PromptLogprobs) else min(len(event.text), MESSAGE_CHARACTERS)

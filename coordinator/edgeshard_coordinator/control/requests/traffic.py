@@ -1,4 +1,5 @@
-"""The lengths of what deployments served. They outlive a deployment: the next one of its name is planned for them."""
+"""The lengths of requests that deployments served. They outlive a deployment: the next one of its name is planned for
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ TrafficKey = tuple[DeploymentName, ModelName]
 
 
 class TrafficBook:
-    """Counted in memory; whoever has it writes what `changed` to the disk, and says so."""
+    """The traffic of all deployments, counted in memory. Its owner writes the `changed` traffic to the disk, and says
+    so."""
 
     def __init__(self) -> None:
         self._known: dict[TrafficKey, Traffic] = {}
@@ -22,15 +24,15 @@ class TrafficBook:
         self._known = dict(known)
 
     def changed(self) -> dict[TrafficKey, Traffic]:
-        """What is not on disk."""
+        """The traffic that is not on disk."""
         return {key: self._known[key] for key in self._changed}
 
     def saved(self, written: Mapping[TrafficKey, Traffic]) -> None:
-        """These are on disk; what was counted meanwhile is not."""
+        """Note that this traffic is on disk; requests that were counted meanwhile are not."""
         self._changed -= {key for key, traffic in written.items() if self._known[key] is traffic}
 
     def count(self, name: DeploymentName, model: ModelName, prompt_tokens: int, new_tokens: int, at_once: int) -> None:
-        """A request was served; one without a token counts for nothing."""
+        """Count a request that was served; one without a token counts for nothing."""
         if prompt_tokens > 0 and new_tokens > 0:
             key = name, model
             self._known[key] = self._known.get(key, NO_TRAFFIC).after(prompt_tokens, new_tokens, at_once)
@@ -40,5 +42,5 @@ class TrafficBook:
         return self._known.get((name, model), NO_TRAFFIC)
 
     def of_model(self, model: ModelName) -> Traffic:
-        """Of all deployments of a model, those that are gone included."""
+        """The traffic of all deployments of a model, those that are gone included."""
         return Traffic.of_all(traffic for (_, served), traffic in self._known.items() if served == model)

@@ -1,1 +1,1 @@
-"""The loop that owns the state, and what carries out its actions."""
+"""The loop that owns the state, and the executor of its actions."""

@@ -1,4 +1,4 @@
-"""What the nodes say of their machines. Nothing is decided from it, so it is kept beside the state."""
+"""The nodes' words on their machines. Nothing is decided from them, so they are kept beside the state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edgeshard.process.machine import utc_s
 class Conditions:
     """The newest of each node that is connected. `own` reads the coordinator's; `utc` is its wall clock, in seconds."""
 
-    def __init__(self, utc: Callable[[], float] = utc_s) -> None:
-        self.own: Callable[[], Condition | None] = lambda: None
+    def __init__(self, own: Callable[[], Condition | None], utc: Callable[[], float] = utc_s) -> None:
+        self.own = own
         self._utc = utc
         self._known: dict[NodeId, tuple[int, Condition]] = {}
 
@@ -25,7 +25,7 @@ class Conditions:
         self._known[node_id] = connection, replace(condition, clock_ahead_s=ahead_s)
 
     def left(self, node_id: NodeId, connection: int) -> None:
-        """The connection ended: what was said over it may hold no more. A newer one may have taken its place before."""
+        """Forget the words of a connection that ended, unless a newer one has taken its place."""
         if node_id in self._known and self._known[node_id][0] == connection:
             del self._known[node_id]
 

@@ -1,24 +1,15 @@
-"""Performs actions and posts what came of them."""
+"""The executor of actions, which posts their outcomes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import structlog
 
-from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.commands import (
-    ActivateHead,
-    Command,
-    KeepStandby,
-    MeasureCompute,
-    PrepareStage,
-    ProbeLinks,
-    ReleaseStage,
-    TraceSteps,
-)
+from edgeshard.domain.control import commands
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import NodeId
@@ -26,32 +17,10 @@ from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.hub import ControlHub
+from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
-from edgeshard_coordinator.core.values.actions import (
-    Action,
-    DropConnection,
-    EndService,
-    ForgetDeployment,
-    PlanStandby,
-    ReleaseOrphans,
-    Replan,
-    SaveDeployment,
-    SaveMeasurements,
-    SaveNode,
-    SendCommand,
-    TellMeasured,
-    TellUnknownStages,
-)
-from edgeshard_coordinator.core.values.events import (
-    DeploymentForgotten,
-    DeploymentSaved,
-    Event,
-    Replanned,
-    SaveFailed,
-    StandbyPlanned,
-)
-from edgeshard_coordinator.core.values.measurements import Measurements
-from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, StandbyChoice, State
+from edgeshard_coordinator.core.values import actions, events
+from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyChoice
 
 log = structlog.get_logger()
 
@@ -60,70 +29,58 @@ UNKNOWN_STAGES_NAMED = 10
 """Deployments of one line of the log; a node may hold stages of thousands."""
 
 
+@dataclass(eq=False)
 class ActionExecutor:
-    """`post` is the state loop's inbox, bound by `start` because the loop needs its executor first."""
+    """Performs actions on the newest state of `loop`, and posts their outcomes there."""
 
-    def __init__(
-        self,
-        hub: ControlHub,
-        front: RequestFront,
-        calls: MeasureCalls,
-        store: StateStore,
-        planner: Planner,
-        state: Callable[[], State],
-        clock: Clock,
-    ) -> None:
-        self._hub = hub
-        self._front = front
-        self._calls = calls
-        self._store = store
-        self._planner = planner
-        self._state = state
-        self._clock = clock
-        self._post: Callable[[Event], None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, post: Callable[[Event], None]) -> None:
-        self._post = post
+    _hub: ControlHub
+    _front: RequestFront
+    _calls: MeasureCalls
+    _store: StateStore
+    _planner: Planner
+    _loop: StateLoop
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def drain(self) -> None:
         """Wait until every write under way is done."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def perform(self, action: Action) -> None:  # noqa: C901 - one case for each action
+    def perform(self, action: actions.Action) -> None:  # noqa: C901 - one case for each action
         match action:
-            case SendCommand():
+            case actions.SendCommand():
                 log.info("command_sent", node_id=action.node_id, **_described(action.command))
                 self._hub.send(action.node_id, action.connection, action.operation_id, action.command)
-            case ReleaseOrphans():
+            case actions.ReleaseOrphans():
                 log.info("orphans_released", node_id=action.node_id, stages=len(action.stages))
                 for each in action.commands:
                     self._hub.send(each.node_id, each.connection, each.operation_id, each.command)
-            case TellUnknownStages():
+            case actions.TellUnknownStages():
                 named = ", ".join(sorted({deployment for deployment, _ in action.stages})[:UNKNOWN_STAGES_NAMED])
                 log.warning(
                     "unknown_stages_left_alone", node=action.node_name, stages=len(action.stages), deployments=named
                 )
-            case SaveDeployment():
+            case actions.SaveDeployment():
                 self._spawn(self._save(action.record))
-            case ForgetDeployment():
+            case actions.ForgetDeployment():
                 self._spawn(self._forget(action.record))
-            case SaveNode():
-                self._spawn(self._save_node(action.node))
-            case SaveMeasurements():
-                self._spawn(self._save_measurements(action.node_id, action.measurements))
-            case TellMeasured():
+            case actions.SaveNode():
+                write = self._store.save_node(action.node)
+                self._spawn(self._save_of_node(action.node.node_id, write, "node_not_saved"))
+            case actions.SaveMeasurements():
+                write = self._store.save_measurements(action.node_id, action.measurements, self._loop.now())
+                self._spawn(self._save_of_node(action.node_id, write, "measurements_not_saved"))
+            case actions.TellMeasured():
                 self._calls.finished(action.measured)
-            case EndService():
+            case actions.EndService():
                 log.warning(
                     "service_ended", deployment=action.deployment, epoch=action.epoch, reason=action.failure.reason
                 )
                 self._front.end_service(action.deployment, action.epoch, action.failure, final=action.final)
-            case Replan():
+            case actions.Replan():
                 self._spawn(self._replan(action))
-            case PlanStandby():
+            case actions.PlanStandby():
                 self._spawn(self._plan_standby(action))
-            case DropConnection():
+            case actions.DropConnection():
                 log.warning("node_silent", node_id=action.node_id)
                 self._hub.close(action.node_id, action.connection)
             case _:
@@ -144,10 +101,12 @@ class ActionExecutor:
         else:
             there = record.on_disk
             log.info("deployment_saved", deployment=record.name, phase=there.phase, epoch=there.epoch)
-            self._report(DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self._clock.now()))
+            self._loop.post(
+                events.DeploymentSaved(record.name, record.uid, record.revision, there.epoch, self._loop.now())
+            )
 
-    async def _replan(self, action: Replan) -> None:
-        state = self._state()
+    async def _replan(self, action: actions.Replan) -> None:
+        state = self._loop.state
         record = state.deployments.get(action.deployment)
         if record is None:
             return
@@ -163,10 +122,10 @@ class ActionExecutor:
         else:
             stages = ",".join(f"{stage.node_name}={stage.layers}" for stage in found.stages)
             log.info("replanned", deployment=record.name, epoch=record.epoch, layers=stages)
-        self._report(Replanned(record.name, record.uid, state.version, found, self._clock.now()))
+        self._loop.post(events.Replanned(record.name, record.uid, state.version, found, self._loop.now()))
 
-    async def _plan_standby(self, action: PlanStandby) -> None:
-        state = self._state()
+    async def _plan_standby(self, action: actions.PlanStandby) -> None:
+        state = self._loop.state
         record = state.deployments.get(action.deployment)
         if record is None:
             return
@@ -181,7 +140,7 @@ class ActionExecutor:
             kept = ",".join(f"{choice.node_name}={choice.layers}" for choice in chosen)
             if {(entry.node_id, entry.layers) for entry in record.standbys} != {(c.node_id, c.layers) for c in chosen}:
                 log.info("standby_planned", deployment=record.name, epoch=record.epoch, layers=kept)
-        self._report(StandbyPlanned(record.name, record.uid, state.version, chosen, self._clock.now()))
+        self._loop.post(events.StandbyPlanned(record.name, record.uid, state.version, chosen, self._loop.now()))
 
     async def _forget(self, record: DeploymentRecord) -> None:
         try:
@@ -190,40 +149,30 @@ class ActionExecutor:
             self._save_failed(record, error)
         else:
             log.info("deployment_forgotten", deployment=record.name)
-            self._report(DeploymentForgotten(record.name, record.uid, self._clock.now()))
+            self._loop.post(events.DeploymentForgotten(record.name, record.uid, self._loop.now()))
 
-    async def _save_node(self, node: KnownNode) -> None:
+    async def _save_of_node(self, node_id: NodeId, write: Awaitable[None], refused: str) -> None:
+        """Wait for a write that may fail; `refused` is the log's event where it does."""
         try:
-            await self._store.save_node(node)
+            await write
         except EdgeShardError as error:
-            # The node registers again after a restart anyway; until then only its line in a listing is missing.
-            log.error("node_not_saved", node_id=node.node_id, error=error.message)
-
-    async def _save_measurements(self, node_id: NodeId, measurements: Measurements) -> None:
-        try:
-            await self._store.save_measurements(node_id, measurements, self._clock.now())
-        except EdgeShardError as error:
-            # They are used until a restart; then the node is measured again.
-            log.error("measurements_not_saved", node_id=node_id, error=error.message)
+            # Nothing is missing before a restart. After it the node registers again, and is measured again.
+            log.error(refused, node_id=node_id, error=error.message)
 
     def _save_failed(self, record: DeploymentRecord, error: EdgeShardError) -> None:
         log.error("deployment_not_saved", deployment=record.name, error=error.message)
-        self._report(SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._clock.now()))
-
-    def _report(self, event: Event) -> None:
-        if self._post is not None:
-            self._post(event)
+        self._loop.post(
+            events.SaveFailed(record.name, record.uid, record.revision, error, SAVE_RETRY_S, self._loop.now())
+        )
 
 
-def _described(command: Command) -> dict[str, Any]:
+def _described(command: commands.Command) -> dict[str, Any]:
     """A command for the log."""
     kind = type(command).__name__
     match command:
-        case PrepareStage() | ActivateHead() | ReleaseStage() | KeepStandby() | TraceSteps():
-            return {"kind": kind, "deployment": command.deployment, "epoch": command.epoch}
-        case MeasureCompute():
+        case commands.MeasureCompute():
             return {"kind": kind, "dtype": command.dtype}
-        case ProbeLinks():
+        case commands.ProbeLinks():
             return {"kind": kind, "peers": [peer.name for peer in command.peers]}
         case _:
-            assert_never(command)
+            return {"kind": kind, "deployment": command.deployment, "epoch": command.epoch}

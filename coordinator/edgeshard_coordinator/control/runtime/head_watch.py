@@ -1,4 +1,4 @@
-"""Whether heads that have requests answer: they get beacons, and what comes back is watched as on a link between nodes.
+"""The watch over heads that have requests: they get beacons, and their answers are watched as on a link between nodes.
 
 Nothing is sent to a head without requests, and nothing is expected of it.
 """
@@ -14,7 +14,7 @@ import structlog
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.domain.requests.head import HeadBeacon
 from edgeshard.rpc.link_watch import ALIVE, BEACON_S, TICK_S, LinkWatch
-from edgeshard_coordinator.control.requests.request_front import Attachment
+from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeadReported
 

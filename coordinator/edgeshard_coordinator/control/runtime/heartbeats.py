@@ -18,7 +18,7 @@ from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeartbeatsReceived
 
 TOGETHER_S = 0.07
-"""How long a heartbeat waits for others. News of a stage does not wait."""
+"""Seconds that a heartbeat waits for others. News of a stage does not wait."""
 
 
 class HeartbeatBatches:
@@ -41,7 +41,7 @@ class HeartbeatBatches:
             self._timer = asyncio.get_running_loop().call_later(TOGETHER_S, self.flush)
 
     def flush(self) -> None:
-        """Post what waits, of each stream the newest; nothing of one that has ended.
+        """Post the newest heartbeat of each stream that has not ended.
 
         A stream that is not the node's own any more is ended, and the node registers again: the state does not know it,
         or a registration of an earlier process of it came late and took its place.
@@ -61,7 +61,8 @@ class HeartbeatBatches:
             self._loop.post(HeartbeatsReceived(known, self._loop.now()))
 
     def flush_of(self, stream: ControlStream) -> None:
-        """Before anything else that the node says is posted, so that the order is the node's own."""
+        """Post the heartbeats of a stream before another message of its node is posted, so that the order is the node's
+        own."""
         if any(waiting is stream for waiting, _ in self._waiting):
             self.flush()
 

@@ -12,7 +12,7 @@ from edgeshard.domain.ids import NodeId, OperationId
 
 @dataclass(slots=True, eq=False)
 class ControlStream:
-    """One node's control stream: what goes down, and the node's newest heartbeat.
+    """One node's control stream: the messages to the node, and its newest heartbeat.
 
     `outgoing` ends with None, or with the error that ends the stream; commands are few, so it needs no bound.
     """

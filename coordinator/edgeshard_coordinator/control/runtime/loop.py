@@ -24,24 +24,25 @@ log = structlog.get_logger()
 
 TICK_S = 0.5
 SOON_TICK_S = 0.1
-"""While a link is suspect: what follows from silence is due at a time, and no event may come then."""
+"""Seconds between ticks while a link is suspect: a silence has consequences at a time, and no event may come then."""
 _PASSES = 20
 
 
 class Executor(Protocol):
     def perform(self, action: Action) -> None:
         """Begin the action and return at once; its outcome is posted as an event. Must not raise."""
-        ...
 
 
 class StateLoop:
-    """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state."""
+    """`post` and `ask` put events in the inbox from the event loop's thread; `state` is the newest state.
 
-    def __init__(self, state: State, executor: Executor, clock: Clock, active_requests: Callable[[], int]) -> None:
+    `on_change` is told of every state, with the one before it.
+    """
+
+    def __init__(self, state: State, clock: Clock, on_change: Callable[[State, State], None]) -> None:
         self.state = state
-        self._active_requests = active_requests
-        self._executor = executor
         self._clock = clock
+        self._on_change = on_change
         self._ring: EventRing[State, Event] = EventRing(routine=(HeartbeatsReceived, Ticked))
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._waiting: list[tuple[Callable[[State], bool], asyncio.Future[None]]] = []
@@ -49,8 +50,6 @@ class StateLoop:
         self._stopped = False
         self.turns = 0
         """Events handled so far; ticks come even when nothing else does."""
-        self.on_change: Callable[[State, State], None] = _unheard
-        """Is told of every state and the one before it."""
         self._rested: State | None = None
         """The newest state in which nothing was due."""
 
@@ -62,8 +61,10 @@ class StateLoop:
         """The newest events, from a state of some minutes ago to `state`."""
         return self._ring.view(self.state)
 
-    async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._tick())]
+    def start(self, executor: Executor, active_requests: Callable[[], int]) -> None:
+        """Begin with the events of the inbox. `executor` gets the actions that the state calls for, and each tick has
+        the number of active requests."""
+        self._tasks = [asyncio.create_task(self._run(executor)), asyncio.create_task(self._tick(active_requests))]
 
     async def stop(self) -> None:
         self._stopped = True
@@ -106,17 +107,17 @@ class StateLoop:
             if entry in self._waiting:
                 self._waiting.remove(entry)
 
-    async def _tick(self) -> None:
+    async def _tick(self, active_requests: Callable[[], int]) -> None:
         while True:
             await asyncio.sleep(SOON_TICK_S if self.state.suspects else TICK_S)
-            self.post(Ticked(self.now(), self._active_requests()))
+            self.post(Ticked(self.now(), active_requests()))
 
-    async def _run(self) -> None:
+    async def _run(self, executor: Executor) -> None:
         while True:
             event, answer = await self._inbox.get()
             try:
                 self._apply(event)
-                self._act()
+                self._act(executor)
                 refused = None
             except EdgeShardError as error:
                 refused = error
@@ -138,7 +139,7 @@ class StateLoop:
             raise
         self._ring.record(before, event, event.now)
         if self.state is not before:
-            self.on_change(before, self.state)
+            self._on_change(before, self.state)
         if debug_logged():
             _say(event)
 
@@ -152,7 +153,7 @@ class StateLoop:
             else:
                 answer.set_exception(refused)
 
-    def _act(self) -> None:
+    def _act(self, executor: Executor) -> None:
         """Issue actions until none is due; an issued action may make another one due."""
         for _ in range(_PASSES):
             actions = reconcile(self.state, self.now(), self._rested)
@@ -161,12 +162,8 @@ class StateLoop:
                 return
             for action in actions:
                 self._apply(ActionIssued(action, self.now()))
-                self._executor.perform(action)
+                executor.perform(action)
         raise InternalError("reconcile does not come to rest", reason="INVARIANT")
-
-
-def _unheard(before: State, after: State) -> None:
-    """Nobody asks for changes."""
 
 
 def _say(event: Event) -> None:

@@ -32,9 +32,9 @@ class NodeRequests:
     async def answer(
         self, node: KnownNode, operation_id: OperationId, command: ControlMessage, answer: asyncio.Future[AnswerT]
     ) -> AnswerT:
-        """What comes of `answer`, which whoever hears the node resolves.
+        """The result of `answer`, which the listener to the node resolves.
 
-        Raises UnavailableError when the node goes away, DeadlineError when it stays silent, and what `answer` raises.
+        Raises UnavailableError when the node goes away, DeadlineError when it stays silent, and the error of `answer`.
         """
         self.check_there(node)
         self._hub.send(node.node_id, node.connection, operation_id, command)

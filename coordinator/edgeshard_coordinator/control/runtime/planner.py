@@ -1,4 +1,4 @@
-"""Asks the placer in a thread: a planner may take seconds, and what it reads is the state itself, which is frozen."""
+"""The placer, asked in a thread: a planner may take seconds, and it reads the state itself, which is frozen."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from edgeshard_coordinator.control.requests.traffic import TrafficBook
 from edgeshard_coordinator.control.runtime.solver import Solver
 from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
 from edgeshard_coordinator.core.deployments.standby import choose
-from edgeshard_coordinator.core.placement.by_memory import Placer, checked_shape, sizes_of
+from edgeshard_coordinator.core.placement.by_memory import checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.nearest_placement import with_held
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
 from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.placement.sources import place_from_any
@@ -29,7 +30,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, StandbyCho
 
 
 class Planner:
-    """`state` gives the newest state. Every call raises what the placer raises."""
+    """Plans and repairs placements. `state` gives the newest state. Every call raises as the placer does."""
 
     def __init__(self, state: Callable[[], State], models: Models, placer: Placer, traffic: TrafficBook) -> None:
         self._state = state
@@ -43,7 +44,7 @@ class Planner:
         traffic = self._traffic.of(DeploymentName(spec.name), ModelName(spec.model))
 
         def place(sourced: DeploymentSpec, nodes: Sequence[Candidate]) -> Placement:
-            return self._placer.place(sourced, manifest, nodes, state.measured, traffic)
+            return self._placer.place(PlacementProblem(sourced, manifest, nodes, state.measured, traffic))
 
         def placed() -> Placement:
             candidates = with_held(state.candidates(), spec, manifest, digest)
@@ -53,55 +54,34 @@ class Planner:
 
     async def replan(self, state: State, record: DeploymentRecord) -> Replan:
         """The placement of a deployment beside the best one for the nodes of `state`."""
-        manifest, _ = self._models.get(record.manifest_digest)
-        traffic = self._traffic.of(record.name, record.model)
-        return await self._solver.run(
-            lambda: planned_again(
-                self._placer,
-                record.spec,
-                manifest,
-                _candidates(state, record, manifest),
-                state.measured,
-                traffic,
-                record.placement,
-            )
-        )
+        problem = self._problem(state, record)
+        return await self._solver.run(lambda: planned_again(self._placer, problem(), record.placement))
 
     async def outlook(self, record: DeploymentRecord, traffic: Traffic) -> Outlook:
-        state = self._state()
-        manifest, _ = self._models.get(record.manifest_digest)
-        return await self._solver.run(
-            lambda: self._placer.outlook(
-                record.spec,
-                manifest,
-                _candidates(state, record, manifest),
-                state.measured,
-                traffic,
-                record.placement,
-            )
-        )
+        problem = self._problem(self._state(), record, traffic)
+        return await self._solver.run(lambda: self._placer.outlook(problem(), record.placement))
 
     async def losses(self, record: DeploymentRecord, traffic: Traffic) -> tuple[Loss, ...]:
-        """What the death of each of its nodes would cost. Each is planned for as if it had happened."""
-        state = self._state()
+        """The cost of each node's death. Each is planned for as if it had happened."""
+        state, spec, placement = self._state(), record.spec, record.placement
         manifest, _ = self._models.get(record.manifest_digest)
-        spec, placement = record.spec, record.placement
         typical = typical_request(spec, spec.max_context or checked_shape(spec, manifest).max_context, traffic)
+        made = self._problem(state, record, traffic)
 
-        def repaired(node_id: NodeId, name: NodeName, candidates: Sequence[Candidate]) -> Repaired:
+        def repaired(node_id: NodeId, name: NodeName, problem: PlacementProblem) -> Repaired:
             began = time.monotonic()
             lost = Lost(frozenset({node_id}), frozenset(state.bad_links))
             found: Placement | EdgeShardError
             try:
-                found = self._placer.repair(spec, manifest, candidates, state.measured, traffic, placement, lost)
+                found = self._placer.repair(problem, placement, lost)
             except EdgeShardError as error:
                 found = error
             return Repaired(name, found, time.monotonic() - began)
 
         def weighed() -> tuple[Loss, ...]:
-            nodes = _candidates(state, record, manifest)
+            problem = made()
             return tuple(
-                loss_of(state, record, repaired(stage.node_id, stage.node_name, nodes), nodes, typical)
+                loss_of(state, record, repaired(stage.node_id, stage.node_name, problem), problem.candidates, typical)
                 for stage in placement.stages
             )
 
@@ -109,17 +89,11 @@ class Planner:
 
     async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
         """The nodes that are to keep weights of others' layers."""
+        spec, placement = record.spec, record.placement
         manifest, _ = self._models.get(record.manifest_digest)
+        former = [entry.node_id for entry in record.standbys if entry.layers is not None]
         return await self._solver.run(
-            lambda: tuple(
-                choose(
-                    record.spec,
-                    record.placement,
-                    state.candidates(record.name),
-                    sizes_of(record.spec, manifest, record.placement),
-                    [entry.node_id for entry in record.standbys if entry.layers is not None],
-                )
-            )
+            lambda: choose(spec, placement, state.candidates(record.name), sizes_of(spec, manifest, placement), former)
         )
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
@@ -127,25 +101,30 @@ class Planner:
 
         One that could not move goes back to what it had, whose nodes failed it only with other layers.
         """
-        manifest, _ = self._models.get(record.manifest_digest)
-        traffic = self._traffic.of(record.name, record.model)
+        made = self._problem(state, record)
         broken, avoided = record.placement, record.avoided
         if record.former is not None:
             broken = record.former
             avoided -= {stage.node_id for stage in broken.stages}
 
         def repaired() -> Placement:
-            candidates = _candidates(state, record, manifest)
-
-            def without(links: Sequence[tuple[NodeId, NodeId]]) -> Placement:
-                lost = Lost(avoided, frozenset(links))
-                return self._placer.repair(record.spec, manifest, candidates, state.measured, traffic, broken, lost)
-
-            return without_most(without, state.bad_links)
+            problem = made()
+            return without_most(
+                lambda links: self._placer.repair(problem, broken, Lost(avoided, frozenset(links))), state.bad_links
+            )
 
         return await self._solver.run(repaired)
 
+    def _problem(
+        self, state: State, record: DeploymentRecord, traffic: Traffic | None = None
+    ) -> Callable[[], PlacementProblem]:
+        """A function that makes, off the event loop, the problem of a deployment, with its own memory counted as free
+        and the units of its model that nodes hold. `traffic` is None for the requests that it has served."""
+        manifest, _ = self._models.get(record.manifest_digest)
+        served = self._traffic.of(record.name, record.model) if traffic is None else traffic
 
-def _candidates(state: State, record: DeploymentRecord, manifest: ModelManifest) -> tuple[Candidate, ...]:
-    """The nodes for a deployment, with its own memory counted as free, and what they hold of its model."""
-    return with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)
+        def made() -> PlacementProblem:
+            nodes = with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)
+            return PlacementProblem(record.spec, manifest, nodes, state.measured, served)
+
+        return made

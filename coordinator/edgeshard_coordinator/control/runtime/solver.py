@@ -1,4 +1,4 @@
-"""Where placements are computed: off the event loop, in threads that do not delay the process's end."""
+"""The threads where placements are computed, off the event loop, without a delay of the process's end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Solver:
         self._places = asyncio.Semaphore(SOLVES_AT_ONCE)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
-        """What `work` returns or raises."""
+        """Run `work` in a thread, and return or raise as it does."""
         await self._places.acquire()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[ResultT] = loop.create_future()

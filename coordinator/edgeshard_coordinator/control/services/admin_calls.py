@@ -1,8 +1,9 @@
-"""What every call of an operator works with."""
+"""The parts that an operator's calls work with."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from edgeshard.proto.v1 import admin_pb2_grpc
 from edgeshard_coordinator.control.persistence.audit_log import AuditLog
@@ -10,49 +11,31 @@ from edgeshard_coordinator.control.persistence.operations import Operations
 from edgeshard_coordinator.control.persistence.persistence import StateStore
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.runtime.planner import Planner
-from edgeshard_coordinator.control.services.dumping import Dumps
-from edgeshard_coordinator.control.services.packed import Packed
+from edgeshard_coordinator.control.services.questions import Questions
 from edgeshard_coordinator.control.services.replan import Replans
 from edgeshard_coordinator.control.services.site_events import SiteEvents
-from edgeshard_coordinator.control.services.tracing import Traces
 
 
+@dataclass(eq=False)
 class AdminCalls(admin_pb2_grpc.AdminServiceServicer):
-    """Base of the calls by subject, which `AdminServicer` has all of."""
+    """Base of the calls by subject, all of which `AdminServicer` has."""
 
-    def __init__(  # noqa: PLR0913 - an operator asks for everything
-        self,
-        loop: StateLoop,
-        front: RequestFront,
-        calls: MeasureCalls,
-        traces: Traces,
-        dumps: Dumps,
-        packed: Packed,
-        models: Models,
-        planner: Planner,
-        store: StateStore,
-        audit: AuditLog,
-        events: SiteEvents,
-        conditions: Conditions,
-    ) -> None:
-        self._loop = loop
-        self._front = front
-        self._traffic = front.traffic
-        self._calls = calls
-        self._traces = traces
-        self._dumps = dumps
-        self._packed = packed
-        self._models = models
-        self._planner = planner
-        self._store = store
-        self._audit = audit
-        self._events = events
-        self._conditions = conditions
-        self._replans = Replans(loop, planner, store)
-        self.operations = Operations(store)
+    _loop: StateLoop
+    _front: RequestFront
+    _questions: Questions
+    _models: Models
+    _planner: Planner
+    _store: StateStore
+    _audit: AuditLog
+    _events: SiteEvents
+    _conditions: Conditions
+
+    def __post_init__(self) -> None:
+        self._traffic = self._front.traffic
+        self._replans = Replans(self._loop, self._planner, self._store)
+        self.operations = Operations(self._store)
         # Between looking a model up and deploying it, it must not be deleted.
         self._model_lock = asyncio.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,126 +11,108 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.deployments.deployment import EVERY_NODE, Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Outlook, Traffic
-from edgeshard.domain.errors import (
-    AbortedError,
-    AlreadyExistsError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import AlreadyExistsError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.deployment import (
-    deployment_to_wire,
-    placement_to_wire,
-    replan_call_from_wire,
-    replan_to_wire,
-    spec_from_wire,
-)
+from edgeshard.wire import deployment as wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
-from edgeshard_coordinator.control.services.replan import PLACING_ATTEMPTS
+from edgeshard_coordinator.control.services.replan import on_newest_state
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.placement.sources import with_source
 from edgeshard_coordinator.core.values.events import DeleteRequested, DeployRequested
-from edgeshard_coordinator.core.values.state import (
-    NO_EPOCH,
-    DeploymentRecord,
-    ServedOperation,
-    deployment_view,
-)
+from edgeshard_coordinator.core.values.state import NO_EPOCH, DeploymentRecord, ServedOperation, deployment_view
 
 
 class DeploymentCalls(AdminCalls):
     """Plans and deployments."""
 
     async def Plan(self, request: pb.PlanRequest, context: Any) -> pb.PlanResponse:
-        spec = spec_from_wire(request.spec)
+        spec = wire.spec_from_wire(request.spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
         placement = await self._planner.place(self._loop.state, spec, manifest, digest)
-        return pb.PlanResponse(placement=placement_to_wire(placement))
+        return pb.PlanResponse(placement=wire.placement_to_wire(placement))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
-        spec = spec_from_wire(request.spec)
+        spec = wire.spec_from_wire(request.spec)
 
-        async def work(operation: ServedOperation) -> bytes:
-            name = DeploymentName(spec.name)
-            asked = self._pending(name, operation)
-            if asked is None:
-                async with self._model_lock:
-                    asked = await self._deploy(spec, operation)
-            await self._saved(name, asked)
-            return asked.outcome
+        async def deploy(operation: ServedOperation) -> ServedOperation:
+            async with self._model_lock:
+                return await on_newest_state(lambda: self._deploy(spec, operation))
 
-        return pb.DeployResponse.FromString(await self.operations.once(request.operation_id, request, work))
+        return pb.DeployResponse.FromString(await self._once(request, DeploymentName(spec.name), deploy))
 
     async def ListDeployments(self, request: pb.ListDeploymentsRequest, context: Any) -> pb.ListDeploymentsResponse:
         records = sorted(self._loop.state.deployments.values(), key=lambda record: record.name)
-        return pb.ListDeploymentsResponse(deployments=[deployment_to_wire(self._view(record)) for record in records])
+        return pb.ListDeploymentsResponse(
+            deployments=[wire.deployment_to_wire(self._view(record)) for record in records]
+        )
 
     async def GetDeployment(self, request: pb.GetDeploymentRequest, context: Any) -> pb.GetDeploymentResponse:
-        record = self._loop.state.deployments.get(DeploymentName(request.name))
-        if record is None:
-            raise NotFoundError(f"name: there is no deployment {request.name[:80]!r}", field="name")
+        record = self._loop.state.deployment_named(request.name)
         found = self._view(record)
         if request.outlook:
             found = replace(found, outlook=await self._outlook(record, found.traffic))
-        return pb.GetDeploymentResponse(deployment=deployment_to_wire(found))
+        return pb.GetDeploymentResponse(deployment=wire.deployment_to_wire(found))
 
     async def DeleteDeployment(self, request: pb.DeleteDeploymentRequest, context: Any) -> pb.DeleteDeploymentResponse:
         """Returns once the deletion is on disk; the deployment is listed as deleting until its nodes let go."""
         name = DeploymentName(request.name)
 
-        async def work(operation: ServedOperation) -> bytes:
-            if self._pending(name, operation) is None:
-                await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
-            await self._saved(name, operation)
-            return operation.outcome
+        async def delete(operation: ServedOperation) -> ServedOperation:
+            await self._loop.ask(DeleteRequested(name, operation, self._loop.now()))
+            return operation
 
-        outcome = await self.operations.once(request.operation_id, request, work)
-        return pb.DeleteDeploymentResponse.FromString(outcome)
+        return pb.DeleteDeploymentResponse.FromString(await self._once(request, name, delete))
 
     async def Replan(self, request: pb.ReplanRequest, context: Any) -> pb.ReplanResponse:
         """Returns once the move is on disk; the deployment is loading then. A dry run plans only where something is
         new."""
-        call = replan_call_from_wire(request)
+        call = wire.replan_call_from_wire(request)
         name = DeploymentName(call.name)
         if call.dry_run:
-            return replan_to_wire(await self._replans.look(name, force=call.force))
+            return wire.replan_to_wire(await self._replans.look(name, force=call.force))
+
+        async def move(operation: ServedOperation) -> ServedOperation:
+            return await self._replans.move(name, operation, force=call.force)
+
+        return pb.ReplanResponse.FromString(await self._once(request, name, move))
+
+    async def _once(
+        self, request: Any, name: DeploymentName, act: Callable[[ServedOperation], Awaitable[ServedOperation]]
+    ) -> bytes:
+        """The outcome of a call on a deployment, once the disk has it. `act` gives the operation with its outcome; a
+        call that is made again before the disk has answered is not done again."""
 
         async def work(operation: ServedOperation) -> bytes:
-            asked = self._pending(name, operation)
-            if asked is None:
-                asked = await self._replans.move(name, operation, force=call.force)
+            asked = self._pending(name, operation) or await act(operation)
             await self._saved(name, asked)
             return asked.outcome
 
-        return pb.ReplanResponse.FromString(await self.operations.once(call.operation_id, request, work))
+        return await self.operations.once(request.operation_id, request, work)
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
-        """Place on the newest state until nothing changed meanwhile, then enter the deployment; the operation done."""
-        for attempt in range(1, PLACING_ATTEMPTS + 1):
-            state = self._loop.state
-            if DeploymentName(spec.name) in state.deployments:
-                raise AlreadyExistsError(
-                    f"name: there is a deployment {spec.name} already; delete it first or choose another name",
-                    field="name",
-                )
-            manifest, digest = self._models.get(spec.model)
-            spec = self._as_stored(spec, manifest)
-            placement = await self._planner.place(state, spec, manifest, digest)
-            record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
-            response = pb.DeployResponse(deployment=deployment_to_wire(deployment_view(state, record)))
-            done = replace(operation, outcome=response.SerializeToString())
-            try:
-                await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now(), manifest.config))
-            except AbortedError:
-                if attempt == PLACING_ATTEMPTS:
-                    raise
-                continue
-            self._replans.placed(state, record)
-            return done
-        raise AssertionError("unreachable")
+        """Place on the newest state, then enter the deployment; the operation done.
+
+        Raises AbortedError where something changed meanwhile.
+        """
+        state = self._loop.state
+        if DeploymentName(spec.name) in state.deployments:
+            raise AlreadyExistsError(
+                f"name: there is a deployment {spec.name} already; delete it first or choose another name",
+                field="name",
+            )
+        manifest, digest = self._models.get(spec.model)
+        spec = self._as_stored(spec, manifest)
+        placement = await self._planner.place(state, spec, manifest, digest)
+        record = new_record(state, _blank_record(with_source(spec, placement), digest, placement))
+        response = pb.DeployResponse(deployment=wire.deployment_to_wire(deployment_view(state, record)))
+        done = replace(operation, outcome=response.SerializeToString())
+        await self._loop.ask(DeployRequested(record, state.version, done, self._loop.now(), manifest.config))
+        self._replans.placed(state, record)
+        return done
 
     def _as_stored(self, spec: DeploymentSpec, manifest: ModelManifest) -> DeploymentSpec:
         """Weights that are stored as small integers stay so where a node runs them, which are CPUs."""
@@ -156,7 +139,8 @@ class DeploymentCalls(AdminCalls):
         return known
 
     async def _saved(self, name: DeploymentName, operation: ServedOperation) -> None:
-        """Until the call is on disk. Raises what the disk refused it with; the call has changed nothing then."""
+        """Wait until the call is on disk. Raises the error with which the disk refused it; the call has changed nothing
+        then."""
         operation_id = operation.operation_id
         await answered(self._loop.until(lambda state: state.pending_operation(name, operation_id) is None))
         refused = self._loop.state.refusal(operation_id)

@@ -6,24 +6,17 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from edgeshard.domain.errors import (
-    FailedPreconditionError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import FailedPreconditionError, NotFoundError
 from edgeshard.domain.ids import OperationId
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.site import (
-    stored_model_to_wire,
-)
+from edgeshard.wire.site import stored_model_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered
 from edgeshard_coordinator.control.requests.models import stored_model
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.core.values.events import ModelDeleted
-from edgeshard_coordinator.core.values.state import (
-    ServedOperation,
-)
+from edgeshard_coordinator.core.values.state import ServedOperation
 
 
 class ModelCalls(AdminCalls):

@@ -1,4 +1,4 @@
-"""Nodes, the site, what nodes keep packed, and measuring."""
+"""Calls on nodes, the site, packed units and measuring."""
 
 from __future__ import annotations
 
@@ -11,33 +11,23 @@ from typing import Any
 from edgeshard.architectures import check_quantisation, parse_config
 from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.control.site import MeasureRequest
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.packed import drop_call_from_wire, packed_unit_to_wire
-from edgeshard.wire.site import (
-    measure_request_from_wire,
-    node_details_to_wire,
-    node_progress_to_wire,
-    site_to_wire,
-)
+from edgeshard.wire.site import measure_request_from_wire, node_details_to_wire, node_progress_to_wire, site_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same, fingerprint_of
 from edgeshard_coordinator.control.runtime.calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
 from edgeshard_coordinator.core.values.events import MeasureRequested
-from edgeshard_coordinator.core.values.state import (
-    ServedOperation,
-)
+from edgeshard_coordinator.core.values.state import ServedOperation
 
 
 class NodeCalls(AdminCalls):
-    """Nodes, the site, what nodes keep packed, and measuring."""
+    """Calls on nodes, the site, packed units and measuring."""
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         state, now = self._loop.state, self._loop.now()
@@ -47,10 +37,7 @@ class NodeCalls(AdminCalls):
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Any) -> pb.GetNodeResponse:
         state = self._loop.state
-        node = state.find_node(request.node)
-        if node is None:
-            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
-        details = node_details(state, node, self._models, self._loop.now())
+        details = node_details(state, state.node_named(request.node), self._models, self._loop.now())
         return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
@@ -64,14 +51,14 @@ class NodeCalls(AdminCalls):
         return site_to_wire(whole)
 
     async def ListPacked(self, request: pb.ListPackedRequest, context: Any) -> pb.ListPackedResponse:
-        units = await self._packed.list(request.node)
+        units = await self._questions.packed.list(request.node)
         return pb.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
 
     async def DropPacked(self, request: pb.DropPackedRequest, context: Any) -> pb.DropPackedResponse:
         call = drop_call_from_wire(request)
 
         async def work(operation: ServedOperation) -> bytes:
-            units = await self._packed.drop(call.node, call.ids)
+            units = await self._questions.packed.drop(call.node, call.ids)
             response = pb.DropPackedResponse(units=[packed_unit_to_wire(unit) for unit in units])
             done = replace(operation, outcome=response.SerializeToString())
             await answered(self._store.save_operation(done))
@@ -81,16 +68,16 @@ class NodeCalls(AdminCalls):
         return pb.DropPackedResponse.FromString(outcome)
 
     async def Profile(self, request: pb.ProfileRequest, context: Any) -> AsyncIterator[pb.ProfileResponse]:
-        """A caller that goes away changes nothing: nodes measure on, and what they report is kept."""
+        """Measure nodes. A caller that goes away changes nothing: nodes measure on, and their reports are kept."""
         call = await self._measure(measure_request_from_wire(request), fingerprint_of(request))
-        async with aclosing(self._calls.follow(call)) as news:
+        async with aclosing(self._questions.calls.follow(call)) as news:
             async for progress in news:
                 yield node_progress_to_wire(progress)
 
     async def _measure(self, request: MeasureRequest, fingerprint: str) -> MeasureCall:
         """The call with this operation id, begun unless it is there already."""
         operation_id = request.operation_id
-        known = self._calls.find(operation_id)
+        known = self._questions.calls.find(operation_id)
         if known is not None:
             check_same(operation_id, known.fingerprint, fingerprint)
             return known
@@ -99,13 +86,13 @@ class NodeCalls(AdminCalls):
             compute = self._measure_compute(request)
         nodes = chosen_nodes(self._loop.state, request.nodes)
         uid = uuid.uuid4().hex
-        call = self._calls.begin(operation_id, uid, fingerprint, nodes)
+        call = self._questions.calls.begin(operation_id, uid, fingerprint, nodes)
         # Whoever asks for nothing but links wants them measured, not remembered.
         every_link = request.again or compute is None
         try:
             await self._loop.ask(MeasureRequested(uid, tuple(nodes), compute, every_link, self._loop.now()))
         except EdgeShardError:
-            self._calls.forget(operation_id)
+            self._questions.calls.forget(operation_id)
             raise
         return call
 

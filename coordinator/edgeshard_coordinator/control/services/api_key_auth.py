@@ -1,4 +1,4 @@
-"""Who comes in by HTTP."""
+"""The identity of a caller by HTTP."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from edgeshard_coordinator.control.persistence.audit_log import AuditLog
 from edgeshard_coordinator.membership.api_keys import PREFIX, KeyBook, identity_of
 
 ANYONE = ""
-"""Who comes without a key where none is asked for: as everybody in plaintext."""
+"""The identity of a caller without a key where none is asked for: that of everybody in plaintext."""
 
 
 class ApiKeyAuthenticator:
-    """Lets in who shows a key of the site; where it `asks` for none, anybody else too."""
+    """Lets in a caller with a key of the site; where it `asks` for none, anybody else too."""
 
     def __init__(self, keys: KeyBook, audit: AuditLog, *, asks: bool = True) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""Which calls the audit log has an entry of, and what that says of a call: who, what, about what, with what result.
+"""The calls that the audit log has entries of, each with the caller, the method, its target and the result.
 
 Most entries are made around the call, by the server (`CallWatch`). A method that is in no table here is a mistake,
 which a test finds.
@@ -26,8 +26,8 @@ _HEALTH = "/grpc.health.v1.Health"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`target` is the field of the request that names what it is about, '' for none. `counts` says of an answer whether
-    something was done, `asks` of a request whether it wants something done."""
+    """A call that changes something. `target` is the field of the request that names its object, '' for none. `counts`
+    says of an answer whether something was done, `asks` of a request whether it wants something done."""
 
     target: str = ""
     counts: Callable[[Any], bool] = lambda _: True
@@ -67,43 +67,26 @@ NOTED: Mapping[str, Mutation] = {
 
 READS = frozenset(
     {
-        f"{_ADMIN}/ListNodes",
-        f"{_ADMIN}/GetNode",
-        f"{_ADMIN}/ListPacked",
-        f"{_ADMIN}/ListModels",
-        f"{_ADMIN}/GetSite",
-        f"{_ADMIN}/Plan",
-        f"{_ADMIN}/ListDeployments",
-        f"{_ADMIN}/GetDeployment",
-        f"{_ADMIN}/ListAudit",
-        f"{_IDENTITY}/ListKeys",
-        f"{_ADMIN}/ListEvents",
         AUTHORITIES,
-        f"{_STORE}/GetManifest",
-        f"{_STORE}/ReadBlob",
-        f"{_INFERENCE}/ListModels",
-        f"{_INFERENCE}/RenderChat",
-        f"{_INFERENCE}/Tokenize",
-        f"{_INFERENCE}/Detokenize",
-        f"{_HEALTH}/Check",
-        f"{_HEALTH}/Watch",
+        f"{_IDENTITY}/ListKeys",
+        *(f"{_ADMIN}/List{what}" for what in ("Nodes", "Packed", "Models", "Deployments", "Audit", "Events")),
+        *(f"{_ADMIN}/{name}" for name in ("GetNode", "GetSite", "GetDeployment", "Plan")),
+        *(f"{_STORE}/{name}" for name in ("GetManifest", "ReadBlob")),
+        *(f"{_INFERENCE}/{name}" for name in ("ListModels", "RenderChat", "Tokenize", "Detokenize")),
+        *(f"{_HEALTH}/{name}" for name in ("Check", "Watch")),
     }
 )
 
 TRAFFIC = frozenset(
     {
         f"{_STORE}/PutBlob",  # RegisterModel says it.
-        f"{_INFERENCE}/Generate",
-        f"{_INFERENCE}/Listen",
-        f"{_COORDINATOR}/Control",
-        f"{_COORDINATOR}/Heartbeat",
-        f"{_COORDINATOR}/ReportProfile",
+        *(f"{_INFERENCE}/{name}" for name in ("Generate", "Listen")),
+        *(f"{_COORDINATOR}/{name}" for name in ("Control", "Heartbeat", "ReportProfile")),
         f"{_HEAD}/Attach",
-        f"{_STAGE}/Exchange",
-        f"{_STAGE}/Probe",
+        *(f"{_STAGE}/{name}" for name in ("Exchange", "Probe")),
     }
 )
-"""What clients and nodes are there for."""
+"""The daily calls of clients and nodes."""
 
 
 class CallAudit:

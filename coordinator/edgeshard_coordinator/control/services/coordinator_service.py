@@ -1,32 +1,19 @@
-"""What agents call: register, the control stream with its heartbeats, profiles."""
+"""The service that agents call: register, the control stream with its heartbeats, profiles."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
-from edgeshard.domain.control.commands import (
-    CommandProgress,
-    CommandResult,
-    ControlHello,
-    ControlMessage,
-    Deny,
-    DumpPart,
-)
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    NotFoundError,
-    UnavailableError,
-    WireVersionError,
-)
+from edgeshard.domain import errors
+from edgeshard.domain.control import commands
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.requests.link import LinkSuspected
@@ -37,31 +24,14 @@ from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.denials import Denials
 from edgeshard.rpc.hello import first_message
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.control import (
-    agent_message_from_wire,
-    command_to_wire,
-    heartbeat_from_wire,
-    is_heartbeat,
-    registration_from_wire,
-    report_from_wire,
-    term_to_wire,
-)
-from edgeshard_coordinator.control.runtime.calls import MeasureCalls
+from edgeshard.wire import control as wire
 from edgeshard_coordinator.control.runtime.conditions import Conditions
 from edgeshard_coordinator.control.runtime.heartbeats import HeartbeatBatches
 from edgeshard_coordinator.control.runtime.hub import ControlHub, ControlStream
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.control.services.auditing import CallAudit
-from edgeshard_coordinator.control.services.dumping import Dumps
-from edgeshard_coordinator.core.values.events import (
-    CommandAnswered,
-    HeartbeatsReceived,
-    LinkReported,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    ProfileReported,
-)
+from edgeshard_coordinator.control.services.questions import Questions
+from edgeshard_coordinator.core.values import events
 from edgeshard_coordinator.core.values.measurements import check_profile
 from edgeshard_coordinator.core.values.state import KnownNode
 
@@ -72,62 +42,52 @@ DENIALS = OperationId("denials")
 """Nodes do not answer them."""
 
 
+@dataclass(eq=False)
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
-    """Each of `answers` is told of an answer to a command until one says that it was its own; else the state is."""
+    """An answer to a command goes to `questions` where it is to one of them, else to the state."""
 
-    def __init__(
-        self,
-        loop: StateLoop,
-        hub: ControlHub,
-        calls: MeasureCalls,
-        answers: Sequence[Callable[[NodeId, CommandResult], bool]],
-        dumps: Dumps,
-        denials: Denials,
-        audit: CallAudit,
-        conditions: Conditions,
-    ) -> None:
-        self._loop = loop
-        self._hub = hub
-        self._calls = calls
-        self._answers = answers
-        self._dumps = dumps
-        self._denials = denials
-        self._audit = audit
-        self._conditions = conditions
-        self.batches = HeartbeatBatches(loop)
+    _loop: StateLoop
+    _hub: ControlHub
+    _questions: Questions
+    _denials: Denials
+    _audit: CallAudit
+    _conditions: Conditions
+
+    def __post_init__(self) -> None:
+        self.batches = HeartbeatBatches(self._loop)
         self.closing = False
         self.suspicions: Counter[DeploymentName] = Counter()
 
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         # First: in another version the other fields may have another meaning.
         check_wire_version(request.wire_version)
-        registration = registration_from_wire(request)
+        registration = wire.registration_from_wire(request)
         check_acts_for_itself(context, registration.name, "name")
         known = self._owned(context, registration.node_id)  # an id that another node has
         split_address(registration.address)
-        await self._loop.ask(NodeRegistered(registration, self._loop.now()))
+        await self._loop.ask(events.NodeRegistered(registration, self._loop.now()))
         if known is None or (known.name, known.address) != (registration.name, registration.address):
             self._audit.note(call_from(context), "Register", registration.name)
         log.info("node_registered", node_id=registration.node_id, node=registration.name)
-        answer = term_to_wire(self._loop.state.term)
+        answer = wire.term_to_wire(self._loop.state.term)
         answer.wire_version = WIRE_VERSION
         return answer
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        """Of agents from before heartbeats came on the control stream."""
-        heartbeat = heartbeat_from_wire(request)
+        """A heartbeat of agents from before heartbeats came on the control stream."""
+        heartbeat = wire.heartbeat_from_wire(request)
         node = self._owned(context, heartbeat.node_id)
         if node is None or node.incarnation != heartbeat.incarnation:
             return pb.HeartbeatResponse(known=False)
-        await self._loop.ask(HeartbeatsReceived((heartbeat,), self._loop.now()))
+        await self._loop.ask(events.HeartbeatsReceived((heartbeat,), self._loop.now()))
         return pb.HeartbeatResponse(known=True)
 
     async def ReportProfile(self, request: pb.ReportProfileRequest, context: Any) -> pb.ReportProfileResponse:
-        report = report_from_wire(request)
+        report = wire.report_from_wire(request)
         self._owned(context, report.node_id)
         for profile in report.compute:
             check_profile(profile)
-        await self._loop.ask(ProfileReported(report, self._loop.now()))
+        await self._loop.ask(events.ProfileReported(report, self._loop.now()))
         log.info("node_measured", node_id=report.node_id, profiles=len(report.compute), links=len(report.links))
         return pb.ReportProfileResponse()
 
@@ -136,12 +96,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[pb.ControlResponse]:
         hello = await _hello(request_iterator)
         if self.closing:
-            raise UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
+            raise errors.UnavailableError("the coordinator is shutting down", reason="SHUTTING_DOWN", retry_after_s=1.0)
         node_id = hello.node_id
         node = self._owned(context, node_id)
         if node is None or node.incarnation != hello.incarnation:
             # Before its stream can replace that of the real node.
-            raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
+            raise errors.NotFoundError(
+                "node_id: this node is not registered; register, then connect again", field="node_id"
+            )
         connection = self._hub.open(node_id, hello.incarnation)
         reader: asyncio.Task[None] | None = None
 
@@ -151,18 +113,18 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 reader.cancel()
             self._hub.discard(connection)
             self._conditions.left(node_id, connection.number)
-            self._loop.post(NodeDisconnected(node_id, connection.number, self._loop.now()))
+            self._loop.post(events.NodeDisconnected(node_id, connection.number, self._loop.now()))
 
         context.add_done_callback(ended)
-        await self._loop.ask(NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
+        await self._loop.ask(events.NodeConnected(node_id, hello.incarnation, connection.number, self._loop.now()))
         # The agent says that it is ready when it has these, for then it can be deployed to.
         await context.send_initial_metadata(())
         log.info("node_connected", node_id=node_id)
         if denials := self._denials.list():
-            connection.outgoing.put_nowait((DENIALS, Deny(denials)))
+            connection.outgoing.put_nowait((DENIALS, commands.Deny(denials)))
         reader = asyncio.create_task(self._read(connection, request_iterator))
         while (item := await connection.outgoing.get()) is not None:
-            if isinstance(item, EdgeShardError):
+            if isinstance(item, errors.EdgeShardError):
                 log.warning("control_stream_refused", node_id=node_id, reason=item.reason, error=item.message)
                 raise item
             if (message := self._message(connection, *item)) is not None:
@@ -176,29 +138,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         return node
 
     def _message(
-        self, connection: ControlStream, operation_id: OperationId, command: ControlMessage
+        self, connection: ControlStream, operation_id: OperationId, command: commands.ControlMessage
     ) -> pb.ControlResponse | None:
-        """None for a command that cannot be sent: it counts as refused, since a message too large ends the stream."""
+        """The message of a command; None for a command that cannot be sent. That counts as refused, since a message too
+        large ends the stream."""
         try:
-            message = command_to_wire(operation_id, command)
+            message = wire.command_to_wire(operation_id, command)
             if is_sendable(message):
                 return message
             why = f"has {message.ByteSize()} bytes, more than a message holds"
         except (TypeError, ValueError) as error:
             why = f"holds what no message can: {type(error).__name__}"
-        failure = InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
-        self._answered(connection.node_id, CommandResult(operation_id, failure))
+        failure = errors.InternalError(f"{type(command).__name__} for this node {why}", reason="COMMAND_NOT_SENT")
+        self._answered(connection.node_id, commands.CommandResult(operation_id, failure))
         return None
 
     async def _read(self, connection: ControlStream, messages: AsyncIterator[pb.ControlRequest]) -> None:
         try:
             async for message in messages:
-                if is_heartbeat(message):
+                if wire.is_heartbeat(message):
                     self.batches.heard(connection, message)
                     continue
                 try:
                     self._take(connection, message)
-                except InvalidArgumentError as error:
+                except errors.InvalidArgumentError as error:
                     log.warning("message_refused", node_id=connection.node_id, reason=error.reason, error=error.message)
         except (grpc.aio.UsageError, grpc.aio.AbortError):
             pass  # The call ended while this was reading, or was ended with an error.
@@ -208,14 +171,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             connection.close()
 
     def _take(self, connection: ControlStream, message: pb.ControlRequest) -> None:
-        match agent_message_from_wire(message):
-            case CommandResult() as result:
+        match wire.agent_message_from_wire(message):
+            case commands.CommandResult() as result:
                 self.batches.flush_of(connection)
                 self._answered(connection.node_id, result)
-            case CommandProgress() as progress:
+            case commands.CommandProgress() as progress:
                 self._progressed(connection.node_id, progress)
-            case DumpPart() as part:
-                self._dumps.came(connection.node_id, part)
+            case commands.DumpPart() as part:
+                self._questions.dumps.came(connection.node_id, part)
             case LinkSuspected() as link:
                 self._suspected(connection.node_id, link)
             case Condition() as condition:
@@ -234,35 +197,35 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             recovered=link.recovered,
             why=link.why,
         )
-        self._loop.post(LinkReported(node_id, link, self._loop.now()))
+        self._loop.post(events.LinkReported(node_id, link, self._loop.now()))
 
-    def _progressed(self, node_id: NodeId, progress: CommandProgress) -> None:
+    def _progressed(self, node_id: NodeId, progress: commands.CommandProgress) -> None:
         try:
-            self._calls.progress(node_id, progress)
-        except InvalidArgumentError as error:
+            self._questions.calls.progress(node_id, progress)
+        except errors.InvalidArgumentError as error:
             log.warning("progress_refused", node_id=node_id, reason=error.reason, error=error.message)
 
-    def _answered(self, node_id: NodeId, result: CommandResult) -> None:
+    def _answered(self, node_id: NodeId, result: commands.CommandResult) -> None:
         if result.failure is not None:
             log.warning("command_failed", node_id=node_id, reason=result.failure.reason, error=result.failure.message)
-        if not any(took(node_id, result) for took in self._answers):
-            self._loop.post(CommandAnswered(node_id, result, self._loop.now()))
+        if not self._questions.answered(node_id, result):
+            self._loop.post(events.CommandAnswered(node_id, result, self._loop.now()))
 
 
 def check_wire_version(version: int) -> None:
     """Raise WireVersionError naming both versions and what to upgrade, unless they are equal."""
     if version != WIRE_VERSION:
         older = "agent" if version < WIRE_VERSION else "coordinator"
-        raise WireVersionError(
+        raise errors.WireVersionError(
             f"wire_version: the agent speaks version {version} and the coordinator {WIRE_VERSION} (edgeshard "
             f"{__version__}); upgrade the {older} so that both run the same edgeshard",
             field="wire_version",
         )
 
 
-async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> ControlHello:
+async def _hello(messages: AsyncIterator[pb.ControlRequest]) -> commands.ControlHello:
     message = await first_message(messages, "hello", "a control stream")
-    hello = agent_message_from_wire(message) if message is not None else None
-    if not isinstance(hello, ControlHello):
-        raise InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
+    hello = wire.agent_message_from_wire(message) if message is not None else None
+    if not isinstance(hello, commands.ControlHello):
+        raise errors.InvalidArgumentError("hello: a control stream begins with a hello", field="hello")
     return hello

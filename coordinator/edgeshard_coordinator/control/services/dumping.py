@@ -1,7 +1,7 @@
-"""Dumps of the coordinator and of all connected nodes, for whoever looks for a fault.
+"""Dumps of the coordinator and of all connected nodes, for the search for a fault.
 
-As with traces, nothing in the state depends on them: commands go straight to the control streams, and what waits for
-their answers ends with the call that wants them.
+As with traces, nothing in the state depends on them: commands go straight to the control streams, and the wait for
+their answers ends with the call.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ import structlog
 
 from edgeshard.debugging.dump import ProcessDump, to_text
 from edgeshard.domain.control.commands import CommandResult, DumpPart, TakeDump
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard_coordinator.control.runtime.hub import ControlHub
 from edgeshard_coordinator.control.runtime.loop import StateLoop
@@ -33,9 +28,9 @@ ANSWER_LIMIT_S = 10.0
 AT_ONCE = 4
 """Nodes asked at a time: their dumps are in memory until the caller has them."""
 MOST_BYTES = 32 << 20
-"""Of one node's dump."""
+"""Bytes of one node's dump."""
 _BYTES_OF_A_PART = 64
-"""Of a part without content, so that a node cannot send them without end."""
+"""Bytes that a part without content counts as, so that a node cannot send parts without end."""
 
 log = structlog.get_logger()
 
@@ -49,13 +44,20 @@ class _Asked:
 
 
 class Dumps:
-    """`take` them; `came` and `refused` are told what nodes answer. `about` says what this process is."""
+    """Dumps of all processes: `take` them; `came` and `refused` get the nodes' answers. `about` describes this
+    process."""
 
-    def __init__(self, loop: StateLoop, hub: ControlHub, answer_limit_s: float = ANSWER_LIMIT_S) -> None:
+    def __init__(
+        self,
+        loop: StateLoop,
+        hub: ControlHub,
+        about: Callable[[], dict[str, Any]] = dict,
+        answer_limit_s: float = ANSWER_LIMIT_S,
+    ) -> None:
         self._loop = loop
         self._node_requests = NodeRequests(loop, hub, answer_limit_s, "dump")
         self._asked: dict[OperationId, _Asked] = {}
-        self.about: Callable[[], dict[str, Any]] = dict
+        self.about = about
 
     @property
     def waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""What heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
+"""The service that heads dial: requests and cancels down, tokens up. Tokens go straight to the request front."""
 
 from __future__ import annotations
 
@@ -9,34 +9,17 @@ from typing import Any
 import grpc
 import structlog
 
+from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import DeploymentPhase
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    StaleEpochError,
-    UnavailableError,
-)
-from edgeshard.domain.requests.head import (
-    HeadAccepted,
-    HeadAdmitted,
-    HeadBeacon,
-    HeadCommand,
-    HeadFailed,
-    HeadFinished,
-    HeadHello,
-    HeadMessage,
-    HeadPromptLogprobs,
-    HeadToken,
-    HeadTokens,
-)
+from edgeshard.domain.requests import head
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1 import head_pb2_grpc
 from edgeshard.rpc.access import check_acts_for_itself
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.rpc.hello import first_message
 from edgeshard.wire.head import head_command_to_wire, head_message_from_wire
-from edgeshard_coordinator.control.requests.request_front import Attachment, RequestFront
+from edgeshard_coordinator.control.requests.request_front import RequestFront
+from edgeshard_coordinator.control.requests.running_request import Attachment
 from edgeshard_coordinator.control.runtime.head_watch import HeadWatch, WatchedHead
 from edgeshard_coordinator.control.runtime.loop import StateLoop
 from edgeshard_coordinator.core.values.events import HeadAttached, HeadDetached
@@ -87,36 +70,39 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             if (message := self._message(attachment, item)) is None:
                 continue
             if watched is not None and message.ByteSize() > BULK_BYTES:
-                yield head_command_to_wire(HeadBeacon())
+                yield head_command_to_wire(head.HeadBeacon())
             yield message
 
-    def _message(self, attachment: Attachment, command: HeadCommand) -> pb.AttachResponse | None:
-        """None for a request that cannot be sent: it fails alone, since a refused message would end the stream."""
-        if isinstance(command, HeadBeacon):
+    def _message(self, attachment: Attachment, command: head.HeadCommand) -> pb.AttachResponse | None:
+        """The message of a command; None for a request that cannot be sent. It fails alone, since a refused message
+        would end the stream."""
+        if isinstance(command, head.HeadBeacon):
             return head_command_to_wire(command)
         try:
             message = head_command_to_wire(command)
             too_large = not is_sendable(message)
         except (TypeError, ValueError) as error:  # a value that no message holds
             log.error("request_not_sent", request=command.request_id, error=type(error).__name__)
-            failure: EdgeShardError = InternalError("the request could not be sent to its head; the log says why")
+            failure: errors.EdgeShardError = errors.InternalError(
+                "the request could not be sent to its head; the log says why"
+            )
         else:
             if not too_large:
                 return message
-            failure = InvalidArgumentError(
+            failure = errors.InvalidArgumentError(
                 f"prompt: the request has {message.ByteSize()} bytes on its way to the head, more than a message "
                 "holds: shorten it",
                 field="prompt",
                 reason="REQUEST_TOO_LARGE",
             )
-        self._front.on_failed(attachment, command.request_id, attachment.epoch, failure)
+        self._front.reports.on_failed(attachment, command.request_id, attachment.epoch, failure)
         return None
 
-    def _open(self, hello: HeadHello) -> Attachment:
+    def _open(self, hello: head.HeadHello) -> Attachment:
         deployment, epoch, node_id = hello.deployment, hello.epoch, hello.node_id
         record = self._loop.state.deployments.get(deployment)
         if record is not None and (record.epoch, record.head.node_id) == (epoch, node_id) and record.adoptable:
-            raise UnavailableError(
+            raise errors.UnavailableError(
                 f"the other nodes of deployment {deployment} have not said yet that they hold epoch {epoch}; try again",
                 reason="NOT_YET",
                 retry_after_s=0.2,
@@ -127,7 +113,7 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             or record.head.node_id != node_id
             or record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY)
         ):
-            raise StaleEpochError(
+            raise errors.StaleEpochError(
                 f"deployment {hello.deployment} does not await this head at epoch {epoch}; wait for the next activate",
                 field="epoch",
             )
@@ -150,37 +136,37 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
         finally:
             attachment.close()
 
-    def _deliver(self, attachment: Attachment, message: HeadMessage | None) -> None:
-        front = self._front
+    def _deliver(self, attachment: Attachment, message: head.HeadMessage | None) -> None:
+        reports = self._front.reports
         match message:
-            case HeadToken():
+            case head.HeadToken():
                 self._deliver_token(attachment, message)
-            case HeadTokens():
+            case head.HeadTokens():
                 for token in message.tokens:
                     self._deliver_token(attachment, token)
-            case HeadPromptLogprobs():
-                front.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
-            case HeadAccepted():
-                front.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
-            case HeadAdmitted():
-                front.on_admitted(attachment, message.request_id, message.epoch)
-            case HeadFinished():
-                front.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
-            case HeadFailed():
-                front.on_failed(attachment, message.request_id, message.epoch, message.failure)
+            case head.HeadPromptLogprobs():
+                reports.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
+            case head.HeadAccepted():
+                reports.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
+            case head.HeadAdmitted():
+                reports.on_admitted(attachment, message.request_id, message.epoch)
+            case head.HeadFinished():
+                reports.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
+            case head.HeadFailed():
+                reports.on_failed(attachment, message.request_id, message.epoch, message.failure)
             case _:
                 pass  # A beacon, a second hello, or a message of a later version: nothing to do.
 
-    def _deliver_token(self, attachment: Attachment, message: HeadToken) -> None:
-        taken = self._front.on_token(attachment, message.request_id, message.epoch, message.token)
+    def _deliver_token(self, attachment: Attachment, message: head.HeadToken) -> None:
+        taken = self._front.reports.on_token(attachment, message.request_id, message.epoch, message.token)
         if taken and message.finish_reason is not None:
             reason, text = message.finish_reason, message.final_text
-            self._front.on_finished(attachment, message.request_id, message.epoch, reason, text)
+            self._front.reports.on_finished(attachment, message.request_id, message.epoch, reason, text)
 
 
-async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> HeadHello:
+async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> head.HeadHello:
     message = await first_message(messages, "hello", "an attach stream")
     hello = head_message_from_wire(message) if message is not None else None
-    if not isinstance(hello, HeadHello):
-        raise InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
+    if not isinstance(hello, head.HeadHello):
+        raise errors.InvalidArgumentError("hello: an attach stream begins with a hello", field="hello")
     return hello

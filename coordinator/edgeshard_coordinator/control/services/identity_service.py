@@ -1,13 +1,14 @@
-"""What members and operators call about who belongs to the site."""
+"""The service for members and operators on the membership of the site."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from edgeshard.domain.errors import DeniedError, FailedPreconditionError, NotFoundError
-from edgeshard.domain.identity import Principal, Role, parse_role
+from edgeshard.domain.errors import DeniedError, FailedPreconditionError
+from edgeshard.domain.identity import Role, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.proto.v1 import identity_pb2_grpc
@@ -25,24 +26,17 @@ from edgeshard_coordinator.membership.membership import Membership
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
     """`membership` is None in plaintext, where nobody has a certificate. `addresses` are set once both listen. `keys`
     is None where none are kept."""
 
-    def __init__(
-        self,
-        loop: StateLoop,
-        hub: ControlHub,
-        store: StateStore,
-        membership: Membership | None,
-        keys: KeyBook | None = None,
-    ) -> None:
-        self._loop = loop
-        self._hub = hub
-        self._store = store
-        self._membership = membership
-        self._keys = keys
-        self.addresses: Addresses | None = None
+    _loop: StateLoop
+    _hub: ControlHub
+    _store: StateStore
+    _membership: Membership | None
+    _keys: KeyBook | None = None
+    addresses: Addresses | None = None
 
     async def CreateToken(self, request: pb.CreateTokenRequest, context: Any) -> pb.CreateTokenResponse:
         wanted = token_request_from_wire(request)
@@ -59,7 +53,8 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         membership = self._checked()
-        member = _member(context)
+        member = caller(context)
+        assert member is not None  # there is a membership only where every caller shows a certificate
         certificate, authorities = await membership.renew(
             member, request.request, lambda: membership.denials.check(context, member)
         )
@@ -70,9 +65,7 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
         return pb.RevokeResponse()
 
     async def RemoveNode(self, request: pb.RemoveNodeRequest, context: Any) -> pb.RemoveNodeResponse:
-        node = self._loop.state.find_node(request.node)
-        if node is None:
-            raise NotFoundError(f"node: there is no node {request.node[:80]!r}", field="node")
+        node = self._loop.state.node_named(request.node)
         if self._membership is None:
             await self.expel(node)
         else:
@@ -113,9 +106,3 @@ class IdentityServicer(identity_pb2_grpc.IdentityServiceServicer):
                 "this site is in plaintext: nobody has a certificate; see edgectl init", reason="NO_TLS"
             )
         return self._membership
-
-
-def _member(context: Any) -> Principal:
-    principal = caller(context)
-    assert principal is not None  # there is a membership only where every caller shows a certificate
-    return principal

@@ -1,4 +1,4 @@
-"""What applications call."""
+"""The service that applications call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 
-from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Principal, Role
 from edgeshard.domain.ids import RequestId, check_id
@@ -93,7 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             yield heard_to_wire(heard)
 
     def end_listeners(self) -> None:
-        """The coordinator goes down: listeners end once they have said what there is to say."""
+        """End the listeners once all is sent, since the coordinator goes down."""
         self._listeners.finish()
 
     async def Cancel(
@@ -111,8 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: pb.InferenceServiceListModelsRequest, context: Any
     ) -> pb.InferenceServiceListModelsResponse:
-        ready = [r for r in self._loop.state.deployments.values() if r.phase is DeploymentPhase.READY]
-        served = [served_model(record, self._models) for record in ready]
+        served = [served_model(record, self._models) for record in self._front.served.ready()]
         return pb.InferenceServiceListModelsResponse(models=[served_model_to_wire(model) for model in served])
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
@@ -124,9 +122,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         wanted = tokenize_request_from_wire(request)
         client = client_of(context)
-        self._front.check_debt(client)
+        self._front.quotas.check_debt(client)
         tokens = await self._chats.tokenize(wanted.model, wanted.text, wanted.special, client)
-        self._front.charge(client, len(tokens))
+        self._front.quotas.charge(client, len(tokens))
         return pb.TokenizeResponse(tokens=tokens)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Any) -> pb.DetokenizeResponse:
@@ -155,7 +153,7 @@ async def _take_reads(stream: ListenerStream, messages: AsyncIterator[pb.ListenR
 
 
 def _owner(context: Any) -> str:
-    """Whose listener it is: the client's by its certificate, also over another connection; else the connection's."""
+    """The owner of a listener: the client by its certificate, also over another connection; else the connection."""
     return client_of(context) or context.peer()
 
 
@@ -166,5 +164,5 @@ def client_of(context: Any) -> str:
 
 
 def client_name(principal: Principal) -> str:
-    """As requests carry it."""
+    """The name of a client in its requests."""
     return f"{principal.role}/{principal.id}"

@@ -1,4 +1,4 @@
-"""What the coordinator knows, as metrics: read from state and counts at each scrape. docs/metrics.md lists them.
+"""The coordinator's metrics, read from state and counts at each scrape. docs/metrics.md lists them.
 
 Labels are names of nodes and deployments, which operators choose, and words from short lists.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
@@ -18,13 +20,12 @@ from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard.metrics.families import counter, gauge, histogram
-from edgeshard.metrics.histogram import Histogram
 from edgeshard.metrics.tiers import EXPERTS
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.control.requests.request_front import RequestFront
 from edgeshard_coordinator.control.requests.request_meter import DeploymentCounts
 from edgeshard_coordinator.control.runtime.conditions import Conditions
-from edgeshard_coordinator.core.values.quotas import QUEUED_PER_SLOT
+from edgeshard_coordinator.core.values.quotas import most_requests
 from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 
 _OF = ("deployment",)
@@ -42,6 +43,29 @@ _OF_CONDITION: tuple[tuple[str, str, Callable[[Condition], float]], ...] = (
     ("disk_free_bytes", "Of the disk with the cache.", lambda known: known.disk_free_bytes),
     ("clock_ahead_seconds", "By how much its clock is ahead of the coordinator's.", lambda known: known.clock_ahead_s),
 )
+_OF_DEPLOYMENT: tuple[tuple[str, str, Callable[[DeploymentRecord], float]], ...] = (
+    ("edgeshard_deployment_ready", "1 where it answers requests.", lambda of: of.phase is DeploymentPhase.READY),
+    ("edgeshard_deployment_epoch", "How often it was opened; it grows with each recovery.", lambda of: of.epoch),
+    ("edgeshard_requests_limit", "Most requests that may run or wait.", lambda of: most_requests(of.spec.concurrency)),
+)
+_TAKEN_UP = "How often a service was taken up again: by another epoch, or by the same head over another stream."
+
+
+class _ByWord(NamedTuple):
+    """A counter of `DeploymentCounts`: `part` has its counts by word, and `label` says what the words are."""
+
+    name: str
+    meaning: str
+    label: str
+    part: str
+
+
+_BY_WORD = (
+    _ByWord("edgeshard_requests", "Requests that began, by the role of who asked.", "role", "begun"),
+    _ByWord("edgeshard_requests_finished", "Requests that ended with an answer, by the reason.", "reason", "finished"),
+    _ByWord("edgeshard_requests_failed", "Requests that began and ended with an error, by its code.", "code", "failed"),
+    _ByWord("edgeshard_recoveries", _TAKEN_UP, "kind", "recovered"),
+)
 _OF_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
     ("kv_used_bytes", "KV memory in use.", lambda stage: stage.kv_bytes_in_use),
     ("kv_capacity_bytes", "KV memory that there is.", lambda stage: stage.kv_bytes_capacity),
@@ -57,24 +81,16 @@ _DONE_BY_STAGE: tuple[tuple[str, str, Callable[[StageStatus], float]], ...] = (
 )
 
 
+@dataclass(eq=False)
 class CoordinatorMetrics:
     """`collect` is called on the event loop's thread. `suspicions` counts incidents of links by deployment."""
 
-    def __init__(
-        self,
-        state: Callable[[], State],
-        front: RequestFront,
-        models: Models,
-        conditions: Conditions,
-        suspicions: Counter[DeploymentName],
-        now: Callable[[], float],
-    ) -> None:
-        self._state = state
-        self._front = front
-        self._models = models
-        self._conditions = conditions
-        self._suspicions = suspicions
-        self._now = now
+    _state: Callable[[], State]
+    _front: RequestFront
+    _models: Models
+    _conditions: Conditions
+    _suspicions: Counter[DeploymentName]
+    _now: Callable[[], float]
 
     def collect(self) -> Iterable[Metric]:
         state = self._state()
@@ -131,64 +147,26 @@ class CoordinatorMetrics:
             ("phase",),
             [((phase.value,), phases[phase]) for phase in DeploymentPhase],
         )
-        records = state.deployments.items()
-        yield gauge(
-            "edgeshard_deployment_ready",
-            "1 where it answers requests.",
-            _OF,
-            [((name,), float(record.phase is DeploymentPhase.READY)) for name, record in records],
-        )
-        yield gauge(
-            "edgeshard_deployment_epoch",
-            "How often it was opened; it grows with each recovery.",
-            _OF,
-            [((name,), record.epoch) for name, record in records],
-        )
+        for name, meaning, figure in _OF_DEPLOYMENT:
+            figures = [((of,), figure(record)) for of, record in state.deployments.items()]
+            yield gauge(name, meaning, _OF, figures)
 
     def _requests(self, state: State) -> Iterator[Metric]:
         counts = self._front.meter.kept(state.deployments.keys())
         load = {name: self._load(record, state) for name, record in state.deployments.items()}
         running = [((name,), float(now)) for name, (now, _) in load.items()]
         waiting = [((name,), float(later)) for name, (_, later) in load.items()]
-        limits = [
-            ((name,), float(record.spec.concurrency * (1 + QUEUED_PER_SLOT)))
-            for name, record in state.deployments.items()
-        ]
         yield gauge("edgeshard_requests_running", "Requests that are computed now.", _OF, running)
         yield gauge("edgeshard_requests_waiting", "Requests that wait for their turn.", _OF, waiting)
-        yield gauge("edgeshard_requests_limit", "Most requests that may run or wait.", _OF, limits)
-        yield counter(
-            "edgeshard_requests",
-            "Requests that began, by the role of who asked.",
-            ("deployment", "role"),
-            _by_word(counts, lambda of: of.begun),
-        )
-        yield counter(
-            "edgeshard_requests_finished",
-            "Requests that ended with an answer, by the reason.",
-            ("deployment", "reason"),
-            _by_word(counts, lambda of: of.finished),
-        )
-        yield counter(
-            "edgeshard_requests_failed",
-            "Requests that began and ended with an error, by its code.",
-            ("deployment", "code"),
-            _by_word(counts, lambda of: of.failed),
-        )
-        yield counter(
-            "edgeshard_requests_refused",
-            "Requests that never began, by the error's code.",
-            ("code",),
-            [((code,), count) for code, count in self._front.meter.refused.items()],
-        )
-        yield counter(
-            "edgeshard_recoveries",
-            "How often a service was taken up again: by another epoch, or by the same head over another stream.",
-            ("deployment", "kind"),
-            _by_word(counts, lambda of: of.recovered),
-        )
-        yield _seconds("edgeshard_recovery_pause_seconds", "How long each recovery took.", counts, lambda of: of.pauses)
-        yield from _times(counts, "deployment", "edgeshard_", _OURS)
+        for name, meaning, label, part in _BY_WORD:
+            figures = [((of, word), n) for of, found in counts.items() for word, n in getattr(found, part).items()]
+            yield counter(name, meaning, ("deployment", label), figures)
+        refused = [((code,), count) for code, count in self._front.meter.refused.items()]
+        meaning = "Requests that never began, by the error's code."
+        yield counter("edgeshard_requests_refused", meaning, ("code",), refused)
+        pauses = [((of,), found.pauses) for of, found in counts.items()]
+        yield histogram("edgeshard_recovery_pause_seconds", "How long each recovery took.", _OF, pauses)
+        yield from _parts(counts, as_vllm=False)
         yield from self._as_vllm(state, counts, running, waiting)
 
     def _load(self, record: DeploymentRecord, state: State) -> tuple[int, int]:
@@ -224,7 +202,7 @@ class CoordinatorMetrics:
             for reason, count in of.finished.items()
         ]
         yield counter("vllm:request_success", "edgeshard_requests_finished.", ("model_name", "finished_reason"), ended)
-        yield from _times(counts, "model_name", "vllm:", _VLLM)
+        yield from _parts(counts, as_vllm=True)
 
     def _links(self, state: State) -> Iterator[Metric]:
         suspect = Counter(known.deployment for known in state.suspects)
@@ -258,7 +236,7 @@ class CoordinatorMetrics:
 
 
 def _conditions(said: list[tuple[NodeName, Condition]]) -> Iterator[Metric]:
-    """What nodes say of their machines."""
+    """The figures of the nodes' machines."""
     ends = [((name,), known.certificate_ends_s) for name, known in said if known.certificate_ends_s]
     for name, meaning, figure in _OF_CONDITION:
         yield gauge(f"edgeshard_node_{name}", meaning, ("node",), [((of,), figure(known)) for of, known in said])
@@ -293,68 +271,29 @@ def _measured_hops(state: State, placement: Placement) -> Iterator[tuple[tuple[i
     for index, sender in enumerate(stages):
         after = (index + 1) % len(stages)
         receiver = stages[after]
-        known = state.measured.get(sender.node_id)
-        reported = None if known is None else known.links.get(receiver.node_id)
+        reported = state.links_from(sender.node_id).get(receiver.node_id)
         if reported is not None:
             yield (index, after), reported.value
 
 
-def _by_word(
-    counts: Mapping[DeploymentName, DeploymentCounts], words: Callable[[DeploymentCounts], Mapping[str, int]]
-) -> list[tuple[tuple[str, str], float]]:
-    return [((name, word), float(count)) for name, of in counts.items() for word, count in words(of).items()]
+_TO_FIRST, _BETWEEN = "time_to_first_token_seconds", "inter_token_latency_seconds"
+_PARTS = (
+    ("prompt_tokens", "prompt_tokens", "prompt_tokens", "Tokens of prompts that began."),
+    ("new_tokens", "generated_tokens", "generation_tokens", "Tokens that were generated."),
+    ("first_token", _TO_FIRST, _TO_FIRST, "From a request's call to its first token."),
+    ("between_tokens", _BETWEEN, _BETWEEN, "Between a request's tokens, pauses of recoveries among them."),
+    ("whole", "request_seconds", "e2e_request_latency_seconds", "From a request's call to its end."),
+    ("queue", "request_queue_seconds", "request_queue_time_seconds", "From a request's call until its head let it in."),
+    ("prefill", "request_prefill_seconds", "request_prefill_time_seconds", "From there to its first token."),
+    ("decode", "request_decode_seconds", "request_decode_time_seconds", "From its first token to its last."),
+)
+"""A part of `DeploymentCounts`, our name, vLLM's name and the meaning."""
 
 
-def _seconds(
-    name: str,
-    meaning: str,
-    counts: Mapping[DeploymentName, DeploymentCounts],
-    part: Callable[[DeploymentCounts], Histogram],
-    label: str = "deployment",
-) -> Metric:
-    return histogram(name, meaning, (label,), [((of,), part(found)) for of, found in counts.items()])
-
-
-_OURS = {
-    "prompt_tokens": "prompt_tokens",
-    "new_tokens": "generated_tokens",
-    "first_token": "time_to_first_token_seconds",
-    "between_tokens": "inter_token_latency_seconds",
-    "whole": "request_seconds",
-    "queue": "request_queue_seconds",
-    "prefill": "request_prefill_seconds",
-    "decode": "request_decode_seconds",
-}
-_VLLM = {
-    "prompt_tokens": "prompt_tokens",
-    "new_tokens": "generation_tokens",
-    "first_token": "time_to_first_token_seconds",
-    "between_tokens": "inter_token_latency_seconds",
-    "whole": "e2e_request_latency_seconds",
-    "queue": "request_queue_time_seconds",
-    "prefill": "request_prefill_time_seconds",
-    "decode": "request_decode_time_seconds",
-}
-_TOKENS = ("prompt_tokens", "new_tokens")
-_MEANINGS = {
-    "prompt_tokens": "Tokens of prompts that began.",
-    "new_tokens": "Tokens that were generated.",
-    "first_token": "From a request's call to its first token.",
-    "between_tokens": "Between a request's tokens, pauses of recoveries among them.",
-    "whole": "From a request's call to its end.",
-    "queue": "From a request's call until its head let it in.",
-    "prefill": "From there to its first token.",
-    "decode": "From its first token to its last.",
-}
-
-
-def _times(
-    counts: Mapping[DeploymentName, DeploymentCounts], label: str, prefix: str, names: Mapping[str, str]
-) -> Iterator[Metric]:
-    """Tokens and times, by deployment, under the names of `names`."""
-    for part, name in names.items():
+def _parts(counts: Mapping[DeploymentName, DeploymentCounts], *, as_vllm: bool) -> Iterator[Metric]:
+    """Tokens and times, by deployment."""
+    label, prefix = ("model_name", "vllm:") if as_vllm else ("deployment", "edgeshard_")
+    for part, ours, theirs, meaning in _PARTS:
+        family = counter if part in ("prompt_tokens", "new_tokens") else histogram
         found = [((of,), getattr(values, part)) for of, values in counts.items()]
-        if part in _TOKENS:
-            yield counter(prefix + name, _MEANINGS[part], (label,), found)
-        else:
-            yield histogram(prefix + name, _MEANINGS[part], (label,), found)
+        yield family(prefix + (theirs if as_vllm else ours), meaning, (label,), found)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from edgeshard.domain.control.commands import CommandResult, DropPacked, ListPacked
-from edgeshard.domain.errors import EdgeShardError, NotFoundError
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard_coordinator.control.requests.models import Models
@@ -46,12 +46,13 @@ class Packed:
         return len(self._asked)
 
     async def list(self, node: str) -> tuple[PackedUnit, ...]:
-        """What the node (its name or id) keeps. Raises NotFoundError, UnavailableError, DeadlineError, and what the
-        node answers."""
+        """The packed units of a node, which is given by its name or id. Raises NotFoundError, UnavailableError,
+        DeadlineError, and the node's error."""
         return await self._ask(node, ListPacked())
 
     async def drop(self, node: str, ids: Sequence[str]) -> tuple[PackedUnit, ...]:
-        """Remove these, or without any all that are not in use; those in use stay. Raises as `list` does."""
+        """Remove these units, or all that are not in use where `ids` is empty; those in use stay. Raises as `list`
+        does."""
         return await self._ask(node, DropPacked(tuple(ids)))
 
     def answered(self, node_id: NodeId, result: CommandResult) -> bool:
@@ -68,9 +69,7 @@ class Packed:
         return True
 
     async def _ask(self, node: str, command: ListPacked | DropPacked) -> tuple[PackedUnit, ...]:
-        found = self._loop.state.find_node(node)
-        if found is None:
-            raise NotFoundError(f"node: there is no node {node[:80]!r}", field="node")
+        found = self._loop.state.node_named(node)
         operation_id = OperationId(f"{uuid.uuid4().hex}/packed")
         answer = asyncio.get_running_loop().create_future()
         self._asked[operation_id] = _Asked(found.node_id, answer)

@@ -1,13 +1,15 @@
-"""Deployments that are planned again while they run: what an operator asks, and what was found before."""
+"""Deployments that are planned again while they run, for an operator, and the plans that were found before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import Replan, ReplanReason
-from edgeshard.domain.errors import AbortedError, NotFoundError
+from edgeshard.domain.errors import AbortedError
 from edgeshard.domain.ids import DeploymentName, NodeId
 from edgeshard.wire.deployment import replan_to_wire
 from edgeshard_coordinator.control.persistence.operations import answered
@@ -21,6 +23,7 @@ from edgeshard_coordinator.core.values.events import ReplanRequested
 from edgeshard_coordinator.core.values.measurements import Measurements
 from edgeshard_coordinator.core.values.state import DeploymentRecord, ServedOperation, State
 
+ResultT = TypeVar("ResultT")
 PLACING_ATTEMPTS = 5
 """A placement is found again while nodes or deployments change."""
 
@@ -41,7 +44,7 @@ class _Planned:
 
 
 class Replans:
-    """What was found last for each deployment is kept, so that to ask whether there is something new costs nothing."""
+    """Plans deployments again. The last plan of each is kept, so that the question for something new costs nothing."""
 
     def __init__(self, loop: StateLoop, planner: Planner, store: StateStore) -> None:
         self._loop = loop
@@ -54,7 +57,7 @@ class Replans:
         self._keep(record, _planned(state, record, _as_it_is(record.placement)))
 
     async def look(self, name: DeploymentName, *, force: bool) -> Replan:
-        """What `move` would do. Raises as that does."""
+        """The result that `move` would have. Raises as that does."""
         state = self._loop.state
         record = _movable(state, name)
         now, known = _planned(state, record, _as_it_is(record.placement)), self._known.get(name)
@@ -69,9 +72,10 @@ class Replans:
         """Plan on the newest state until nothing changed meanwhile, then move where it is worth it; the operation done.
 
         Raises NotFoundError, FailedPreconditionError for a deployment that was placed by hand or has failed,
-        UnavailableError for one that is not ready, and what the placer raises.
+        UnavailableError for one that is not ready, and as the placer does.
         """
-        for attempt in range(1, PLACING_ATTEMPTS + 1):
+
+        async def moved() -> ServedOperation:
             state = self._loop.state
             record = _movable(state, name)
             plan = judged(await self._planner.replan(state, record), force=force)
@@ -79,18 +83,14 @@ class Replans:
             answer = replan_to_wire(replace(plan, reason=ReplanReason.MOVED) if moves else plan)
             done = replace(operation, outcome=answer.SerializeToString())
             if moves:
-                asked = ReplanRequested(name, record.uid, plan.found, state.version, done, self._loop.now())
-                try:
-                    await self._loop.ask(asked)
-                except AbortedError:
-                    if attempt == PLACING_ATTEMPTS:
-                        raise
-                    continue
+                now = self._loop.now()
+                await self._loop.ask(ReplanRequested(name, record.uid, plan.found, state.version, done, now))
             else:
                 await answered(self._store.save_operation(done))
             self._keep(record, _planned(state, record, _as_it_is(plan.found) if moves else plan))
             return done
-        raise AssertionError("unreachable")
+
+        return await on_newest_state(moved)
 
     def _keep(self, record: DeploymentRecord, planned: _Planned) -> None:
         there = self._loop.state.deployments
@@ -98,10 +98,16 @@ class Replans:
         self._known[record.name] = planned
 
 
+async def on_newest_state(placed: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """The result of `placed` once nothing changed meanwhile. The last of `PLACING_ATTEMPTS` may raise AbortedError."""
+    for _ in range(PLACING_ATTEMPTS - 1):
+        with suppress(AbortedError):
+            return await placed()
+    return await placed()
+
+
 def _movable(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployments.get(name)
-    if record is None:
-        raise NotFoundError(f"name: there is no deployment {name[:80]!r}", field="name")
+    record = state.deployment_named(name)
     check_movable(record)
     return record
 
@@ -113,7 +119,7 @@ def _planned(state: State, record: DeploymentRecord, plan: Replan) -> _Planned:
 
 
 def _same_figures(one: Mapping[NodeId, Measurements], other: Mapping[NodeId, Measurements]) -> bool:
-    """Whatever the times at which they came."""
+    """Whether both have the same figures, whenever they came."""
     if one is other:
         return True
     pairs = ((known, other[node_id]) for node_id, known in one.items() if node_id in other)
@@ -127,6 +133,6 @@ def _figures(known: Measurements) -> object:
 
 
 def _as_it_is(placement: Placement) -> Replan:
-    """The best one is the one that it has."""
+    """The plan in which the best placement is the present one."""
     gain = None if placement.predicted is None else 0.0
     return Replan(placement, placement, placement.predicted, gain, ReplanReason.SAME_LAYERS)

@@ -1,4 +1,4 @@
-"""The newest events of the site, in memory, and those who follow them."""
+"""The newest events of the site, in memory, and the streams that follow them."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ class SiteEvents:
                 await self._changed.wait()
 
     def close(self, why: EdgeShardError) -> None:
-        """End what follows."""
+        """End the streams that follow."""
         self._closed = why
         self._changed.set()

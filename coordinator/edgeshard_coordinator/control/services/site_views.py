@@ -25,7 +25,7 @@ def node_views(state: State, now: float) -> tuple[Node, ...]:
 
 
 def node_details(state: State, node: KnownNode, models: Models, now: float) -> NodeDetails:
-    """A node, all its profiles, the links from and to it, and what is not known of it."""
+    """A node, all its profiles, the links from and to it, and its unknown figures."""
     unknown = Unknown(state)
     return NodeDetails(
         node=_node_view(state, node, unknown, now),

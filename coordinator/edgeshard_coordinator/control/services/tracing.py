@@ -15,14 +15,7 @@ import structlog
 from edgeshard.domain.control.commands import CommandKey, CommandKind, CommandResult, TraceSteps
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.deployments.placement import PlacedStage
-from edgeshard.domain.errors import (
-    AbortedError,
-    DeadlineError,
-    EdgeShardError,
-    FailedPreconditionError,
-    InternalError,
-    NotFoundError,
-)
+from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, InternalError
 from edgeshard.domain.ids import DeploymentName, NodeId, OperationId
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 from edgeshard_coordinator.control.runtime.hub import ControlHub
@@ -33,7 +26,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State
 log = structlog.get_logger()
 
 ANSWER_LIMIT_S = 15.0
-"""How long after the traced time every node must have answered."""
+"""Seconds after the traced time by which every node must have answered."""
 
 
 class _Asked(NamedTuple):
@@ -60,7 +53,7 @@ class Traces:
 
         Raises InvalidArgumentError naming `seconds`, NotFoundError for an unknown deployment, FailedPreconditionError
         for one that is not ready, AbortedError when it stops running meanwhile or a newer trace takes the place of this
-        one, DeadlineError, and what a node answers.
+        one, DeadlineError, and a node's error.
         """
         check_seconds(seconds)
         record = _ready(self._loop.state, name)
@@ -117,9 +110,7 @@ class Traces:
 
 
 def _ready(state: State, name: DeploymentName) -> DeploymentRecord:
-    record = state.deployments.get(name)
-    if record is None:
-        raise NotFoundError(f"deployment: there is no deployment {name[:80]!r}", field="deployment")
+    record = state.deployment_named(name, field="deployment")
     if record.phase is not DeploymentPhase.READY:
         raise FailedPreconditionError(
             f"deployment: {name} is {record.phase}, not ready; `edgectl describe deployment {name}` says why",

@@ -1,1 +1,1 @@
-"""The life of a deployment: its phases, its losses, and who stands by."""
+"""The life of a deployment: its phases, its losses and its standbys."""

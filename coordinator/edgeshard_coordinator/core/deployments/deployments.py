@@ -1,19 +1,14 @@
-"""One deployment's life: what an answer changes, and the transitions that follow from the state of its nodes."""
+"""One deployment's life: the changes by answers, and the transitions that follow from the state of its nodes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from edgeshard.domain import errors
 from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import (
-    DeadlineError,
-    EdgeShardError,
-    FailedPreconditionError,
-    InternalError,
-    UnavailableError,
-)
 from edgeshard.domain.ids import Epoch, NodeName
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard_coordinator.core.deployments.transitions import Trigger, next_phase
@@ -42,7 +37,7 @@ def new_record(state: State, record: DeploymentRecord) -> DeploymentRecord:
 
 
 def restored_record(record: DeploymentRecord) -> DeploymentRecord:
-    """A record from disk after a restart: whatever was under way is forgotten, and its nodes are awaited."""
+    """A record from disk after a restart: all that was under way is forgotten, and its nodes are awaited."""
     fresh = fresh_progress(record.placement)
     return DeploymentRecord(
         uid=record.uid,
@@ -76,7 +71,7 @@ def _settle_one(state: State, record: DeploymentRecord, now: float) -> Deploymen
         if following is record:
             return record
         record = following
-    raise InternalError(f"deployment {record.name} does not settle", reason="INVARIANT")
+    raise errors.InternalError(f"deployment {record.name} does not settle", reason="INVARIANT")
 
 
 def _step(state: State, record: DeploymentRecord, now: float) -> DeploymentRecord:
@@ -138,7 +133,7 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
     pairs = zip(record.placement.stages, record.prepared, strict=True)
     late = [placed for placed, progress in pairs if not progress.done]
     names = ", ".join(placed.node_name for placed in late)
-    failure = DeadlineError(
+    failure = errors.DeadlineError(
         f"node {names} made no progress with loading deployment {record.name} for {state.timings.load_timeout_s:g} s",
         field="node",
         reason="LOADING_TIMEOUT",
@@ -148,7 +143,8 @@ def _step_loading(state: State, record: DeploymentRecord, now: float) -> Deploym
 
 
 def _loaded_bytes(state: State, record: DeploymentRecord) -> int:
-    """What nodes say to have fetched and filled, and one for each stage that is prepared: other with any progress."""
+    """The bytes that nodes say to have fetched and filled, and one for each prepared stage: another number with any
+    progress."""
     held = [stage for placed in record.placement.stages for stage in state.nodes[placed.node_id].stages]
     own = [stage for stage in held if (stage.deployment, stage.epoch) == (record.name, record.epoch)]
     filled = sum(stage.filling.done_bytes for stage in own if stage.filling is not None)
@@ -183,7 +179,7 @@ def replanned(state: State, record: DeploymentRecord, event: Replanned) -> Deplo
     if not missing_nodes(state, record):
         return replace(record, avoided=frozenset(), planned_for=IN_VAIN)
     lost = failure.message.split("; it cannot go on", 1)[0] if failure is not None else "a node went away"
-    why = UnavailableError(
+    why = errors.UnavailableError(
         f"{lost}; it cannot go on without: {event.found.message}",
         field="node",
         reason="NO_PLACEMENT",
@@ -198,7 +194,7 @@ def _step_activating(state: State, record: DeploymentRecord, now: float) -> Depl
         return _moved(replace(well, ever_ready=True), Trigger.HEAD_READY)
     # While nodes are awaited their heads are away like them.
     if record.deadline is not None and now >= max(record.deadline, state.frozen_until):
-        late = DeadlineError(
+        late = errors.DeadlineError(
             f"deployment {record.name}: node {record.head.node_name} did not open the pipeline in time",
             field="source",
             reason="ACTIVATION_TIMEOUT",
@@ -250,7 +246,7 @@ def _begun(state: State, record: DeploymentRecord, epoch: Epoch, now: float) -> 
     )
 
 
-def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: float) -> DeploymentRecord:
+def broke(state: State, record: DeploymentRecord, failure: errors.EdgeShardError, now: float) -> DeploymentRecord:
     """The current epoch cannot go on: FAILED when the deployment never was ready, otherwise WAITING to try again."""
     trigger = Trigger.BROKE_AFTER_READY if record.ever_ready else Trigger.BROKE_BEFORE_READY
     delay = 0.0
@@ -273,7 +269,7 @@ def broke(state: State, record: DeploymentRecord, failure: EdgeShardError, now: 
 
 def deleted(record: DeploymentRecord) -> DeploymentRecord:
     """The disk has it as deleting: now it is. No new revision, since the disk has this one."""
-    gone = UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
+    gone = errors.UnavailableError(f"deployment {record.name} is being deleted", reason="DEPLOYMENT_DELETED")
     # One that was ready may have requests that wait for its next epoch.
     ended = replace(record, ended=EndedService(record.epoch, gone)) if record.ever_ready else _ended(record, gone)
     phase = next_phase(record.phase, Trigger.DELETE)
@@ -284,7 +280,7 @@ def check_movable(record: DeploymentRecord) -> None:
     """Raise FailedPreconditionError for a deployment that can never move, UnavailableError for one that cannot now."""
     name = record.name
     if record.spec.layers:
-        raise FailedPreconditionError(
+        raise errors.FailedPreconditionError(
             f"layers: deployment {name} was placed by hand, with --layers, and stays there; delete it and deploy it "
             "again without --layers to have it planned",
             field="layers",
@@ -292,12 +288,12 @@ def check_movable(record: DeploymentRecord) -> None:
         )
     if record.phase in (Phase.FAILED, Phase.DELETING) or record.delete_revision:
         phase = Phase.DELETING if record.delete_revision else record.phase
-        raise FailedPreconditionError(
+        raise errors.FailedPreconditionError(
             f"name: deployment {name} is {phase}; only one that is ready can move", field="name", reason="NOT_READY"
         )
     if record.phase is not Phase.READY or record.move is not None:
         doing = record.phase if record.move is None else "about to move"
-        raise UnavailableError(
+        raise errors.UnavailableError(
             f"name: deployment {name} is {doing}; ask again when it is ready",
             field="name",
             reason="DEPLOYMENT_NOT_READY",
@@ -306,7 +302,8 @@ def check_movable(record: DeploymentRecord) -> None:
 
 
 def asked_to_move(state: State, record: DeploymentRecord, placement: Placement) -> DeploymentRecord:
-    """It goes on as it is until the disk has the move, so that a disk that refuses changes nothing."""
+    """The record with a move that waits for the disk. It goes on as it is until then, so that a disk that refuses
+    changes nothing."""
     revision = record.revision + 1
     return replace(record, move=Move(placement, next_epoch(state, record), revision), revision=revision)
 
@@ -315,7 +312,7 @@ def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
     """The disk has the move: its epoch begins. No new revision, since the disk has this one."""
     move = record.move
     assert move is not None
-    why = UnavailableError(
+    why = errors.UnavailableError(
         f"deployment {record.name} moves to other nodes", field="model", reason="MOVED", retry_after_s=1.0
     )
     going = replace(_ended(record, why), placement=move.placement, former=record.placement, move=None)
@@ -323,18 +320,18 @@ def moved(state: State, record: DeploymentRecord, now: float) -> DeploymentRecor
 
 
 def answered(
-    state: State, record: DeploymentRecord, key: CommandKey, failure: EdgeShardError | None, now: float
+    state: State, record: DeploymentRecord, key: CommandKey, failure: errors.EdgeShardError | None, now: float
 ) -> DeploymentRecord:
     """The record after a node answered a command of the current epoch."""
     kind, index = key.kind, key.stage
     if kind is CommandKind.RELEASE:
         # A release that failed is not repeated: the node refused it once and would again.
-        return replace(record, released=_done(record.released, index))
+        return replace(record, released=_with(record.released, index, done=True))
     if kind is CommandKind.PREPARE and record.phase is Phase.LOADING:
         if failure is not None:
             avoided = record.avoided | {record.placement.stages[index].node_id}
             return broke(state, replace(record, avoided=avoided), failure, now)
-        return replace(record, prepared=_done(record.prepared, index))
+        return replace(record, prepared=_with(record.prepared, index, done=True))
     if kind is CommandKind.ACTIVATE and record.phase is Phase.ACTIVATING:
         if failure is not None:
             return broke(state, record, failure, now)
@@ -345,30 +342,27 @@ def answered(
 def sent(record: DeploymentRecord, key: CommandKey, connection: int) -> DeploymentRecord:
     """The record once a command is on its way over `connection`."""
     if key.kind is CommandKind.PREPARE:
-        return replace(record, prepared=_sent(record.prepared, key.stage, connection))
+        return replace(record, prepared=_with(record.prepared, key.stage, sent_on=connection))
     if key.kind is CommandKind.ACTIVATE:
         return replace(record, activated=replace(record.activated, sent_on=connection))
-    return replace(record, released=_sent(record.released, key.stage, connection))
+    return replace(record, released=_with(record.released, key.stage, sent_on=connection))
 
 
-def _done(all_progress: tuple[Progress, ...], index: int) -> tuple[Progress, ...]:
-    return tuple(replace(p, done=True) if i == index else p for i, p in enumerate(all_progress))
+def _with(all_progress: tuple[Progress, ...], index: int, **changes: Any) -> tuple[Progress, ...]:
+    """The progress of all stages, with one's changed."""
+    return tuple(replace(p, **changes) if i == index else p for i, p in enumerate(all_progress))
 
 
-def _sent(all_progress: tuple[Progress, ...], index: int, connection: int) -> tuple[Progress, ...]:
-    return tuple(replace(p, sent_on=connection) if i == index else p for i, p in enumerate(all_progress))
-
-
-def _ended(record: DeploymentRecord, failure: EdgeShardError) -> DeploymentRecord:
+def _ended(record: DeploymentRecord, failure: errors.EdgeShardError) -> DeploymentRecord:
     """Requests run only on a head that is attached; without one there is nothing to end."""
     if record.phase not in (Phase.READY, Phase.ACTIVATING):
         return record
     return replace(record, ended=EndedService(record.epoch, failure))
 
 
-def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
+def _node_lost(record: DeploymentRecord, name: str) -> errors.UnavailableError:
     doing = {Phase.LOADING: "was loading", Phase.ACTIVATING: "was activating"}.get(record.phase, "was running")
-    return UnavailableError(
+    return errors.UnavailableError(
         f"node {name} went away while deployment {record.name} {doing}",
         field="node",
         reason=NODE_LOST,
@@ -376,8 +370,8 @@ def _node_lost(record: DeploymentRecord, name: str) -> UnavailableError:
     )
 
 
-def at_node(failure: EdgeShardError, name: NodeName) -> EdgeShardError:
-    """What a node answered, saying which node it was."""
+def at_node(failure: errors.EdgeShardError, name: NodeName) -> errors.EdgeShardError:
+    """A node's error, with the name of the node."""
     return type(failure)(
         f"node {name}: {failure.message}",
         field=failure.field,

@@ -1,7 +1,8 @@
-"""What the death of a node would cost: who takes its layers, and how long requests would stand still. Pure.
+"""The cost of a node's death: the nodes that take its layers, and the time for which requests would stand still. Pure.
 
-The time until a loss is known and a placement is found is as measured; that for loading comes from what the same nodes
-took to load what they hold; that for computing again from the placement's costs, for one request of typical lengths.
+The time until a loss is known and a placement is found is as measured. The time for loading comes from the same nodes'
+loading of their present weights, and the time for computing again from the placement's costs, for one request of
+typical lengths.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Repaired:
 def loss_of(
     state: State, record: DeploymentRecord, repaired: Repaired, candidates: Sequence[Candidate], typical: Typical
 ) -> Loss:
-    """`candidates` are those of the record: with what they keep warm for it."""
+    """The cost of a repair. `candidates` are those of the record, with the layers that they keep warm for it."""
     found = repaired.found
     if isinstance(found, EdgeShardError):
         return Loss(repaired.node, note=f"It could not go on: {found.message}.")
@@ -57,7 +58,7 @@ def loss_of(
 
 
 def load_rates(state: State) -> Mapping[NodeId, float]:
-    """Parameter bytes a second that each node took to fetch and load what it holds, where it holds anything."""
+    """Parameter bytes a second at which each node fetched and loaded its stages, where it holds any."""
     rates = {}
     for node in state.nodes.values():
         timed = [stage for stage in node.stages if stage.load_s > 0 and stage.parameter_bytes]

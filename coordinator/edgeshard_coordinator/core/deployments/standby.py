@@ -1,4 +1,4 @@
-"""Which nodes keep weights of others' layers in memory, and the commands for it. Pure.
+"""The nodes that keep weights of others' layers in memory, and the commands for it. Pure.
 
 Nothing of it is on disk: after a restart of the coordinator the same choice is made again, and a node that holds the
 weights already has nothing to do.
@@ -27,12 +27,13 @@ def choose(
     candidates: Sequence[Candidate],
     sizes: StageSizes,
     former: Collection[NodeId] = (),
-) -> list[StandbyChoice]:
-    """Nodes for the stages of a placement. Their memory counts it, and no standby of it, as free.
+) -> tuple[StandbyChoice, ...]:
+    """The standbys for the stages of a placement. The nodes' memory counts the placement, and no standby of it, as
+    free.
 
-    The named nodes in their order, each for as many stages as it has room for; with "auto" nodes until every stage has
-    one: spare nodes first, then the `former` ones, then those with the most room. A node with a stage of its own stands
-    by for one beside it: those two it could run as one.
+    Named nodes come in their order, each for as many stages as it has room for. With "auto" nodes are taken until every
+    stage has one: spare nodes first, then the `former` ones, then those with the most room. A node with a stage of its
+    own stands by for one beside it: those two it could run as one.
     """
     auto = AUTO_STANDBY in spec.standby
     own = {stage.node_id: stage.index for stage in placement.stages}
@@ -49,7 +50,7 @@ def choose(
         named = {node.name: node for node in usable}
         usable = [named[NodeName(name)] for name in spec.standby if name in named]
     everything = range(len(placement.stages))
-    uncovered, chosen = set(everything), []
+    uncovered, chosen = set(everything), list[StandbyChoice]()
     for node in usable:
         if not uncovered and auto:
             break
@@ -58,7 +59,7 @@ def choose(
             run, layers, reserved = choice
             uncovered -= set(run)
             chosen.append(StandbyChoice(node.node_id, node.name, layers, reserved))
-    return chosen
+    return tuple(chosen)
 
 
 def _best_run(
@@ -87,7 +88,7 @@ def _best_run(
 
 
 def _working_bytes(sizes: StageSizes, layers: LayerRange) -> int:
-    """What a stage takes beside its weights."""
+    """Bytes of a stage beside its weights."""
     return sizes.kv_bytes(layers) + sizes.workspace_bytes(layers)
 
 
@@ -132,7 +133,7 @@ def _keepers(state: State, record: DeploymentRecord) -> list[NodeId]:
 
 
 def due(state: State, record: DeploymentRecord) -> Iterator[Standby]:
-    """Those whose command is to be sent, over the connection there is now."""
+    """The standbys whose command is to be sent, over the connection there is now."""
     if record.phase is not DeploymentPhase.READY:
         return
     for entry in record.standbys:
@@ -149,7 +150,8 @@ def sent(record: DeploymentRecord, number: int, connection: int) -> DeploymentRe
 
 
 def answered(record: DeploymentRecord, number: int, *, failed: bool) -> DeploymentRecord:
-    """One that failed is not sent again over this connection; the node's log says why."""
+    """The record after a node's answer. A command that failed is not sent again over this connection; the node's log
+    says why."""
     entry = next((entry for entry in record.standbys if entry.number == number), None)
     if entry is None or failed:
         return record

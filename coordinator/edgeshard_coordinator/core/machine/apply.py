@@ -1,13 +1,13 @@
-"""How the state changes: one pure step for every event, then the transitions that follow for each deployment.
+"""The changes of the state: one pure step for every event, then the transitions that follow for each deployment.
 
 `apply` raises a typed error for a request that cannot be granted; the state is then the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
 from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCompute, ProbeLinks
 from edgeshard.domain.deployments.deployment import DeploymentPhase
@@ -15,48 +15,9 @@ from edgeshard.domain.errors import AbortedError, AlreadyExistsError, NotFoundEr
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard_coordinator.core.deployments import deployments, standby
 from edgeshard_coordinator.core.nodes import lost_nodes, node_events, suspicion, unconnected_nodes
-from edgeshard_coordinator.core.nodes.node_events import with_measurements, with_node
+from edgeshard_coordinator.core.nodes.node_events import with_measurements
 from edgeshard_coordinator.core.profiling import measuring
-from edgeshard_coordinator.core.values.actions import (
-    DropConnection,
-    EndService,
-    ForgetDeployment,
-    PlanStandby,
-    ReleaseOrphans,
-    Replan,
-    SaveDeployment,
-    SaveMeasurements,
-    SaveNode,
-    SendCommand,
-    TellMeasured,
-    TellUnknownStages,
-)
-from edgeshard_coordinator.core.values.events import (
-    ActionIssued,
-    CommandAnswered,
-    DeleteRequested,
-    DeploymentForgotten,
-    DeploymentSaved,
-    DeployRequested,
-    Event,
-    HeadAttached,
-    HeadDetached,
-    HeadReported,
-    HeartbeatsReceived,
-    LinkReported,
-    MeasureRequested,
-    ModelDeleted,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    NodeRemoved,
-    ProfileReported,
-    Replanned,
-    ReplanRequested,
-    SaveFailed,
-    StandbyPlanned,
-    Ticked,
-)
+from edgeshard_coordinator.core.values import actions, events
 from edgeshard_coordinator.core.values.state import (
     DeploymentRecord,
     KnownNode,
@@ -71,9 +32,9 @@ KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
-def apply(state: State, event: Event) -> State:
+def apply(state: State, event: events.Event) -> State:
     """The state after `event`."""
-    if isinstance(event, ActionIssued):
+    if isinstance(event, events.ActionIssued):
         after = _dispatch(state, event)
     else:
         after = _dispatch(lost_nodes.noticed(state, event.now), event)
@@ -82,9 +43,9 @@ def apply(state: State, event: Event) -> State:
     return replace(after, version=state.version + 1) if _outdates_placements(state, after) else after
 
 
-def _was_routine(before: State, event: Event, after: State) -> bool:
-    """Heartbeats that broke nothing: what else is due with time is looked for at ticks."""
-    if not isinstance(event, HeartbeatsReceived):
+def _was_routine(before: State, event: events.Event, after: State) -> bool:
+    """Whether the event was heartbeats that broke nothing: all that is due with time is looked for at ticks."""
+    if not isinstance(event, events.HeartbeatsReceived):
         return False
     nodes = [before.nodes.get(heartbeat.node_id) for heartbeat in event.heartbeats]
     # What a node says first may let an epoch be adopted.
@@ -97,60 +58,8 @@ def _settled(state: State, now: float) -> State:
     return measuring.settle(suspicion.forget_stale(deployments.settle(state, now)), now)
 
 
-def _dispatch(state: State, event: Event) -> State:  # noqa: C901 - one line for each event
-    match event:
-        case NodeRegistered():
-            return node_events.on_registered(state, event)
-        case NodeConnected():
-            return node_events.on_connected(state, event)
-        case NodeDisconnected():
-            return node_events.on_disconnected(state, event)
-        case NodeRemoved():
-            return node_events.on_removed(state, event)
-        case HeartbeatsReceived():
-            return node_events.on_heartbeats(state, event)
-        case LinkReported():
-            return suspicion.on_link_reported(state, event)
-        case HeadReported():
-            return suspicion.on_head_reported(state, event)
-        case ProfileReported():
-            return node_events.on_measured(state, event)
-        case MeasureRequested():
-            return measuring.on_requested(state, event)
-        case DeployRequested():
-            return _deploy(state, event)
-        case ReplanRequested():
-            return _replan(state, event)
-        case DeleteRequested():
-            return _delete(state, event)
-        case ModelDeleted():
-            return replace(
-                state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape}
-            )
-        case CommandAnswered():
-            return _answered(node_events.with_reported_stage(state, event.node_id, event.result), event)
-        case HeadAttached():
-            return _attached(state, event)
-        case HeadDetached():
-            return _detached(state, event)
-        case DeploymentSaved():
-            return _saved(state, event)
-        case SaveFailed():
-            return _save_failed(state, event)
-        case DeploymentForgotten():
-            return _forgotten(state, event)
-        case Replanned():
-            return _replanned(state, event)
-        case StandbyPlanned():
-            record = state.deployments.get(event.deployment)
-            return state if record is None else _with_record(state, standby.planned(state, record, event))
-        case ActionIssued():
-            return _issued(state, event)
-        case Ticked():
-            after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
-            return measuring.on_ticked(after, event.active_requests, event.now)
-        case _:
-            assert_never(event)
+def _dispatch(state: State, event: events.Event) -> State:
+    return _STEPS[type(event)](state, event)
 
 
 def _outdates_placements(before: State, after: State) -> bool:
@@ -182,14 +91,10 @@ def _memory_view(record: DeploymentRecord) -> object:
     return record.placement, record.phase is DeploymentPhase.FAILED, standbys, record.move
 
 
-def _with_record(state: State, record: DeploymentRecord) -> State:
-    return replace(state, deployments={**state.deployments, record.name: record})
-
-
 # Requests of operators
 
 
-def _deploy(state: State, event: DeployRequested) -> State:
+def _deploy(state: State, event: events.DeployRequested) -> State:
     record = event.record
     if record.name in state.deployments:
         raise AlreadyExistsError(
@@ -201,7 +106,7 @@ def _deploy(state: State, event: DeployRequested) -> State:
         shape = config_hash(event.config)
         record = replace(record, shape=shape)
         state = replace(state, configs={**state.configs, shape: event.config})
-    return replace(_with_record(state, record), refused=_without(state.refused, event.operation))
+    return replace(state.with_record(record), refused=_without(state.refused, event.operation))
 
 
 def _check_snapshot(state: State, version: int) -> None:
@@ -211,7 +116,7 @@ def _check_snapshot(state: State, version: int) -> None:
         )
 
 
-def _replan(state: State, event: ReplanRequested) -> State:
+def _replan(state: State, event: events.ReplanRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid:
         raise NotFoundError(f"name: there is no deployment {event.deployment} any more", field="name")
@@ -219,15 +124,15 @@ def _replan(state: State, event: ReplanRequested) -> State:
     _check_snapshot(state, event.snapshot_version)
     state = replace(state, refused=_without(state.refused, event.operation))
     asked = deployments.asked_to_move(state, record, event.placement)
-    return _with_record(state, replace(asked, operations=(*record.operations, event.operation)))
+    return state.with_record(replace(asked, operations=(*record.operations, event.operation)))
 
 
 def _without(refused: tuple[RefusedOperation, ...], operation: ServedOperation) -> tuple[RefusedOperation, ...]:
-    """The call is made again."""
+    """The refusals without that of a call which is made again."""
     return tuple(item for item in refused if item.operation_id != operation.operation_id)
 
 
-def _delete(state: State, event: DeleteRequested) -> State:
+def _delete(state: State, event: events.DeleteRequested) -> State:
     record = state.deployments.get(event.deployment)
     if record is None:
         raise NotFoundError(f"name: there is no deployment {event.deployment}", field="name")
@@ -236,14 +141,15 @@ def _delete(state: State, event: DeleteRequested) -> State:
     asked = replace(record, operations=(*record.operations, event.operation), revision=record.revision + 1)
     if record.phase is not DeploymentPhase.DELETING:
         asked = replace(asked, delete_revision=record.delete_revision or asked.revision)
-    return _with_record(state, asked)
+    return state.with_record(asked)
 
 
 # Nodes' answers
 
 
-def _answered(state: State, event: CommandAnswered) -> State:
+def _answered(state: State, event: events.CommandAnswered) -> State:
     """Raises InvalidArgumentError for an operation id that is no command's."""
+    state = node_events.with_reported_stage(state, event.node_id, event.result)
     key, failure = CommandKey.parse(event.result.operation_id), event.result.failure
     measured = measuring.on_answered(state, event.node_id, key, failure, event.now)
     if measured is not state:
@@ -252,7 +158,7 @@ def _answered(state: State, event: CommandAnswered) -> State:
     if record is None:
         return state  # Of a deployment that is gone, or the release of an orphan.
     if key.kind is CommandKind.STANDBY:
-        return _with_record(state, standby.answered(record, key.stage, failed=failure is not None))
+        return state.with_record(standby.answered(record, key.stage, failed=failure is not None))
     stages = record.placement.stages
     if key.epoch != record.epoch or key.stage >= len(stages) or stages[key.stage].node_id != event.node_id:
         return state  # Of an earlier epoch.
@@ -260,33 +166,33 @@ def _answered(state: State, event: CommandAnswered) -> State:
         state = node_events.without_stage(state, event.node_id, record)
     if failure is not None:
         failure = deployments.at_node(failure, stages[key.stage].node_name)
-    return _with_record(state, deployments.answered(state, record, key, failure, event.now))
+    return state.with_record(deployments.answered(state, record, key, failure, event.now))
 
 
 def _record_of(state: State, key: CommandKey) -> DeploymentRecord | None:
     return next((record for record in state.deployments.values() if record.uid == key.uid), None)
 
 
-def _attached(state: State, event: HeadAttached) -> State:
+def _attached(state: State, event: events.HeadAttached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.epoch != event.epoch or record.head.node_id != event.node_id:
         return state  # Of an earlier epoch.
     if record.phase not in (DeploymentPhase.ACTIVATING, DeploymentPhase.READY):
         return state
-    return _with_record(state, replace(record, attachment=event.attachment))
+    return state.with_record(replace(record, attachment=event.attachment))
 
 
-def _detached(state: State, event: HeadDetached) -> State:
+def _detached(state: State, event: events.HeadDetached) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.attachment != event.attachment:
         return state  # A stream that a newer one has replaced.
-    return _with_record(state, replace(record, attachment=0))
+    return state.with_record(replace(record, attachment=0))
 
 
 # The disk's answers
 
 
-def _saved(state: State, event: DeploymentSaved) -> State:
+def _saved(state: State, event: events.DeploymentSaved) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid or event.revision <= record.saved:
         return state
@@ -297,14 +203,14 @@ def _saved(state: State, event: DeploymentSaved) -> State:
         saved = deployments.deleted(saved)
     if event.revision < saving:
         # A newer save is on its way, and may put an earlier epoch there: that of a move which is off meanwhile.
-        return _with_record(state, saved)
+        return state.with_record(saved)
     if saved.move is not None and saved.move.revision <= event.revision:
         saved = deployments.moved(state, saved, event.now)
     # The disk is ahead where it has the epoch of a move that is off meanwhile.
-    return _with_record(state, replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
+    return state.with_record(replace(saved, saved_epoch=min(event.epoch, saved.epoch)))
 
 
-def _save_failed(state: State, event: SaveFailed) -> State:
+def _save_failed(state: State, event: events.SaveFailed) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid or event.revision < record.saving:
         return state  # A newer write with all of this one is under way: its outcome counts.
@@ -322,10 +228,10 @@ def _save_failed(state: State, event: SaveFailed) -> State:
         delete_revision=0,
         move=None,
     )
-    return _with_record(state, retry)
+    return state.with_record(retry)
 
 
-def _forgotten(state: State, event: DeploymentForgotten) -> State:
+def _forgotten(state: State, event: events.DeploymentForgotten) -> State:
     record = state.deployments.get(event.deployment)
     if record is None or record.uid != event.uid:
         return state
@@ -333,53 +239,98 @@ def _forgotten(state: State, event: DeploymentForgotten) -> State:
     return replace(state, deployments=remaining, retired={**state.retired, record.name: record.epoch})
 
 
-def _replanned(state: State, event: Replanned) -> State:
+def _replanned(state: State, event: events.Replanned) -> State:
     record = state.deployments.get(event.deployment)
-    return state if record is None else _with_record(state, deployments.replanned(state, record, event))
+    return state if record is None else state.with_record(deployments.replanned(state, record, event))
 
 
 # Actions that were issued
 
 
-def _issued(state: State, event: ActionIssued) -> State:  # noqa: C901 - one line for each action
+def _issued(state: State, event: events.ActionIssued) -> State:  # noqa: C901 - one line for each action
     action = event.action
     match action:
-        case SendCommand():
+        case actions.SendCommand():
             return _sent(state, action, event.now)
-        case SaveDeployment():
+        case actions.SaveDeployment():
             record = state.deployments[action.record.name]
-            return _with_record(state, replace(record, saving=action.record.revision))
-        case ForgetDeployment():
-            return _with_record(state, replace(state.deployments[action.record.name], forgetting=True))
-        case SaveNode():
-            return with_node(state, replace(state.nodes[action.node.node_id], saved=True))
-        case SaveMeasurements():
+            return state.with_record(replace(record, saving=action.record.revision))
+        case actions.ForgetDeployment():
+            return state.with_record(replace(state.deployments[action.record.name], forgetting=True))
+        case actions.SaveNode():
+            return state.with_node(replace(state.nodes[action.node.node_id], saved=True))
+        case actions.SaveMeasurements():
             return with_measurements(state, action.node_id, replace(action.measurements, saved=True))
-        case TellMeasured():
+        case actions.TellMeasured():
             return measuring.told(state, action)
-        case EndService():
-            return _with_record(state, replace(state.deployments[action.deployment], ended=None))
-        case Replan():
-            return _with_record(state, replace(state.deployments[action.deployment], planned_for=action.version))
-        case PlanStandby():
-            return _with_record(state, replace(state.deployments[action.deployment], standby_for=action.version))
-        case ReleaseOrphans():
+        case actions.EndService():
+            return state.with_record(replace(state.deployments[action.deployment], ended=None))
+        case actions.Replan():
+            return state.with_record(replace(state.deployments[action.deployment], planned_for=action.version))
+        case actions.PlanStandby():
+            return state.with_record(replace(state.deployments[action.deployment], standby_for=action.version))
+        case actions.ReleaseOrphans():
             return node_events.told_to_release(state, action)
-        case TellUnknownStages():
-            return with_node(state, replace(state.nodes[action.node_id], unknown_stages_told=True))
-        case DropConnection():
+        case actions.TellUnknownStages():
+            return state.with_node(replace(state.nodes[action.node_id], unknown_stages_told=True))
+        case actions.DropConnection():
             # It is lost from now on, whenever the stream's end is noticed.
             return _settled(node_events.away(state, state.nodes[action.node_id]), event.now)
         case _:
             assert_never(action)
 
 
-def _sent(state: State, action: SendCommand, now: float) -> State:
+def _sent(state: State, action: actions.SendCommand, now: float) -> State:
     command = action.command
     if isinstance(command, MeasureCompute | ProbeLinks):
         return measuring.on_sent(state, action, now)
     record = _record_of(state, action.command_key)
     assert record is not None  # what is asked for in a state is issued in it
     if action.command_key.kind is CommandKind.STANDBY:
-        return _with_record(state, standby.sent(record, action.command_key.stage, action.connection))
-    return _with_record(state, deployments.sent(record, action.command_key, action.connection))
+        return state.with_record(standby.sent(record, action.command_key.stage, action.connection))
+    return state.with_record(deployments.sent(record, action.command_key, action.connection))
+
+
+# What each event does
+
+
+def _model_deleted(state: State, event: events.ModelDeleted) -> State:
+    return replace(state, configs={shape: known for shape, known in state.configs.items() if shape != event.shape})
+
+
+def _standby_planned(state: State, event: events.StandbyPlanned) -> State:
+    record = state.deployments.get(event.deployment)
+    return state if record is None else state.with_record(standby.planned(state, record, event))
+
+
+def _ticked(state: State, event: events.Ticked) -> State:
+    after = unconnected_nodes.forgotten(lost_nodes.on_ticked(state, event.now), event.now)
+    return measuring.on_ticked(after, event.active_requests, event.now)
+
+
+_STEPS: Mapping[type, Callable[[State, Any], State]] = {
+    events.NodeRegistered: node_events.on_registered,
+    events.NodeConnected: node_events.on_connected,
+    events.NodeDisconnected: node_events.on_disconnected,
+    events.NodeRemoved: node_events.on_removed,
+    events.HeartbeatsReceived: node_events.on_heartbeats,
+    events.LinkReported: suspicion.on_link_reported,
+    events.HeadReported: suspicion.on_head_reported,
+    events.ProfileReported: node_events.on_measured,
+    events.MeasureRequested: measuring.on_requested,
+    events.DeployRequested: _deploy,
+    events.ReplanRequested: _replan,
+    events.DeleteRequested: _delete,
+    events.ModelDeleted: _model_deleted,
+    events.CommandAnswered: _answered,
+    events.HeadAttached: _attached,
+    events.HeadDetached: _detached,
+    events.DeploymentSaved: _saved,
+    events.SaveFailed: _save_failed,
+    events.DeploymentForgotten: _forgotten,
+    events.Replanned: _replanned,
+    events.StandbyPlanned: _standby_planned,
+    events.ActionIssued: _issued,
+    events.Ticked: _ticked,
+}
+"""The pure step of each event; a test holds it to all there are."""

@@ -1,4 +1,4 @@
-"""The coordinator's state machine as a dump has it: what its state and events look like in JSON, and the pure step."""
+"""The coordinator's state machine for dumps: the JSON of its state and events, and the pure step."""
 
 from __future__ import annotations
 

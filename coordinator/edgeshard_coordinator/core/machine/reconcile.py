@@ -4,36 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgeshard.domain.control.commands import (
-    ActivateHead,
-    CommandKey,
-    CommandKind,
-    KeepStandby,
-    PrepareStage,
-    ReleaseStage,
-    StageCommand,
-)
+from edgeshard.domain.control import commands
+from edgeshard.domain.control.commands import CommandKey, CommandKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
-from edgeshard.domain.ids import NodeId
 from edgeshard_coordinator.core.deployments import standby
 from edgeshard_coordinator.core.deployments.deployments import IN_VAIN, wants_replan
 from edgeshard_coordinator.core.nodes import suspicion
 from edgeshard_coordinator.core.nodes.lost_nodes import is_evicted
 from edgeshard_coordinator.core.profiling import measuring
-from edgeshard_coordinator.core.values.actions import (
-    Action,
-    DropConnection,
-    EndService,
-    ForgetDeployment,
-    PlanStandby,
-    ReleaseOrphans,
-    Replan,
-    SaveDeployment,
-    SaveMeasurements,
-    SaveNode,
-    SendCommand,
-    TellUnknownStages,
-)
+from edgeshard_coordinator.core.values import actions
 from edgeshard_coordinator.core.values.state import (
     NO_EPOCH,
     DeploymentRecord,
@@ -45,22 +24,21 @@ from edgeshard_coordinator.core.values.state import (
 )
 
 
-def reconcile(state: State, now: float, rested: State | None = None) -> list[Action]:
+def reconcile(state: State, now: float, rested: State | None = None) -> list[actions.Action]:
     """The actions due at `now` (monotonic seconds): of nodes, of deployments, of measurements.
 
     Nothing was due in the earlier state `rested`, if there is one, so that only nodes of which something changed since
     are looked at.
     """
-    actions: list[Action] = []
+    due: list[actions.Action] = []
     for node in _changed_nodes(state, rested):
-        actions += _node_actions(state, node)
+        due += _node_actions(state, node)
     for node_id in suspicion.lost(state, now):
         if (lost := state.nodes.get(node_id)) is not None and lost.connected and not is_evicted(state, lost):
-            actions.append(DropConnection(node_id, lost.connection))
+            due.append(actions.DropConnection(node_id, lost.connection))
     for record in state.deployments.values():
-        actions += _deployment_actions(state, record, now)
-    actions += measuring.actions(state)
-    return actions
+        due += _deployment_actions(state, record, now)
+    return [*due, *measuring.actions(state)]
 
 
 def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> CommandKey:
@@ -69,7 +47,7 @@ def command_key(record: DeploymentRecord, kind: CommandKind, stage: int = 0) -> 
 
 
 def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
-    """Those for which `_node_actions` may say anything else than in `rested`."""
+    """The nodes for which `_node_actions` may give another answer than in `rested`."""
     # A tick may show a silence, and a deployment that is gone leaves orphans anywhere.
     if rested is None or rested.ticked_at != state.ticked_at or rested.retired is not state.retired:
         return state.nodes.values()
@@ -83,32 +61,32 @@ def _changed_nodes(state: State, rested: State | None) -> Iterable[KnownNode]:
     ]
 
 
-def _node_actions(state: State, node: KnownNode) -> Iterator[Action]:
+def _node_actions(state: State, node: KnownNode) -> Iterator[actions.Action]:
     if not node.joined:
         return
     if not node.saved:
-        yield SaveNode(node)
+        yield actions.SaveNode(node)
     measurements = state.measured.get(node.node_id)
     if measurements is not None and not measurements.saved:
-        yield SaveMeasurements(node.node_id, measurements)
+        yield actions.SaveMeasurements(node.node_id, measurements)
     if not node.connected:
         return
     if is_evicted(state, node):
-        yield DropConnection(node.node_id, node.connection)
+        yield actions.DropConnection(node.node_id, node.connection)
         return
     orphans, unknown_stages = _unclaimed(state, node)
     if orphans:
-        yield ReleaseOrphans(state.instance, node.node_id, node.connection, orphans)
+        yield actions.ReleaseOrphans(state.instance, node.node_id, node.connection, orphans)
     if unknown_stages and not node.unknown_stages_told:
-        yield TellUnknownStages(node.node_id, node.name, node.connection, unknown_stages)
+        yield actions.TellUnknownStages(node.node_id, node.name, node.connection, unknown_stages)
 
 
 def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tuple[HeldStage, ...]]:
     """The stages of deployments that are not in the state: of deleted ones that the node is to release, and of others.
 
-    A node is to release, too, what it holds of a deployment that goes on without it. A deployment was deleted if the
-    disk says so, as after a delete that the node did not hear of. Otherwise it is this coordinator that lacks
-    something, such as the newest part of its disk, and the stage may be serving.
+    A node is also to release a stage of a deployment that goes on without it. A deployment was deleted if the disk says
+    so, as after a delete that the node did not hear of. Otherwise this coordinator lacks something, such as the newest
+    part of its disk, and the stage may be serving.
     """
     orphans: list[HeldStage] = []
     unknown_stages: list[HeldStage] = []
@@ -124,12 +102,12 @@ def _unclaimed(state: State, node: KnownNode) -> tuple[tuple[HeldStage, ...], tu
     return tuple(orphans), tuple(unknown_stages)
 
 
-def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[Action]:
+def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> Iterator[actions.Action]:
     if record.ended is not None:
         final = record.phase in (Phase.FAILED, Phase.DELETING)
-        yield EndService(record.name, record.ended.epoch, record.ended.failure, final)
+        yield actions.EndService(record.name, record.ended.epoch, record.ended.failure, final)
     if record.saving < record.revision and now >= record.save_after and not record.forgetting:
-        yield SaveDeployment(record)
+        yield actions.SaveDeployment(record)
     # A node must never hold an epoch that a restarted coordinator could hand out again.
     if record.phase is Phase.LOADING and record.saved_epoch == record.epoch:
         yield from _prepare(state, record)
@@ -137,7 +115,7 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
         yield from _activate(state, record)
     elif record.phase is Phase.WAITING:
         if record.planned_for not in (state.version, IN_VAIN) and wants_replan(state, record):
-            yield Replan(record.name, record.uid, state.version)
+            yield actions.Replan(record.name, record.uid, state.version)
     elif record.phase is Phase.READY:
         yield from _keep_standbys(state, record)
     elif record.phase is Phase.FAILED:
@@ -145,17 +123,17 @@ def _deployment_actions(state: State, record: DeploymentRecord, now: float) -> I
     elif record.phase is Phase.DELETING and not record.forgetting:
         yield from _release(state, record)
         if record.durable and now >= record.save_after and is_released(state, record):
-            yield ForgetDeployment(record)
+            yield actions.ForgetDeployment(record)
 
 
-def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[Action]:
+def _keep_standbys(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     if standby.wants_plan(state, record):
-        yield PlanStandby(record.name, record.uid, state.version)
+        yield actions.PlanStandby(record.name, record.uid, state.version)
     for entry in standby.due(state, record):
         node = state.nodes[entry.node_id]
-        command = KeepStandby(record.spec, record.epoch, record.manifest_digest, node.name, entry.layers)
+        command = commands.KeepStandby(record.spec, record.epoch, record.manifest_digest, node.name, entry.layers)
         key = command_key(record, CommandKind.STANDBY, entry.number)
-        yield SendCommand(entry.node_id, node.connection, key, command)
+        yield actions.SendCommand(entry.node_id, node.connection, key, command)
 
 
 def is_released(state: State, record: DeploymentRecord) -> bool:
@@ -164,29 +142,27 @@ def is_released(state: State, record: DeploymentRecord) -> bool:
     return all(progress.done or not state.is_connected(placed.node_id) for placed, progress in pairs)
 
 
-def _prepare(state: State, record: DeploymentRecord) -> Iterator[Action]:
+def _prepare(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
     for index, progress in enumerate(record.prepared):
-        command = PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
-        key = command_key(record, CommandKind.PREPARE, index)
-        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+        command = commands.PrepareStage(record.spec, record.placement, index, record.epoch, record.manifest_digest)
+        yield from _send(state, record, command_key(record, CommandKind.PREPARE, index), command, progress)
 
 
-def _activate(state: State, record: DeploymentRecord) -> Iterator[Action]:
-    command = ActivateHead(record.name, record.epoch)
-    yield from _send(state, record.head.node_id, command_key(record, CommandKind.ACTIVATE), command, record.activated)
+def _activate(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
+    command = commands.ActivateHead(record.name, record.epoch)
+    yield from _send(state, record, command_key(record, CommandKind.ACTIVATE), command, record.activated)
 
 
-def _release(state: State, record: DeploymentRecord) -> Iterator[Action]:
+def _release(state: State, record: DeploymentRecord) -> Iterator[actions.Action]:
+    command = commands.ReleaseStage(record.name, record.epoch)
     for index, progress in enumerate(record.released):
-        command = ReleaseStage(record.name, record.epoch)
-        key = command_key(record, CommandKind.RELEASE, index)
-        yield from _send(state, record.placement.stages[index].node_id, key, command, progress)
+        yield from _send(state, record, command_key(record, CommandKind.RELEASE, index), command, progress)
 
 
 def _send(
-    state: State, node_id: NodeId, key: CommandKey, command: StageCommand, progress: Progress
-) -> Iterator[Action]:
-    """Send unless answered, or already on its way over the connection there is now."""
-    node = state.nodes.get(node_id)
+    state: State, record: DeploymentRecord, key: CommandKey, command: commands.StageCommand, progress: Progress
+) -> Iterator[actions.Action]:
+    """Send to the node of the key's stage unless answered, or already on its way over the connection there is now."""
+    node = state.nodes.get(record.placement.stages[key.stage].node_id)
     if node is not None and node.connected and not progress.done and progress.sent_on != node.connection:
-        yield SendCommand(node_id, node.connection, key, command)
+        yield actions.SendCommand(node.node_id, node.connection, key, command)

@@ -1,4 +1,4 @@
-"""What people are told of a change of the state: nodes come and go, deployments change phase, links carry nothing."""
+"""The news of a change of the state for people: nodes come and go, deployments change phase, links carry nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BAD = (DeploymentPhase.WAITING, DeploymentPhase.FAILED)
 
 
 def news(before: State, after: State) -> Iterator[SiteNews]:
-    """What changed between two states, a node's and a deployment's changes each once."""
+    """The changes between two states, each of a node or a deployment once."""
     if before.nodes is not after.nodes:
         yield from _of_nodes(before, after)
     if before.measured is not after.measured:
@@ -61,7 +61,7 @@ def _of_node(known: KnownNode | None, node: KnownNode) -> Iterator[SiteNews]:
 
 
 def _of_measurements(before: State, after: State) -> Iterator[SiteNews]:
-    """When nothing is left to measure on the site: a node whose links come one by one is not told of for each."""
+    """News when nothing is left to measure on the site: a node whose links come one by one is not told of for each."""
     changed = [node_id for node_id, known in after.measured.items() if before.measured.get(node_id) is not known]
     nodes = [after.nodes[node_id] for node_id in changed if node_id in after.nodes]
     if nodes and is_whole(after, nodes) and is_whole(after, after.nodes.values()):

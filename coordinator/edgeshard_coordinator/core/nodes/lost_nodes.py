@@ -36,7 +36,7 @@ def started(state: State, now: float) -> State:
 
 
 def noticed(state: State, now: float) -> State:
-    """Before anything that happens at `now`: whether nothing happened for too long, and who is awaited no more."""
+    """The state before an event at `now`: nothing may have happened for too long, and nodes may be awaited no more."""
     if state.ticked_at is not None and now - state.ticked_at > state.timings.stall_s:
         state = _stood_still(state, now)
     if any(until <= now for until in state.awaited.values()):
@@ -55,7 +55,7 @@ def on_ticked(state: State, now: float) -> State:
 
 
 def is_silent(state: State, node: KnownNode) -> bool:
-    """By the newest tick, never by a clock that ran on while the coordinator stood still."""
+    """Whether a node is silent by the newest tick, never by a clock that ran on while the coordinator stood still."""
     return state.ticked_at is not None and state.ticked_at - node.heard_at > state.timings.heartbeat_timeout_s
 
 
@@ -81,7 +81,7 @@ def on_stream_ended(state: State, node_id: NodeId, now: float) -> State:
 
 
 def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
-    """The nodes are back, or another process is in their place."""
+    """The state in which nodes are not awaited: they are back, or another process is in their place."""
     if state.awaited.keys().isdisjoint(node_ids):
         return state
     others = {node_id: until for node_id, until in state.awaited.items() if node_id not in node_ids}
@@ -89,7 +89,7 @@ def not_awaited(state: State, node_ids: Collection[NodeId]) -> State:
 
 
 def died(state: State, node_id: NodeId) -> State:
-    """Another process is in the place of a node: the one before ended, and nobody but itself was at fault."""
+    """The state after a node's process was replaced: it ended, and nobody else was at fault."""
     vanished = tuple((known, at) for known, at in state.vanished if known != node_id)
     return not_awaited(replace(state, vanished=vanished), (node_id,))
 
@@ -100,13 +100,13 @@ def too_many(gone: int, nodes: int) -> bool:
 
 
 def _is_overdue(node: KnownNode, now: float) -> bool:
-    """A node that starts is late for reasons of its own."""
+    """Whether a node's heartbeats are overdue. A node that starts is late for reasons of its own."""
     interval_s = HOLDING_INTERVAL_S if node.stages else IDLE_INTERVAL_S
     return node.placeable and now - node.heard_at > MISSED_HEARTBEATS * interval_s
 
 
 def _stood_still(state: State, now: float) -> State:
-    """Whatever came meanwhile was not heard, so nobody was silent."""
+    """The state after a standstill: nothing was heard meanwhile, so no node was silent."""
     connected = {node.node_id for node in state.nodes.values() if node.connected}
     state = frozen(_heard(replace(state, ticked_at=now), connected, now), now)
     return _awaiting(state, state.awaited, state.frozen_until, now)
@@ -121,7 +121,7 @@ def _heard(state: State, node_ids: Collection[NodeId], now: float) -> State:
 
 
 def frozen(state: State, now: float) -> State:
-    """From now on nodes get a lease to come back."""
+    """The state in which nodes get a lease to come back, from now on."""
     return replace(state, frozen_until=max(state.frozen_until, now + state.timings.lease_s))
 
 

@@ -1,4 +1,4 @@
-"""Nodes that register, connect, say how they are and go away: what the state keeps of them."""
+"""The state of nodes as they register, connect, send heartbeats and go away."""
 
 from __future__ import annotations
 
@@ -12,28 +12,17 @@ from edgeshard.profiles.profile_quality import OTHERS
 from edgeshard_coordinator.core.deployments import deployments
 from edgeshard_coordinator.core.nodes import lost_nodes, suspicion, unconnected_nodes
 from edgeshard_coordinator.core.profiling import measuring
+from edgeshard_coordinator.core.values import events
 from edgeshard_coordinator.core.values.actions import ReleaseOrphans
-from edgeshard_coordinator.core.values.events import (
-    HeartbeatsReceived,
-    NodeConnected,
-    NodeDisconnected,
-    NodeRegistered,
-    NodeRemoved,
-    ProfileReported,
-)
 from edgeshard_coordinator.core.values.measurements import Measurements, same_device
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
-
-
-def with_node(state: State, node: KnownNode) -> State:
-    return replace(state, nodes={**state.nodes, node.node_id: node})
 
 
 def with_measurements(state: State, node_id: NodeId, measurements: Measurements) -> State:
     return replace(state, measured={**state.measured, node_id: measurements})
 
 
-def on_registered(state: State, event: NodeRegistered) -> State:
+def on_registered(state: State, event: events.NodeRegistered) -> State:
     new = event.registration
     namesakes = [n for n in state.nodes.values() if n.name == new.name and n.node_id != new.node_id]
     if any(node.connected for node in namesakes):
@@ -62,11 +51,12 @@ def on_registered(state: State, event: NodeRegistered) -> State:
             state = lost_nodes.died(state, new.node_id)
         state = away(state, known)
         state = measuring.forget_tries(state, new.node_id)
-    return _checked_device(with_node(state, replace(node, heard_at=event.now)), known, facts)
+    return _checked_device(state.with_node(replace(node, heard_at=event.now)), known, facts)
 
 
 def _registered_again(state: State, known: KnownNode, node: KnownNode, now: float) -> tuple[State, KnownNode]:
-    """The same process: what it holds and its stream go on, and what has started does not start again."""
+    """The state and node after the same process registered again: its stages and its stream go on, and a node that has
+    started does not start again."""
     node = replace(
         node,
         starting=known.starting and node.starting,
@@ -95,7 +85,7 @@ def _same_identity(old: KnownNode, new: KnownNode) -> bool:
     return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
 
 
-def on_connected(state: State, event: NodeConnected) -> State:
+def on_connected(state: State, event: events.NodeConnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or node.incarnation != event.incarnation:
         raise NotFoundError("node_id: this node is not registered; register, then connect again", field="node_id")
@@ -113,18 +103,18 @@ def on_connected(state: State, event: NodeConnected) -> State:
         reported=False,
     )
     state = suspicion.reconnected(lost_nodes.not_awaited(state, (node.node_id,)), node.node_id)
-    return replace(with_node(state, fresh), busy_at=event.now)
+    return replace(state.with_node(fresh), busy_at=event.now)
 
 
-def on_disconnected(state: State, event: NodeDisconnected) -> State:
+def on_disconnected(state: State, event: events.NodeDisconnected) -> State:
     node = state.nodes.get(event.node_id)
     if node is None or not node.connected or node.connection != event.connection:
         return state  # A stream that a newer one has replaced.
     return lost_nodes.on_stream_ended(away(state, node), node.node_id, event.now)
 
 
-def on_removed(state: State, event: NodeRemoved) -> State:
-    """The node is none of the site's any more: nothing waits for it."""
+def on_removed(state: State, event: events.NodeRemoved) -> State:
+    """The state without a node that an operator took out: nothing waits for it."""
     node = state.nodes.get(event.node_id)
     if node is None:
         return state
@@ -132,10 +122,10 @@ def on_removed(state: State, event: NodeRemoved) -> State:
 
 
 def away(state: State, node: KnownNode) -> State:
-    return with_node(state, replace(node, connection=0, stages=(), huge_pages=None))
+    return state.with_node(replace(node, connection=0, stages=(), huge_pages=None))
 
 
-def on_heartbeats(state: State, event: HeartbeatsReceived) -> State:
+def on_heartbeats(state: State, event: events.HeartbeatsReceived) -> State:
     nodes = dict(state.nodes)
     failed: list[tuple[KnownNode, StageStatus]] = []
     for heard in event.heartbeats:
@@ -176,11 +166,10 @@ def _stage_failed(state: State, node: KnownNode, stage: StageStatus, now: float)
         reason=stage.failure_reason or "STAGE_FAILED",
         retry_after_s=1.0,
     )
-    broken = deployments.broke(state, record, failure, now)
-    return replace(state, deployments={**state.deployments, record.name: broken})
+    return state.with_record(deployments.broke(state, record, failure, now))
 
 
-def on_measured(state: State, event: ProfileReported) -> State:
+def on_measured(state: State, event: events.ProfileReported) -> State:
     report = event.report
     node = state.nodes.get(report.node_id)
     if node is None:
@@ -190,7 +179,7 @@ def on_measured(state: State, event: ProfileReported) -> State:
         raise NotFoundError(f"links: there is no node {stranger}; ask for the nodes again", field="links")
     if report.facts is not None:
         state = _checked_device(state, node, report.facts)
-        state = with_node(state, replace(node, facts=report.facts, saved=False))
+        state = state.with_node(replace(node, facts=report.facts, saved=False))
     if report.compute or report.links:
         known = state.measured.get(report.node_id, Measurements())
         state = with_measurements(state, report.node_id, known.reported(report, event.now))
@@ -204,7 +193,7 @@ def with_reported_stage(state: State, node_id: NodeId, result: CommandResult) ->
     others: tuple[StageStatus, ...] = tuple(
         stage for stage in node.stages if (stage.deployment, stage.stage) != (status.deployment, status.stage)
     )
-    return with_node(state, replace(node, stages=(*others, status)))
+    return state.with_node(replace(node, stages=(*others, status)))
 
 
 def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> State:
@@ -212,9 +201,9 @@ def without_stage(state: State, node_id: NodeId, record: DeploymentRecord) -> St
     if node is None:
         return state
     stages = tuple(stage for stage in node.stages if stage.deployment != record.name or stage.epoch > record.epoch)
-    return with_node(state, replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
+    return state.with_node(replace(node, stages=stages, released=node.released | {(record.name, record.epoch)}))
 
 
 def told_to_release(state: State, action: ReleaseOrphans) -> State:
     node = state.nodes[action.node_id]
-    return with_node(state, replace(node, released=node.released.union(action.stages)))
+    return state.with_node(replace(node, released=node.released.union(action.stages)))

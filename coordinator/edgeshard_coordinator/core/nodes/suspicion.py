@@ -1,12 +1,11 @@
-"""What a link under suspicion means: which of its nodes is lost, or that the link itself is at fault.
+"""Links under suspicion: one of the two nodes is lost, or the link itself is at fault.
 
-A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at: one that says nothing is
-lost, and `reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch
-ends, and for a while the pair of nodes is kept as a bad link.
+A suspicion is remembered for an epoch that is live. Both nodes of the link are looked at: a silent one is lost, and
+`reconcile` drops its connection. If both go on talking to the coordinator, the link is at fault: the epoch ends, and
+for a while the pair of nodes is kept as a bad link.
 
-Heads the coordinator suspects by itself, on their request streams. If one goes on talking on its control stream, it is
-left to it to dial another request stream. None is lost while the coordinator may be the blind one
-(`core.nodes.lost_nodes`).
+The coordinator itself suspects heads, on their request streams. A head that goes on talking on its control stream is
+left to dial another request stream. None is lost while the coordinator may be the blind one (`core.nodes.lost_nodes`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ STOOD_STILL_S = 1.0
 
 
 def on_link_reported(state: State, event: LinkReported) -> State:
-    """The state with what a node says of its link to the next stage. What is not of a live epoch changes nothing."""
+    """The state with a node's report on its link to the next stage. A report that is not of a live epoch changes
+    nothing."""
     told = event.suspected
     record, node = state.deployments.get(told.deployment), state.nodes.get(event.node_id)
     if record is None or node is None or not _is_of(record, event):
@@ -33,7 +33,7 @@ def on_link_reported(state: State, event: LinkReported) -> State:
     stages = record.placement.stages
     sender, receiver = event.node_id, stages[told.to_stage].node_id
     others = _others(state, told.deployment, told.from_stage, told.to_stage)
-    state = replace(state, nodes={**state.nodes, node.node_id: replace(node, heard_at=event.now)}, suspects=others)
+    state = replace(state.with_node(replace(node, heard_at=event.now)), suspects=others)
     if told.recovered:
         return state
     suspect = SuspectLink(
@@ -54,7 +54,7 @@ def on_link_reported(state: State, event: LinkReported) -> State:
 
 
 def on_head_reported(state: State, event: HeadReported) -> State:
-    """The state with what the coordinator finds of a head's stream. What is not of a live epoch changes nothing."""
+    """The state with the coordinator's finding on a head's stream. One that is not of a live epoch changes nothing."""
     record = state.deployments.get(event.deployment)
     if record is None or not record.is_live or record.epoch != event.epoch:
         return state
@@ -147,8 +147,7 @@ def _at_fault(state: State, sender: NodeId, suspect: SuspectLink, now: float) ->
         reason=deployments.LINK_STALLED,
         retry_after_s=1.0,
     )
-    broken = deployments.broke(state, record, failure, now)
-    return replace(state, deployments={**state.deployments, record.name: broken})
+    return state.with_record(deployments.broke(state, record, failure, now))
 
 
 def forget_stale(state: State) -> State:
@@ -163,7 +162,7 @@ def _is_live(state: State, known: SuspectLink) -> bool:
 
 
 def reconnected(state: State, node_id: NodeId) -> State:
-    """The state when a node has connected: what was bad of its links is forgotten."""
+    """The state when a node has connected: its links are not bad any more."""
     if not any(node_id in pair for pair in state.bad_links):
         return state
     return replace(state, bad_links={pair: until for pair, until in state.bad_links.items() if node_id not in pair})

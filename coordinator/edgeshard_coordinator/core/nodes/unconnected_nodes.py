@@ -1,4 +1,4 @@
-"""How many nodes are kept, and which are forgotten: anyone who may register could fill the memory otherwise.
+"""The bound on the number of nodes: whoever may register could fill the memory otherwise.
 
 A node that registers dials its control stream at once. One that never did is unconnected: it holds nothing, is in no
 placement and is not on disk, so it is forgotten without a trace. It registers again when it comes after all.
@@ -42,14 +42,14 @@ def with_room(state: State, node_id: NodeId) -> State:
 
 
 def forgotten(state: State, now: float) -> State:
-    """Without unconnected ones that had their time to connect."""
+    """The state without unconnected nodes that had their time to connect."""
     limit_s = state.timings.unconnected_s
     late = {node.node_id for node in state.nodes.values() if not node.joined and now - node.heard_at > limit_s}
     return without(state, late)
 
 
 def without(state: State, gone: Collection[NodeId]) -> State:
-    """The state without nodes that are not connected, and without what was measured on them."""
+    """The state without nodes that are not connected, and without measurements of them."""
     if not gone:
         return state
     nodes = {node_id: node for node_id, node in state.nodes.items() if node_id not in gone}

@@ -1,1 +1,1 @@
-"""Which node gets which layers."""
+"""The layers of each node."""

@@ -1,28 +1,19 @@
-"""Which node gets which layers: by the operator's own list, or in proportion to free memory; and whether it fits.
+"""The layers of each node by the operator's own list, or in proportion to free memory, and the check of the memory.
 
-`Placer` is the seam to the services; `core.placement.planned` has the one that knows devices and links. Every placement
-passes `place_stages`, which checks the memory.
+`core.placement.planned` has the placer that knows devices and links. Every placement passes `place_stages`, which
+checks the memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
+from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
-from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
-from edgeshard.domain.errors import (
-    DataLossError,
-    InvalidArgumentError,
-    NotFoundError,
-    PlacementError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from edgeshard.domain.ids import NodeId, NodeName
+from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
 from edgeshard.domain.models.residency import choose_residency, in_disk_blocks, room_for_experts
@@ -31,62 +22,15 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
 from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.measurements import Measurements
-
-if TYPE_CHECKING:
-    from edgeshard_coordinator.core.placement.repair import Lost
 
 KV_BLOCK_TOKENS = 16
 
 
-class Placer(Protocol):
-    def place(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic = NO_TRAFFIC,
-    ) -> Placement:
-        """A placement that fits, or a typed error that names the field at fault. Pure: same input, same answer.
-
-        `traffic` is that of an earlier deployment of this name and model.
-        """
-        ...
-
-    def outlook(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        placement: Placement,
-    ) -> Outlook:
-        """How a placement does for its traffic, and whether another would do better. `candidates` count the memory that
-        it holds as free."""
-        ...
-
-    def repair(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        broken: Placement,
-        lost: Lost,
-    ) -> Placement:
-        """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
-        that is possible. `candidates` count the memory that it holds as free."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _UnitSize:
-    """Bytes of a unit by how its weights are kept, and the elements of its largest tensor.
+    """Bytes of a unit by the form of its weights, and the elements of its largest tensor.
 
-    A tied embedding has none here: what it takes depends on which ends of the model a stage has.
+    A tied embedding has none here: its bytes depend on the ends of the model that a stage has.
     """
 
     bytes_as: Mapping[Quantisation | None, int]
@@ -100,12 +44,7 @@ class StageSizes:
     """
 
     def __init__(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        shape: ModelShape,
-        load: Load,
-        requests: int | None = None,
+        self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape, load: Load, requests: int | None = None
     ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
@@ -149,7 +88,7 @@ class StageSizes:
         return budget, choose_residency(sizes, whole - sum(sizes), budget).streamed_bytes
 
     def needed_bytes(self, layers: LayerRange, node: NodeName) -> int:
-        """With the largest tensor once more in fp32, as it is in memory during loading."""
+        """Bytes of a stage with the largest tensor once more in fp32, as it is in memory during loading."""
         largest = max((size.largest_elements for size in self._of(layers)), default=0)
         held = self.parameter_bytes(layers, node) + self.kv_bytes(layers) + self.workspace_bytes(layers)
         return held + 4 * largest
@@ -159,7 +98,7 @@ class StageSizes:
 
 
 def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement) -> StageSizes:
-    """With the KV pool and the load of a placement that there is."""
+    """The sizes of stages with the KV pool and the load of a placement."""
     shape = checked_shape(spec, manifest)
     blocks = -(-(spec.max_context or shape.max_context) // placement.kv_block_tokens)
     load = Load(placement.micro_batch, placement.micro_batches)
@@ -181,7 +120,9 @@ def _unit_sizes(
             )
     missing = next((layer for layer in range(shape.layer_count) if layer not in sizes), None)
     if missing is not None:
-        raise DataLossError(f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model")
+        raise errors.DataLossError(
+            f"model {manifest.name} has no tensor of layer {missing}; add it again", field="model"
+        )
     return sizes
 
 
@@ -202,7 +143,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
     """The model's shape; raises InvalidArgumentError for a context that is beyond it, or KV that it cannot have."""
     shape = parse_config(manifest.config)
     if spec.max_context > shape.max_context:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"max_context {spec.max_context} is beyond the model's own limit of {shape.max_context} tokens",
             field="max_context",
             reason="CONTEXT_TOO_LONG",
@@ -247,22 +188,17 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
     ):
         for name in names:
             if name not in by_name:
-                raise NotFoundError(f"{field}: there is no node {name}", field=field, reason="UNKNOWN_NODE")
+                raise errors.NotFoundError(f"{field}: there is no node {name}", field=field, reason="UNKNOWN_NODE")
     source = by_name.get(NodeName(spec.source))
     if source is None:
-        raise NotFoundError(
+        raise errors.NotFoundError(
             f"source: there is no node {spec.source}; nodes are {_listed(by_name)}",
             field="source",
             reason="UNKNOWN_NODE",
         )
     if spec.source in spec.exclude:
-        raise PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
-    if not source.connected:
-        raise UnavailableError(
-            f"source: node {spec.source} is not connected", field="source", reason="NODE_AWAY", retry_after_s=1.0
-        )
-    if source.starting:
-        raise node_starting("source", source.name)
+        raise errors.PlacementError(f"exclude: {spec.source} is the deployment's source", field="exclude")
+    _check_there(source, "source")
     for stage in spec.layers:
         _check_named(spec, stage, by_name)
     return by_name
@@ -271,17 +207,21 @@ def usable_nodes(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> dict[
 def _check_named(spec: DeploymentSpec, stage: ExplicitStage, by_name: Mapping[NodeName, Candidate]) -> None:
     name = stage.node
     if name not in by_name:
-        raise PlacementError(
+        raise errors.PlacementError(
             f"layers: there is no node {name}; nodes are {_listed(by_name)}", field="layers", reason="UNKNOWN_NODE"
         )
     if name in spec.exclude:
-        raise PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
-    if not by_name[name].connected:
-        raise UnavailableError(
-            f"layers: node {name} is not connected", field="layers", reason="NODE_AWAY", retry_after_s=1.0
+        raise errors.PlacementError(f"layers: node {name} is excluded", field="layers", reason="EXCLUDED_NODE")
+    _check_there(by_name[name], "layers")
+
+
+def _check_there(node: Candidate, field: str) -> None:
+    if not node.connected:
+        raise errors.UnavailableError(
+            f"{field}: node {node.name} is not connected", field=field, reason="NODE_AWAY", retry_after_s=1.0
         )
-    if by_name[name].starting:
-        raise node_starting("layers", name)
+    if node.starting:
+        raise node_starting(field, node.name)
 
 
 def _listed(names: Mapping[NodeName, Candidate]) -> str:
@@ -295,7 +235,8 @@ def _room(spec: DeploymentSpec, node: Candidate) -> int:
 def _proportional(
     spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
 ) -> tuple[ExplicitStage, ...]:
-    """The source first, the others by name; shares by free memory, or as much as fits when those do not."""
+    """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
+    not."""
     usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
     usable.sort(key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]
@@ -306,7 +247,7 @@ def _proportional(
         return stages
     try:
         return _fill(spec, sizes, rooms)
-    except ResourceExhaustedError:
+    except errors.ResourceExhaustedError:
         if not spec.allow_streaming or stages[0].node != spec.source:
             raise
         return stages  # of which some stream
@@ -354,7 +295,7 @@ def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeNam
     if first < sizes.layer_count:
         left = LayerRange(first, sizes.layer_count)
         more = _mebibytes(sizes.needed_bytes(left, NodeName(EVERY_NODE)))
-        raise ResourceExhaustedError(
+        raise errors.ResourceExhaustedError(
             f"the nodes together hold only layers 0:{first} of {sizes.layer_count}; {left} needs "
             f"{more} more: add a node, or lower max_context or concurrency",
             field="layers",
@@ -368,7 +309,7 @@ def _placed(
 ) -> PlacedStage:
     node = nodes[stage.node]
     if spec.effective_kv_dtype is KvFormat.INT4 and node.facts.kind != "cpu":
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"kv_dtype: int4 runs on the CPU, not on the {node.facts.kind} of {node.name}; use bfloat16, or exclude it",
             field="kv_dtype",
             reason=UNSUPPORTED_KV_DTYPE,
@@ -380,7 +321,7 @@ def _placed(
             raise _short(stage.node, stage.layers, sizes, room)
         try:
             budget, streamed = sizes.streaming(stage.layers, stage.node, room)
-        except ResourceExhaustedError:
+        except errors.ResourceExhaustedError:
             raise _short(stage.node, stage.layers, sizes, room) from None
         parameter_bytes = budget
     disk = node.disk if spec.kv_swap_bytes and spec.kv_swap_on_disk else None
@@ -400,9 +341,9 @@ def _placed(
     )
 
 
-def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> ResourceExhaustedError:
+def _short(name: NodeName, layers: LayerRange, sizes: StageSizes, room: int) -> errors.ResourceExhaustedError:
     needed = sizes.needed_bytes(layers, name)
-    return ResourceExhaustedError(
+    return errors.ResourceExhaustedError(
         f"node {name} is short of memory by {_mebibytes(needed - room)}: layers {layers} need {_mebibytes(needed)} "
         f"({_mebibytes(sizes.parameter_bytes(layers, name))} parameters, {_mebibytes(sizes.kv_bytes(layers))} KV, "
         f"{_mebibytes(sizes.workspace_bytes(layers))} workspace) and "

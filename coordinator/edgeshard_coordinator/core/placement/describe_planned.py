@@ -1,4 +1,4 @@
-"""What a placement says of itself: its predicted figures, how it was chosen, and where its figures come from."""
+"""The words of a placement: its predicted figures, the way it was chosen, and the source of its figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def prediction_of(result: PlanResult, lengths: LengthsFrom) -> Prediction:
 
 
 def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, requests: int) -> str:
-    """How the placement was chosen, and the sources of its figures; `requests` of full length fit the KV pool."""
+    """The way in which the placement was chosen, and the sources of its figures; `requests` of full length fit the KV
+    pool."""
     figures, problem = result.prediction, result.problem
     assert figures is not None
     parts = ["Placed by hand."] if spec.layers else []
@@ -59,7 +60,7 @@ def placed_note(spec: DeploymentSpec, site: SiteCluster, result: PlanResult, req
 
 
 def mixed_bits(placement: Placement, candidates: Sequence[Candidate]) -> str:
-    """Says that the chosen nodes compute different bits; nothing where all compute the same."""
+    """A note that the chosen nodes compute different bits; "" where all compute the same."""
     facts = {candidate.node_id: candidate.facts for candidate in candidates}
     prints = {stage.node_name: facts[stage.node_id].bits_fingerprint for stage in placement.stages}
     if len(set(prints.values())) < 2:

@@ -1,4 +1,4 @@
-"""What of a model the nodes keep packed on their disks, for a placement that makes use of it. Pure."""
+"""The units of a model that nodes keep packed on their disks, for a placement that makes use of them. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 def with_held(
     candidates: Sequence[Candidate], spec: DeploymentSpec, manifest: ModelManifest, digest: Digest
 ) -> tuple[Candidate, ...]:
-    """The nodes with what each keeps of this model in the form that the spec wants. `digest` is the manifest's.
+    """The nodes with the units that each keeps of this model in the form of the spec. `digest` is the manifest's.
 
     Raises UnsupportedModelError for a config that is not understood.
     """
@@ -44,7 +44,7 @@ def nearest(
 ) -> Placement:
     """The best by rank or, of those within `LOCALITY_MARGIN` of it, the one with the fewest layers to fetch and pack.
 
-    A rank is whether something is amiss, then what a placement costs, 0 where that is not known. `found` is not empty.
+    A rank is whether something is amiss, then the cost of a placement, 0 where that is not known. `found` is not empty.
     """
     best = min(found, key=rank)
     amiss, cost = rank(best)
@@ -53,7 +53,7 @@ def nearest(
 
 
 def lacking_layers(placement: Placement, candidates: Sequence[Candidate]) -> int:
-    """How many layers its nodes would have to fetch and pack."""
+    """The number of layers that its nodes would have to fetch and pack."""
     held = {node.node_id: node.held.layers for node in candidates}
     return sum(
         len(frozenset(range(stage.layers.first, stage.layers.end)) - held.get(stage.node_id, frozenset()))

@@ -15,16 +15,10 @@ from typing import Any
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
-from edgeshard.domain.deployments.traffic import NO_TRAFFIC, WORTH_SAYING, Outlook, Traffic
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    FailedPreconditionError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.dtypes import Quantisation
-from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.planning.costs.costs import Costs, Load
@@ -40,24 +34,10 @@ from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations
-from edgeshard_coordinator.core.placement.by_memory import (
-    SimplePlacer,
-    StageSizes,
-    checked_shape,
-    place_stages,
-    sizes_of,
-    usable_nodes,
-)
-from edgeshard_coordinator.core.placement.describe_planned import (
-    links_are,
-    mixed_bits,
-    not_planned,
-    placed_note,
-    prediction_of,
-    unused_links,
-)
+from edgeshard_coordinator.core.placement import by_memory, describe_planned, repair
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
-from edgeshard_coordinator.core.placement.repair import MOST_SPARES, Lost, cold_layers, moved_bits, survivors, ways
+from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
@@ -73,44 +53,29 @@ class PlanningPlacer:
     planner counts everything that the check counts, and more.
     """
 
-    def place(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic = NO_TRAFFIC,
-    ) -> Placement:
-        site = _Site(spec, manifest, candidates, measured, traffic, advises=True)
-        return self._noted(spec, site, candidates)
+    def place(self, problem: PlacementProblem) -> Placement:
+        return self._noted(_Site(problem, advises=True))
 
-    def _noted(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
-        placement = self._with_starting(spec, site, candidates)
-        return replace(placement, note=f"{placement.note} {mixed_bits(placement, candidates)}".strip())
+    def _noted(self, site: _Site) -> Placement:
+        placement = self._with_starting(site)
+        return replace(
+            placement, note=f"{placement.note} {describe_planned.mixed_bits(placement, site.candidates)}".strip()
+        )
 
-    def outlook(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        placement: Placement,
-    ) -> Outlook:
-        held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
+    def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
+        held, nodes = repair.layers_of(placement), problem.candidates
 
-        def with_layers(layers: tuple[ExplicitStage, ...]) -> Placement:
-            seen = spec.model_copy(update={"prompt_tokens": None, "new_tokens": None, "layers": layers})
-            return self._placed(seen, _Site(seen, manifest, candidates, measured, traffic))
+        def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
+            seen = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
+            return self._placed(_Site(replace(seen, candidates=candidates)))
 
         try:
-            here, best = with_layers(held), with_layers(())
+            here, best = with_layers(held, nodes), with_layers((), nodes)
             if here.predicted is not None and best.predicted is not None:
                 # What nodes hold decides where to move, not whether.
                 small = here.predicted.gain_of(best.predicted) < WORTH_SAYING
-                if small and any(node.held != NOTHING_HELD for node in candidates):
-                    candidates = without_held(candidates)
-                    best = with_layers(())
+                if small and any(node.held != NOTHING_HELD for node in nodes):
+                    best = with_layers((), without_held(nodes))
         except EdgeShardError as error:
             return Outlook(note=f"It cannot be weighed against other placements: {error.message}.")
         if here.predicted is None or best.predicted is None:
@@ -118,118 +83,93 @@ class PlanningPlacer:
         gain = here.predicted.gain_of(best.predicted)
         if gain < WORTH_SAYING:
             return Outlook(here.predicted)
-        layers = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in best.stages)
-        return Outlook(here.predicted, best.predicted, layers, gain)
+        return Outlook(here.predicted, best.predicted, repair.layers_of(best), gain)
 
-    def repair(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        broken: Placement,
-        lost: Lost,
-    ) -> Placement:
+    def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
+        candidates = problem.candidates
         usable = [replace(node, connected=node.connected and node.node_id not in lost.nodes) for node in candidates]
+        problem = replace(problem, candidates=usable)
         # A link that stands still may be gone round by doing without either of its nodes.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
-        left = [survivors(broken, candidates, gone, spec.exclude) for gone in without]
-        tried = itertools.chain.from_iterable(map(ways, left))
+        left = [repair.survivors(broken, candidates, gone, problem.spec.exclude) for gone in without]
         found: list[Placement] = []
-        for stages in tried:
-            here = spec.model_copy(update={"layers": stages, "source": stages[0].node})
+        for stages in itertools.chain.from_iterable(map(repair.ways, left)):
             with suppress(EdgeShardError):
-                placement = _Site(here, manifest, usable, measured, traffic).kept(broken)
-                if not lost.crosses([stage.node_id for stage in placement.stages]):
+                placement = _Site(problem.with_spec(layers=stages, source=stages[0].node)).kept(broken)
+                if not lost.crosses(placement):
                     found.append(placement)
         # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
         # of those without figures the first, which touch the fewest nodes.
         if found:
             best = nearest(found, lambda placement: _cost(placement, broken, candidates), candidates)
         else:
-            best = self._without(spec, manifest, usable, _without_links(measured, lost), traffic, lost)
-        return replace(best, note=f"{best.note} {moved_bits(broken, best, candidates)}".strip())
+            best = self._without(replace(problem, measured=_without_links(problem.measured, lost)), lost)
+        return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
 
-    def _without(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        lost: Lost,
-    ) -> Placement:
+    def _without(self, problem: PlacementProblem, lost: Lost) -> Placement:
         """Any placement on the nodes that are left, from any of them if the source is lost."""
-        sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
+        spec = problem.spec
+        sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
         error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
-        for source in sources[:MOST_SPARES]:
-            anywhere = spec.model_copy(update={"layers": (), "source": source.name})
+        for source in sources[: repair.MOST_SPARES]:
             try:
-                placement = self._noted(anywhere, _Site(anywhere, manifest, candidates, measured, traffic), candidates)
+                placement = self._noted(_Site(problem.with_spec(layers=(), source=source.name)))
             except EdgeShardError as refused:
                 error = refused
                 continue
-            if not lost.crosses([stage.node_id for stage in placement.stages]):
+            if not lost.crosses(placement):
                 return placement
             error = UnavailableError("every placement needs a link that stands still", field="link", reason="NO_LINK")
         raise error
 
-    def _with_starting(self, spec: DeploymentSpec, site: _Site, candidates: Sequence[Candidate]) -> Placement:
-        starting = () if spec.layers else _starting(spec, candidates)
+    def _with_starting(self, site: _Site) -> Placement:
+        starting = () if site.spec.layers else _starting(site.spec, site.candidates)
         if not starting:
-            return self._placed(spec, site)
+            return self._placed(site)
         left_out = f"Left out: {listed(starting)}, still starting."
         try:
-            placement = self._placed(spec, site)
+            placement = self._placed(site)
         except ResourceExhaustedError as error:
             raise ResourceExhaustedError(
                 f"{error.message}. {left_out}", field=error.field, reason=error.reason, retry_after_s=1.0
             ) from None
         return replace(placement, note=f"{placement.note} {left_out}".lstrip())
 
-    def _placed(self, spec: DeploymentSpec, site: _Site) -> Placement:
+    def _placed(self, site: _Site) -> Placement:
         if len(site.formats) > 1:
-            return replace(site.by_memory(), note=not_planned(spec, _MIXED))
+            return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, _MIXED))
         try:
-            return site.predicted_by_hand() if spec.layers else site.planned()
+            return site.predicted_by_hand() if site.spec.layers else site.planned()
         except FailedPreconditionError as error:
             if error.reason != NOT_MEASURED:
                 raise
-            return replace(site.by_memory(), note=not_planned(spec, error.message))
+            return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, error.message))
 
 
 def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> tuple[bool, float]:
     stood_by = any(node.warm is not None for node in candidates)
-    is_cold = stood_by and any(layers for _, layers in cold_layers(placement, broken, candidates))
+    is_cold = stood_by and any(layers for _, layers in repair.cold_layers(placement, broken, candidates))
     return is_cold, placement.predicted.rank if placement.predicted else 0.0
 
 
 class _Site:
-    """One question: a spec on a site. Raises what SimplePlacer raises for nodes that cannot be."""
+    """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
-    def __init__(
-        self,
-        spec: DeploymentSpec,
-        manifest: ModelManifest,
-        candidates: Sequence[Candidate],
-        measured: Mapping[NodeId, Measurements],
-        traffic: Traffic,
-        advises: bool = False,
-    ) -> None:
-        """`advises` to say what would do without streaming, which takes some plans more."""
+    def __init__(self, problem: PlacementProblem, advises: bool = False) -> None:
+        """With `advises`, a note tells what would do without streaming, which takes some plans more."""
         self._advises = advises
-        self._spec, self._manifest, self._candidates, self._measured = spec, manifest, candidates, measured
-        self._shape: ModelShape = checked_shape(spec, manifest)
-        self._context = spec.max_context or self._shape.max_context
-        self._typical = typical_request(spec, self._context, traffic)
-        self._nodes = usable_nodes(spec, candidates)
+        self.spec, self.candidates = problem.spec, problem.candidates
+        self._manifest, self._measured = problem.manifest, problem.measured
+        self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
+        self._context = self.spec.max_context or self._shape.max_context
+        self._typical = typical_request(self.spec, self._context, problem.traffic)
+        self._nodes = by_memory.usable_nodes(self.spec, self.candidates)
 
     @property
     def formats(self) -> frozenset[Quantisation | None]:
-        """How the nodes that may serve keep their weights."""
-        spec = self._spec
+        """The forms in which the nodes that may serve keep their weights."""
+        spec = self.spec
         may_serve = [name for name, node in self._nodes.items() if node.placeable and name not in spec.exclude]
         return frozenset(spec.quantisation_of(name) for name in [stage.node for stage in spec.layers] or may_serve)
 
@@ -239,12 +179,13 @@ class _Site:
         return only
 
     def by_memory(self) -> Placement:
-        return SimplePlacer().place(self._spec, self._manifest, self._candidates)
+        return by_memory.SimplePlacer().place(self.spec, self._manifest, self.candidates)
 
     def kept(self, broken: Placement) -> Placement:
-        """These layers with the KV pool and the load of a placement before, so that nodes keep what they hold."""
-        load, sizes = Load(broken.micro_batch, broken.micro_batches), sizes_of(self._spec, self._manifest, broken)
-        placement = place_stages(self._spec, sizes, self._nodes, self._spec.layers, load)
+        """The spec's layers with the KV pool and the load of a placement before, so that nodes keep their stages."""
+        load = Load(broken.micro_batch, broken.micro_batches)
+        sizes = by_memory.sizes_of(self.spec, self._manifest, broken)
+        placement = by_memory.place_stages(self.spec, sizes, self._nodes, self.spec.layers, load)
         with suppress(EdgeShardError):  # without measurements there are no figures
             figures = self.predicted_by_hand()
             return replace(placement, predicted=figures.predicted, note=figures.note, costs=figures.costs)
@@ -252,7 +193,7 @@ class _Site:
 
     def predicted_by_hand(self) -> Placement:
         """The operator's layers, with the figures of the best load that fits them."""
-        spec, placement = self._spec, self.by_memory()
+        spec, placement = self.spec, self.by_memory()
         site = self._cluster([stage.node for stage in spec.layers])
         costs = Costs(self._problem(site))
         cut = Cut(
@@ -266,19 +207,19 @@ class _Site:
         if not isfinite(figures.time_per_token_s):
             pairs = zip(spec.layers, (*spec.layers[1:], spec.layers[0]), strict=True)
             missing = [(a.node, b.node) for a, b in pairs if (a.node, b.node) in site.unmeasured]
-            return replace(placement, note=f"Not predicted: {links_are(missing)} not measured yet.")
+            return replace(placement, note=f"Not predicted: {describe_planned.links_are(missing)} not measured yet.")
         result = result_of(costs, figures, None, GAP_OF_LATENCY)
         return replace(
             placement,
             micro_batch=load.batch,
             micro_batches=load.micro_batches,
-            predicted=prediction_of(result, self._typical.source),
-            note=placed_note(spec, site, result, spec.concurrency),
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=describe_planned.placed_note(spec, site, result, spec.concurrency),
             costs=stage_costs(costs, cut),
         )
 
     def planned(self) -> Placement:
-        spec = self._spec
+        spec = self.spec
         site = self._cluster([])
         problem = self._problem(site)
         result = plan(problem, alternatives=0)
@@ -301,67 +242,59 @@ class _Site:
             requests, placement = load.requests, self._with_pool(stages, load, load.requests)
         return replace(
             placement,
-            predicted=prediction_of(result, self._typical.source),
-            note=placed_note(spec, site, result, requests),
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=describe_planned.placed_note(spec, site, result, requests),
             costs=stage_costs(costs, cut),
         )
 
     def _streaming(self, site: SiteCluster, result: PlanResult, costs: Costs) -> Placement:
         """A plan whose nodes stream, with a KV pool for the requests that it is for: more of them would stream more."""
         assert result.prediction is not None
-        cut = result.prediction.cut
-        if self._spec.micro_batches:
-            result = self._with_micro_batches(costs, result, cut)
+        if wanted := self.spec.micro_batches:
+            # Where no load with the spec's own number of micro-batches fits the cut, the plan stays as it is.
+            found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
+            result = _fastest(costs, result.prediction.cut, found) or result
         assert result.prediction is not None
         load = result.prediction.load
         stages = [ExplicitStage(NodeName(stage.node), stage.layers) for stage in result.stages]
+        advice = advice_without_streaming(result) if self._advises else ""
+        pool = self._with_pool(stages, load, load.requests)
+        return self._told_streaming(pool, site, costs, result, load.requests, advice)
+
+    def _streaming_by_hand(self, site: SiteCluster, placement: Placement, costs: Costs, cut: Cut) -> Placement:
+        """The operator's layers, of which some stream, with the figures of the pool that they have."""
+        requests = self.spec.concurrency if costs.problem.request_limit != 1 else 1
+        loads = [StreamedLoad(Load(placement.micro_batch, placement.micro_batches), placement.micro_batches)]
+        loads += [load for load in stream_loads(costs) if load.load.requests <= requests]
+        best = _fastest(costs, cut, loads)
+        if best is None or best.prediction is None:
+            return replace(placement, note="Not predicted: a disk that weights stream from was not measured.")
+        load = best.prediction.load
+        placement = replace(placement, micro_batch=load.batch, micro_batches=load.micro_batches)
+        return self._told_streaming(placement, site, costs, best, self.spec.concurrency)
+
+    def _told_streaming(
+        self, placement: Placement, site: SiteCluster, costs: Costs, result: PlanResult, requests: int, advice: str = ""
+    ) -> Placement:
+        """The placement with the figures of a plan that streams; `requests` of full length fit the KV pool."""
+        assert result.prediction is not None
         told = [f"Streams weights: {'; '.join(describe_streaming(result))}."]
-        if self._advises and (words := advice_without_streaming(result)):
-            told.append(f"{words[0].upper()}{words[1:]}.")
+        told += [f"{advice[0].upper()}{advice[1:]}."] if advice else []
         return replace(
-            self._with_pool(stages, load, load.requests),
-            predicted=prediction_of(result, self._typical.source),
-            note=" ".join([*told, placed_note(self._spec, site, result, load.requests)]).rstrip(),
+            placement,
+            predicted=describe_planned.prediction_of(result, self._typical.source),
+            note=" ".join([*told, describe_planned.placed_note(self.spec, site, result, requests)]).rstrip(),
             costs=streaming_costs(costs, result),
             sweep=result.prediction.sweep,
         )
 
-    def _with_micro_batches(self, costs: Costs, result: PlanResult, cut: Cut) -> PlanResult:
-        """The plan's cut under the best load with the spec's own number of micro-batches; the plan where none fits."""
-        wanted = self._spec.micro_batches
-        found = [load for load in stream_loads(costs) if load.load.micro_batches == wanted]
-        tried = [given_streaming(costs, cut, load) for load in found]
-        fitting = [one for one in tried if one is not None and one.prediction is not None]
-        return min(fitting, key=_token_cost, default=result)
-
-    def _streaming_by_hand(self, site: SiteCluster, placement: Placement, costs: Costs, cut: Cut) -> Placement:
-        """The operator's layers, of which some stream, with the figures of the pool that they have."""
-        requests = self._spec.concurrency if costs.problem.request_limit != 1 else 1
-        loads = [StreamedLoad(Load(placement.micro_batch, placement.micro_batches), placement.micro_batches)]
-        loads += [load for load in stream_loads(costs) if load.load.requests <= requests]
-        tried = [given_streaming(costs, cut, load) for load in loads]
-        fitting = [one for one in tried if one is not None and one.prediction is not None]
-        best = min(fitting, key=_token_cost, default=None)
-        if best is None or best.prediction is None:
-            return replace(placement, note="Not predicted: a disk that weights stream from was not measured.")
-        told = f"Streams weights: {'; '.join(describe_streaming(best))}."
-        return replace(
-            placement,
-            micro_batch=best.prediction.load.batch,
-            micro_batches=best.prediction.load.micro_batches,
-            predicted=prediction_of(best, self._typical.source),
-            note=f"{told} {placed_note(self._spec, site, best, self._spec.concurrency)}".rstrip(),
-            costs=streaming_costs(costs, best),
-            sweep=best.prediction.sweep,
-        )
-
     def _with_pool(self, stages: Sequence[ExplicitStage], load: Load, requests: int) -> Placement:
-        sizes = StageSizes(self._spec, self._manifest, self._shape, load, requests)
-        return place_stages(self._spec, sizes, self._nodes, stages, load)
+        sizes = by_memory.StageSizes(self.spec, self._manifest, self._shape, load, requests)
+        return by_memory.place_stages(self.spec, sizes, self._nodes, stages, load)
 
     def _cluster(self, only: Sequence[NodeName]) -> SiteCluster:
         """The nodes that may serve, or only those named."""
-        spec = self._spec
+        spec = self.spec
         return site_cluster(
             [node for node in self._nodes.values() if not only or node.name in only],
             links_of(self._measured),
@@ -374,7 +307,7 @@ class _Site:
         )
 
     def _problem(self, site: SiteCluster) -> PlanProblem:
-        spec = self._spec
+        spec = self.spec
         options: dict[str, Any] = {
             "objective": _objective(spec),
             "sliced": spec.mode != "sequential",
@@ -393,27 +326,27 @@ class _Site:
         return site_problem(site, model_from_config(spec.model, self._manifest.config), **options)
 
     def _load(self, costs: Costs, cut: Cut) -> Load | None:
-        """Of at most `concurrency` requests the load with the highest rate on this cut; None when no load fits."""
-        if self._spec.mode == "sequential":
+        """The load with the highest rate on this cut, of at most `concurrency` requests; None when no load fits."""
+        if self.spec.mode == "sequential":
             return Load()
         many = Costs(replace(costs.problem, objective=Objective.AUTO))
         fitting = [load for load in self._loads(many) if not violations(many.decode(load), cut)]
         figures = [predict(many, load, cut) for load in fitting]
-        limit = self._spec.max_time_per_token_s
+        limit = self.spec.max_time_per_token_s
         in_time = [item for item in figures if limit is None or item.time_per_token_s <= limit]
         best = max(in_time or figures[:1], key=lambda item: item.throughput_tps, default=None)
         return None if best is None else best.load
 
     def _loads(self, costs: Costs) -> list[Load]:
-        """Those considered, the smallest first; with the spec's own number of micro-batches only such."""
-        wanted = self._spec.micro_batches
+        """The loads to consider, the smallest first; with the spec's own number of micro-batches only such."""
+        wanted = self.spec.micro_batches
         if not wanted:
             return loads(costs)
-        most = max(1, self._spec.concurrency // wanted)
+        most = max(1, self.spec.concurrency // wanted)
         return [Load(batch, wanted) for batch in sorted({min(load.batch, most) for load in loads(costs)})]
 
     def _without_plan(self, site: SiteCluster, shortage: Shortage, offer: str) -> Placement:
-        """By memory, if that has a placement: the planner wants measured links."""
+        """A placement by memory, if there is one: the planner wants measured links."""
         if shortage.constraint == "max_time_per_token":
             raise FailedPreconditionError(
                 f"max_time_per_token_s: {shortage.text}", field="max_time_per_token_s", reason="TOO_SLOW"
@@ -424,12 +357,19 @@ class _Site:
             text = f"no placement fits: {shortage.text}" + (f"; {offer}" if offer else "")
             raise ResourceExhaustedError(text, field=error.field, reason=error.reason) from None
         note = f"Placed by memory, since nothing can be planned: {shortage.text}."
-        return replace(placement, note=f"{note} {unused_links(site)}".rstrip())
+        return replace(placement, note=f"{note} {describe_planned.unused_links(site)}".rstrip())
 
 
 def _starting(spec: DeploymentSpec, candidates: Sequence[Candidate]) -> tuple[NodeName, ...]:
     """The nodes that would be considered if they were done with starting."""
     return tuple(n.name for n in candidates if n.connected and n.starting and n.name not in spec.exclude)
+
+
+def _fastest(costs: Costs, cut: Cut, loads: Sequence[StreamedLoad]) -> PlanResult | None:
+    """The plan of the load whose tokens cost least on a cut, streaming; None where none of `loads` fits."""
+    tried = [given_streaming(costs, cut, load) for load in loads]
+    fitting = [one for one in tried if one is not None and one.prediction is not None]
+    return min(fitting, key=_token_cost, default=None)
 
 
 def _token_cost(result: PlanResult) -> float:
@@ -447,7 +387,7 @@ def _without_links(measured: Mapping[NodeId, Measurements], lost: Lost) -> Mappi
 
 
 def _objective(spec: DeploymentSpec) -> Objective:
-    """In mode `sequential` one step is under way at a time: what matters is one request."""
+    """The planner's objective. In mode `sequential` one step is under way at a time, so a single request matters."""
     objective = Objective(spec.objective)
     one = objective.is_single or objective is Objective.ENERGY
     return objective if one or spec.mode != "sequential" else Objective.REQUEST

@@ -1,4 +1,4 @@
-"""What a deployment can go on with when nodes are lost: the others keep their layers where that is possible. Pure."""
+"""Placements to go on with when nodes are lost: the others keep their layers where that is possible. Pure."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from edgeshard_coordinator.core.values.candidate import Candidate
 Link = tuple[NodeId, NodeId]
 """Sender and receiver."""
 MOST_SPARES = 8
-"""Spare nodes that are tried for what was lost, standbys and those with the most free memory."""
+"""Spare nodes that are tried for lost stages, standbys and those with the most free memory."""
 MOST_WAYS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What a placement must do without: nodes, and links from one node to another."""
+    """The losses that a placement must do without: nodes, and links from one node to another."""
 
     nodes: frozenset[NodeId] = frozenset()
     links: frozenset[Link] = frozenset()
 
     @property
     def ends(self) -> list[NodeId]:
-        """Nodes of lost links: those of the most links first, and who receives before who sends."""
+        """The nodes of lost links: those of the most links first, and a receiver before a sender."""
         ends = [end for sender, receiver in sorted(self.links) for end in (receiver, sender)]
         return sorted(dict.fromkeys(ends), key=lambda end: -ends.count(end))
 
-    def crosses(self, stages: Sequence[NodeId]) -> bool:
-        """Whether a ring of these nodes has a stage on a lost node, or needs a lost link."""
+    def crosses(self, placement: Placement) -> bool:
+        """Whether the ring of a placement has a stage on a lost node, or needs a lost link."""
+        stages = [stage.node_id for stage in placement.stages]
         ring = zip(stages, (*stages[1:], stages[0]), strict=True)
         return bool(self.nodes & set(stages)) or any(a != b and (a, b) in self.links for a, b in ring)
 
@@ -49,7 +50,7 @@ class Survivors:
 
 
 def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost, exclude: Collection[str]) -> Survivors:
-    """Which stages stay, and which nodes could take the others."""
+    """The stages that stay, and the nodes that could take the others."""
     nodes: Mapping[NodeId, Candidate] = {node.node_id: node for node in candidates}
     kept = tuple(
         stage.node_id in nodes and nodes[stage.node_id].placeable and stage.node_id not in lost.nodes
@@ -62,15 +63,19 @@ def survivors(placement: Placement, candidates: Sequence[Candidate], lost: Lost,
         if node.placeable and node.node_id not in used | lost.nodes and node.name not in exclude
     ]
     spare.sort(key=lambda node: (node.warm is None, -node.free_bytes, node.name))
-    stages = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
-    return Survivors(stages, kept, tuple(node.name for node in spare[:MOST_SPARES]))
+    return Survivors(layers_of(placement), kept, tuple(node.name for node in spare[:MOST_SPARES]))
+
+
+def layers_of(placement: Placement) -> tuple[ExplicitStage, ...]:
+    """The layers of each node, as an operator would list them."""
+    return tuple(ExplicitStage(stage.node_name, stage.layers) for stage in placement.stages)
 
 
 def without_most(without: Callable[[Sequence[Link]], Placement], bad_links: Mapping[Link, float]) -> Placement:
-    """The placement without all bad links or, if there is none, without those of them that were bad last.
+    """The placement without all bad links or, if there is none, without the links that were bad last.
 
-    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises what `without`
-    raises for no bad link at all, or where even that does not help.
+    A link may have recovered unnoticed, and the one that was bad longest ago is the likeliest. Raises the error of
+    `without` for no bad link at all, or where even that does not help.
     """
     links = sorted(bad_links, key=lambda pair: bad_links[pair])
     try:
@@ -99,7 +104,7 @@ def cold_layers(
 
 
 def moved_bits(former: Placement, found: Placement, candidates: Sequence[Candidate]) -> str:
-    """Whether the nodes of a placement compute the bits of the one before, in words."""
+    """A note whether the nodes of a placement compute the bits of the one before."""
     prints = {node.node_id: node.facts.bits_fingerprint for node in candidates}
     before, after = ({stage.node_id for stage in placement.stages} for placement in (former, found))
     told = {prints.get(node_id, "") for node_id in before | after}
@@ -131,7 +136,7 @@ def _filled(
 
 
 def _merged(left: Survivors, holes: Sequence[int]) -> Iterator[tuple[ExplicitStage, ...]]:
-    """Each hole cut anywhere between the survivors beside it."""
+    """The ways in which each hole is cut between the survivors beside it."""
     runs = [list(run) for _, run in itertools.groupby(holes, key=lambda index: index - holes.index(index))]
     cuts = []
     for run in runs:

@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import ExplicitStage, Placement, Prediction
+from edgeshard.domain.deployments.placement import Placement, Prediction
 from edgeshard.domain.deployments.replan import Replan, ReplanReason
-from edgeshard.domain.deployments.traffic import WORTH_SAYING, Traffic
+from edgeshard.domain.deployments.traffic import WORTH_SAYING
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import NodeId
-from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.models.packed import NOTHING_HELD
-from edgeshard_coordinator.core.placement.by_memory import Placer
 from edgeshard_coordinator.core.placement.nearest_placement import without_held
-from edgeshard_coordinator.core.placement.repair import moved_bits
-from edgeshard_coordinator.core.values.candidate import Candidate
-from edgeshard_coordinator.core.values.measurements import Measurements
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer
+from edgeshard_coordinator.core.placement.repair import layers_of, moved_bits
 
 
-def planned_again(
-    placer: Placer,
-    spec: DeploymentSpec,
-    manifest: ModelManifest,
-    candidates: Sequence[Candidate],
-    measured: Mapping[NodeId, Measurements],
-    traffic: Traffic,
-    current: Placement,
-) -> Replan:
-    """What there is to gain. `candidates` count the memory that the current placement holds as free.
+def planned_again(placer: Placer, problem: PlacementProblem, current: Placement) -> Replan:
+    """The gain by another placement than the current one.
 
-    The source is the spec's or, while that is away, the node that has the head instead. Raises what the placer raises.
+    The source is the spec's or, while that is away, the node that has the head instead. Raises as the placer does.
     """
-    head = current.head
-    is_there = any(node.name == spec.source and node.placeable for node in candidates)
-    anew = spec if is_there else spec.model_copy(update={"source": head.node_name})
-    found = placer.place(anew, manifest, candidates, measured, traffic)
-    held = tuple(ExplicitStage(stage.node_name, stage.layers) for stage in current.stages)
-    here = spec.model_copy(update={"layers": held, "source": head.node_name})
+    head, candidates = current.head.node_name, problem.candidates
+    is_there = any(node.name == problem.spec.source and node.placeable for node in candidates)
+    anew = problem if is_there else problem.with_spec(source=head)
+    found = placer.place(anew)
     expected, note = current.predicted, ""
     try:
-        now = placer.place(here, manifest, candidates, measured, traffic)
+        now = placer.place(problem.with_spec(layers=layers_of(current), source=head))
         expected, note = now.predicted or expected, now.note if now.predicted is None else ""
     except EdgeShardError as error:
         # Such as a pool for all requests that does not fit: what was predicted when it was planned stands.
@@ -49,7 +33,7 @@ def planned_again(
     gain = _gain(expected, found.predicted)
     if gain is not None and gain < WORTH_SAYING and any(node.held != NOTHING_HELD for node in candidates):
         # What nodes hold decides where to move, not whether.
-        best = placer.place(anew, manifest, without_held(candidates), measured, traffic)
+        best = placer.place(replace(anew, candidates=without_held(candidates)))
         if (more := _gain(expected, best.predicted)) is not None and more >= WORTH_SAYING:
             found, gain = best, more
     found = replace(found, note=f"{found.note} {moved_bits(current, found, candidates)}".strip())
@@ -60,7 +44,8 @@ def planned_again(
 
 
 def judged(plan: Replan, *, force: bool = False) -> Replan:
-    """With the reason `WOULD_MOVE`, or why not. Only other layers do, with `force` whatever they gain."""
+    """The plan with the reason `WOULD_MOVE`, or the reason why it does not move. Only other layers move, with `force`
+    whatever their gain."""
     if is_same(plan.current, plan.found):
         reason = ReplanReason.SAME_LAYERS
     elif force or (plan.gain is not None and plan.gain >= WORTH_SAYING):

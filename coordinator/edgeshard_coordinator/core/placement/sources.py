@@ -1,4 +1,4 @@
-"""Which node is to be the source of a deployment that names none."""
+"""The source of a deployment that names none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     """The best placement over the sources there are: by its figures, or without any the one with most free memory.
 
     Of those nearly as good, it is the one whose nodes hold most of the model (`core.placement.nearest_placement`). A
-    source costs a plan, so no more of them are tried than nodes stand in for one that is lost. Raises what the first
-    one's placement raises where there is none at all, UnavailableError without a node to place on.
+    source costs a plan, so no more of them are tried than nodes stand in for a lost one. Where there is no placement at
+    all, raises as the first source's does; UnavailableError without a node to place on.
     """
     plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
@@ -63,8 +63,8 @@ def _nearest(
     again: Callable[[Placement], Placement],
     candidates: Sequence[Candidate],
 ) -> Placement:
-    """Of the placements nearly as good as the best of all sources, so that the margin is not given twice, the one that
-    leaves least to fetch and pack. `again` places for what nodes hold, from the same source."""
+    """The placement that leaves least to fetch and pack, of those nearly as good as the best of all sources, so that
+    the margin is not given twice. `again` places for the units that nodes hold, from the same source."""
     allowed = [placement for one in found if _is_near(one, best) and _is_near(placement := again(one), best)]
     return nearest([best, *allowed], lambda one: (False, 0.0), candidates)
 

@@ -10,7 +10,7 @@ from edgeshard.domain.deployments.placement import LengthsFrom
 from edgeshard.domain.deployments.traffic import Traffic
 
 DEFAULT_TOKENS = 128
-"""Of a prompt and of an answer, where nothing is known of either and the context allows."""
+"""Tokens of a prompt and of an answer, where nothing is known of either and the context allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Typical:
 
 
 def typical_request(spec: DeploymentSpec, max_context: int, traffic: Traffic) -> Typical:
-    """What the spec gives, else the means of the traffic, else `DEFAULT_TOKENS`; never more than the deployment takes.
+    """The lengths of the spec, else the means of the traffic, else `DEFAULT_TOKENS`; never more than the deployment
+    takes.
 
     Memory is reserved by the spec's limits, whatever is typical. Raises InvalidArgumentError naming the length for one
     that does not fit in `max_context` tokens.

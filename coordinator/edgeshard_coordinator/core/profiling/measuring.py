@@ -131,7 +131,7 @@ def told(state: State, action: TellMeasured) -> State:
 
 
 def forget_tries(state: State, node_id: NodeId) -> State:
-    """The node is another process now: what failed before may work."""
+    """Forget a node's tries: it is another process now, and may do what failed before."""
     tries = {
         sender: {receiver: known for receiver, known in pairs.items() if receiver != node_id}
         for sender, pairs in state.tries.items()
@@ -142,7 +142,7 @@ def forget_tries(state: State, node_id: NodeId) -> State:
 
 
 def settle(state: State, now: float) -> State:
-    """End the jobs of nodes that went away, those unanswered for too long, and those with nothing left to do."""
+    """End the jobs of nodes that went away, jobs unanswered for too long, and jobs with nothing left to do."""
     for job in state.jobs:
         node = state.nodes.get(job.node_id)
         if node is None or node.connection != job.connection:
@@ -169,17 +169,18 @@ def settle(state: State, now: float) -> State:
 
 
 def on_ticked(state: State, active_requests: int, now: float) -> State:
-    """Notice whether the site is busy, and begin with what the coordinator wants measured by itself.
+    """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
-    Those are links nobody has measured and layers that a node lacks, when the site has been quiet for long enough, and
-    layers measured on a busy node, when that node has: its measuring disturbs no other.
+    It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
+    and of layers measured on a busy node, when that node has been quiet: its measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
 
 
 def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: float) -> State:
-    """After a restart, with the store's models by the digests of their manifests: which of them nodes are measured for.
+    """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
+    manifests.
 
     Layers that were measured on busy nodes are to be measured again.
     """
@@ -210,11 +211,8 @@ def _probing(state: State, active_requests: int, now: float) -> State:
         sender = placeable[position]
         peers = _missing(state, sender, placeable, now)
         if peers:
-            count = state.probe_count + 1
-            uid = f"{state.instance}-{count}"
-            job = Job(uid, sender, state.nodes[sender].connection, peers=peers, own=True)
             # Nodes take turns, so that one node's links do not all come before another's.
-            return replace(state, jobs=(job,), probe_turn=position + 1, probe_count=count)
+            return replace(missing_profiles.with_own_job(state, sender, peers=peers), probe_turn=position + 1)
     measuring = missing_profiles.begun(state, now)
     if measuring is not state and not any(_missing(state, sender, placeable, now) for sender in placeable):
         return measuring
@@ -243,7 +241,7 @@ def actions(state: State) -> Iterator[Action]:
 
 def _peers(state: State, job: Job) -> Iterator[NodeId]:
     """The nodes that a job still has to probe, one by one: at every event every job is asked for the first."""
-    links = state.measured[job.node_id].links if job.node_id in state.measured else {}
+    links = state.links_from(job.node_id)
     for node_id in job.peers if job.peers is not None else state.nodes:
         if node_id in job.asked or node_id == job.node_id or not state.is_placeable(node_id):
             continue
@@ -253,9 +251,7 @@ def _peers(state: State, job: Job) -> Iterator[NodeId]:
 
 def _missing(state: State, sender: NodeId, placeable: Sequence[NodeId], now: float) -> tuple[NodeId, ...]:
     """A batch of the links from a node that may be tried now."""
-    known = state.measured.get(sender)
-    links = known.links if known is not None else {}
-    tries = state.tries.get(sender, {})
+    links, tries = state.links_from(sender), state.tries.get(sender, {})
     found: list[NodeId] = []
     for receiver in placeable:
         if receiver == sender or receiver in links:
@@ -275,7 +271,7 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
-    """After a measurement of layers: due again as long as it was disturbed, but so often only."""
+    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
@@ -295,13 +291,11 @@ def _retaking(state: State, now: float) -> State:
     """Begin with the first that is due."""
     for item in state.retakes:
         if item.attempts < state.timings.retake_attempts and now >= item.not_before and _idle(state, item, now):
-            count = state.probe_count + 1
-            connection = state.nodes[item.node_id].connection
-            job = Job(f"{state.instance}-{count}", item.node_id, connection, item.command, peers=(), own=True)
-            delay = min(state.timings.retake_limit_s, state.timings.retake_first_s * 2.0 ** (item.attempts + 1))
-            later = replace(item, attempts=item.attempts + 1, not_before=now + delay)
+            attempts = item.attempts + 1
+            later = replace(item, attempts=attempts, not_before=now + missing_profiles.retake_delay(state, attempts))
             others = tuple(other for other in state.retakes if other is not item)
-            return replace(state, jobs=(job,), probe_count=count, retakes=(*others, later))
+            measuring = missing_profiles.with_own_job(state, item.node_id, item.command)
+            return replace(measuring, retakes=(*others, later))
     return state
 
 
@@ -316,9 +310,8 @@ def _idle(state: State, item: Retake, now: float) -> bool:
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:
-    """After a probe: links that failed are due again later, after a longer delay each time."""
-    timings, known = state.timings, state.measured.get(sender)
-    links = known.links if known is not None else {}
+    """The state after a probe: links that failed are due again later, after a longer delay each time."""
+    timings, links = state.timings, state.links_from(sender)
     tries = dict(state.tries.get(sender, {}))
     for receiver in receivers:
         attempts = tries.pop(receiver, ProbeTry(0, 0.0)).attempts
@@ -331,9 +324,9 @@ def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float
 
 def _not_measured(state: State, sender: NodeId, receivers: Sequence[NodeId], since: float) -> Iterator[NodeId]:
     """The receivers without a link in any report since then."""
-    known = state.measured.get(sender)
+    links = state.links_from(sender)
     for receiver in receivers:
-        link = known.links.get(receiver) if known is not None else None
+        link = links.get(receiver)
         if link is None or link.reported_at < since:
             yield receiver
 

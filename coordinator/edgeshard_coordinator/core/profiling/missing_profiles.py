@@ -1,4 +1,4 @@
-"""What nobody has measured of a node yet, and having its layers measured without anybody's asking. Pure.
+"""Profiles and links that nobody has measured of a node yet, and the coordinator's own measuring of layers. Pure.
 
 A model counts as wanted, with weights kept in a certain way, where another node was measured for it or a deployment
 runs it. A node that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has
@@ -19,11 +19,10 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode,
 
 
 class Unknown:
-    """What is not known of the nodes of one state; made once for all of them."""
+    """The unknown figures of the nodes of one state; made once for all of them."""
 
     def __init__(self, state: State) -> None:
-        self._measured = state.measured
-        self._configs = state.configs
+        self._state = state
         self._placeable = frozenset(node.node_id for node in state.nodes.values() if node.placeable)
         self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
         self._quick: dict[ProfileKey, bool] = {}
@@ -34,24 +33,23 @@ class Unknown:
                     self._quick[key] = self._quick.get(key, True) and profile.value.quick
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
-        """What the node would be asked for: first what is deployed. In full where another node was measured in full."""
-        known = self._measured.get(node.node_id)
+        """The measurements that the node would be asked for, first of deployed models; in full where another node was
+        measured in full."""
+        known = self._state.measured.get(node.node_id)
         wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
         return [
-            MeasureCompute(self._configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
+            MeasureCompute(self._state.configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
             for shape, dtype, kept in wanted
             if (known is None or (shape, dtype, kept) not in known.profiles) and _can_keep(node, kept is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
         """The nodes to which layers can be placed and the way from this one is not measured."""
-        known = self._measured.get(node.node_id)
-        return self._placeable.difference(known.links if known is not None else (), (node.node_id,))
+        return self._placeable.difference(self._state.links_from(node.node_id), (node.node_id,))
 
     def link_count(self, node: KnownNode) -> int:
-        """How many `links` gives; cheap also for thousands of nodes that know few links."""
-        known = self._measured.get(node.node_id)
-        there = self._placeable.intersection(known.links) if known is not None else ()
+        """The number of `links`; cheap also for thousands of nodes that know few links."""
+        there = self._placeable.intersection(self._state.links_from(node.node_id))
         return len(self._placeable) - len(there) - (node.node_id in self._placeable)
 
     def _keys_deployed(self, node: KnownNode) -> Iterator[ProfileKey]:
@@ -61,7 +59,7 @@ class Unknown:
 
 
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
-    """Whether nothing is left to measure of these nodes: their links, and the layers of those that do not serve."""
+    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that do not serve."""
     unknown, taken = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
@@ -97,7 +95,8 @@ def begun(state: State, now: float) -> State:
 
 
 def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) -> State:
-    """After a measurement of layers: what gave a profile is over, and one that was `interrupted` was no attempt."""
+    """The state after a measurement of layers: one that gave a profile is over, and one that was `interrupted` was no
+    attempt."""
     tries, key, known = state.profile_tries.get(job.node_id, {}), key_asked(command), state.measured.get(job.node_id)
     tried = tries.get(key)
     if tried is None:
@@ -111,16 +110,29 @@ def ended(state: State, job: Job, command: MeasureCompute, interrupted: bool) ->
 
 
 def forgotten(state: State, node_id: NodeId) -> State:
-    """The node is another process now: what failed before may work."""
+    """The state without a node's tries: it is another process now, and may do what failed before."""
     return _with_tries(state, node_id, {})
 
 
 def _asked(state: State, node: KnownNode, command: MeasureCompute, attempts: int, now: float) -> State:
-    timings, count = state.timings, state.probe_count + 1
-    delay = min(timings.retake_limit_s, timings.retake_first_s * 2.0**attempts)
+    delay = retake_delay(state, attempts)
     tries = {**state.profile_tries.get(node.node_id, {}), key_asked(command): ProbeTry(attempts + 1, now + delay)}
-    job = Job(f"{state.instance}-{count}", node.node_id, node.connection, command, peers=(), own=True)
-    return _with_tries(replace(state, jobs=(job,), probe_count=count), node.node_id, tries)
+    return _with_tries(with_own_job(state, node.node_id, command), node.node_id, tries)
+
+
+def with_own_job(
+    state: State, node_id: NodeId, compute: MeasureCompute | None = None, peers: tuple[NodeId, ...] = ()
+) -> State:
+    """The state in which a node is to measure something that nobody waits for."""
+    count = state.probe_count + 1
+    connection = state.nodes[node_id].connection
+    job = Job(f"{state.instance}-{count}", node_id, connection, compute, peers, own=True)
+    return replace(state, jobs=(job,), probe_count=count)
+
+
+def retake_delay(state: State, attempts: int) -> float:
+    """Seconds until layers are measured again that were measured so often before."""
+    return min(state.timings.retake_limit_s, state.timings.retake_first_s * 2.0**attempts)
 
 
 def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]) -> State:

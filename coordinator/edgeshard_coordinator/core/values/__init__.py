@@ -1,1 +1,1 @@
-"""What the coordinator knows, what happens to it and what it wants done, as values."""
+"""The coordinator's state, events and actions, as values."""

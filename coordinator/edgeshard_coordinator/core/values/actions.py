@@ -1,4 +1,4 @@
-"""What the coordinator wants done. An executor performs actions and reports what came of them as events."""
+"""The coordinator's actions. An executor performs them and reports their outcomes as events."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SaveNode:
 
 @dataclass(frozen=True, slots=True)
 class SaveMeasurements:
-    """Write all of a node's measurements in place of those on disk."""
+    """Write all of a node's measurements, in place of those on disk."""
 
     node_id: NodeId
     measurements: Measurements
@@ -106,7 +106,7 @@ class EndService:
 
 @dataclass(frozen=True, slots=True)
 class Replan:
-    """Find a placement without what is lost, from the state of `version`; answered by Replanned."""
+    """Find a placement without the losses, from the state of `version`; answered by Replanned."""
 
     deployment: DeploymentName
     uid: str

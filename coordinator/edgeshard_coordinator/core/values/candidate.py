@@ -1,4 +1,4 @@
-"""Nodes as a placer sees them, and what stages hold there."""
+"""Nodes as a placer sees them, and the memory of stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgeshard.domain.nodes.profile import DiskProfile
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node as a placer sees it. `free_bytes` is its memory budget less what other deployments hold there.
+    """A node as a placer sees it. `free_bytes` is its memory budget less the memory that other deployments hold there.
 
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
     of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the

@@ -1,4 +1,4 @@
-"""What happens to the coordinator. Every event carries its time (`now`, monotonic seconds) as a value."""
+"""The coordinator's events. Every event carries its time (`now`, monotonic seconds) as a value."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class NodeRemoved:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatsReceived:
-    """Of nodes whose control streams are open, together because there are many; a node's newest one."""
+    """The newest heartbeats of nodes whose control streams are open, together because there are many."""
 
     heartbeats: tuple[Heartbeat, ...]
     now: float
 
     @property
     def rough_bytes(self) -> int:
-        """By hand, because the ring of events would walk through all of them ten times a second."""
+        """The rough size, by hand, because the ring of events would walk through all of them ten times a second."""
         return sum(450 + 1000 * len(heartbeat.stages) for heartbeat in self.heartbeats)
 
 
@@ -125,7 +125,7 @@ class ReplanRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRequested:
-    """It takes effect when it is on disk."""
+    """An operator deletes a deployment. It takes effect when it is on disk."""
 
     deployment: DeploymentName
     operation: ServedOperation
@@ -199,7 +199,7 @@ class DeploymentForgotten:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """What a deployment can go on with: a placement found from the state of `version`, or why there is none."""
+    """The outcome of a Replan: a placement found from the state of `version`, or the error why there is none."""
 
     deployment: DeploymentName
     uid: str
@@ -229,7 +229,7 @@ class ActionIssued:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Nothing happened but time. `active_requests` are those the site is serving."""
+    """Time has passed. `active_requests` are those that the site is serving."""
 
     now: float
     active_requests: int = 0

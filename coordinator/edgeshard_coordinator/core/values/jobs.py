@@ -1,4 +1,4 @@
-"""What nodes are asked to measure, as values; `core.profiling.measuring` decides about them."""
+"""Measurements that nodes are asked for, as values; `core.profiling.measuring` decides about them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTry:
-    """How often a link's probe, or a measurement of layers, gave nothing, and the earliest time of another."""
+    """The number of failed probes of a link, or measurements of layers, and the earliest time of another."""
 
     attempts: int
     not_before: float
@@ -62,9 +62,9 @@ class ProbeTry:
 
 @dataclass(frozen=True, slots=True)
 class Retake:
-    """A node's layers that were measured while it was busy: what is asked of it again, not before a time.
+    """A command for layers that a node measured while it was busy, to be sent again from a time on.
 
-    `attempts` counts how often it was asked again already.
+    `attempts` counts how often it was sent again already.
     """
 
     node_id: NodeId

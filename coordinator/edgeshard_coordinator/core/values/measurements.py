@@ -1,4 +1,4 @@
-"""What nodes measured of themselves and of their links, as the coordinator keeps it."""
+"""Nodes' measurements of themselves and of their links, as the coordinator keeps them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,16 @@ class Reported(Generic[ValueT]):
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Of one node: its times by model and weights, and its links by receiver. All profiles are of one device."""
+    """The measurements of one node: its times by model and weights, and its links by receiver. All profiles are of one
+    device."""
 
     profiles: Mapping[ProfileKey, Reported[ComputeProfile]] = field(default_factory=dict)
     links: Mapping[NodeId, Reported[LinkProfile]] = field(default_factory=dict)
     saved: bool = True
 
     def reported(self, report: ProfileReport, now: float) -> Measurements:
-        """With a new report. Profiles of another fingerprint than the newest are of a former device, and dropped."""
+        """The measurements with a new report. Profiles of another fingerprint than the newest are of a former device,
+        and dropped."""
         fresh = {key_of(profile): Reported(profile, now) for profile in report.compute}
         kept = dict(self.profiles)
         if report.compute:
@@ -53,7 +55,7 @@ class Measurements:
         return Measurements(kept, {**self.links, **links}, saved=False)
 
     def of_new_device(self) -> Measurements:
-        """After the node's hardware or software changed: its times no longer hold."""
+        """The measurements after the node's hardware or software changed: its times no longer hold."""
         return replace(self, profiles={}, saved=False) if self.profiles else self
 
 
@@ -62,7 +64,7 @@ def key_of(profile: ComputeProfile) -> ProfileKey:
 
 
 def key_asked(command: MeasureCompute) -> ProfileKey:
-    """Of the profile that a command has measured."""
+    """The key of the profile that a command has measured."""
     return config_hash(command.config), command.dtype, command.quantisation
 
 
@@ -99,7 +101,7 @@ def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
 
 
 def without_nodes(measured: Mapping[NodeId, Measurements], gone: Iterable[NodeId]) -> Mapping[NodeId, Measurements]:
-    """Without nodes that are no longer known, and the links to them."""
+    """The measurements without nodes that are no longer known, and without the links to them."""
     lost = frozenset(gone)
     if not lost:
         return measured

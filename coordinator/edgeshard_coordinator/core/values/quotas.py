@@ -1,4 +1,4 @@
-"""What one identity may use of a site: how many requests at once, tokens a minute, and the highest priority.
+"""The share of one identity of a site: its requests at once, its tokens a minute, and its highest priority.
 
 An identity is a certificate's role and id, such as `client/app`, or `key/app` of an API key; '' is everyone in
 plaintext.
@@ -17,11 +17,11 @@ from edgeshard.domain.ids import check_name
 QUEUED_PER_SLOT = 4
 """Requests that may wait at a head for each one that may run; more are refused at once."""
 QUEUED_OF_ONE = 2
-"""Of these, how many one identity may have, unless a quota says otherwise: the others have the rest."""
+"""Of these, the number that one identity may have, unless a quota says otherwise: the others have the rest."""
 EVERYONE_ELSE = "*"
 MOST_IDENTITIES = 10_000
 KEY_ROLE = "key"
-"""Of API keys, which have no certificate."""
+"""The role of API keys, which have no certificate."""
 _ROLES = (Role.CLIENT, Role.OPERATOR, KEY_ROLE)
 _LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), "max_priority": (-10, 10)}
 """Least and most of each key."""
@@ -29,9 +29,9 @@ _LIMITS = {"requests": (1, 1_000_000), "tokens_per_minute": (1, 1_000_000_000), 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What is None was not given.
+    """The limits of an identity; None where one was not given.
 
-    `requests` at once, at all deployments together; in its absence an identity has a share of each deployment's.
+    `requests` are at once, at all deployments together; in its absence an identity has a share of each deployment's.
     `tokens_per_minute` counts those of prompts and new ones. `max_priority` is the highest that a request may have.
     """
 
@@ -42,7 +42,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Those that are `named`, and what counts for all others."""
+    """The quotas of the `named` identities, and that of all others."""
 
     named: Mapping[str, Quota] = field(default_factory=dict)
     others: Quota = Quota()
@@ -51,12 +51,18 @@ class Quotas:
         return self.named.get(identity, self.others)
 
     def max_priority_of(self, identity: str) -> int:
-        """A client that asks for more would make all others wait, so it needs somebody's word for it."""
+        """The highest priority of an identity. A client that asks for more would make all others wait, so it needs a
+        quota for it."""
         given = self.of(identity).max_priority
         if given is not None:
             return given
         is_client = identity.startswith((f"{Role.CLIENT}/", f"{KEY_ROLE}/"))
         return 0 if is_client else _LIMITS["max_priority"][1]
+
+
+def most_requests(concurrency: int) -> int:
+    """The number of requests that may run or wait at a deployment that computes `concurrency` of them at once."""
+    return concurrency * (1 + QUEUED_PER_SLOT)
 
 
 def parse_quotas(document: Mapping[str, Any], what: str) -> Quotas:

@@ -1,7 +1,7 @@
 """Seals in files of lines: each holds a code, made with a key, of the lines since the seal before it, and of that seal.
 
-So whoever has the key finds a line that was changed, removed or added, and a file that is missing between two others.
-A seal is a line too: HMAC-SHA256 of the log's name, the seal before, how many lines there were, and their sha256.
+With the key, anybody finds a line that was changed, removed or added, and a file that is missing between two others. A
+seal is a line too: HMAC-SHA256 of the log's name, the seal before, the number of lines, and their sha256.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SealKey:
 
     @property
     def id(self) -> str:
-        """By which seals of another key are told apart; it tells nothing of the secret."""
+        """The id that tells seals of different keys apart; it tells nothing of the secret."""
         return hmac.digest(self.secret, b"edgeshard audit key id", "sha256").hex()[:16]
 
     def code(self, log: str, before: str, lines: int, digest: str) -> str:
@@ -53,7 +53,8 @@ class Seal:
 
 
 def seal_of(line: bytes) -> Seal | None:
-    """None for any other line, also for a seal that was cut off: that is a line like others, and sealed with them."""
+    """The seal of a line; None for any other line. A seal that was cut off is a line like others, and sealed with
+    them."""
     match = _SEAL.fullmatch(line)
     if match is None:
         return None
@@ -98,10 +99,10 @@ class Chain:
 def check_files(
     key: SealKey, log: str, files: Sequence[tuple[str, bytes]], head: str | None, *, is_whole: bool
 ) -> tuple[AuditCheck, ...]:
-    """What is to be said of each file, given by name and content from the oldest to the newest.
+    """The verdict on each file, given by name and content from the oldest to the newest.
 
-    `head` is the newest seal that the writer knows of, None where it has written nothing yet. `is_whole` says that
-    no file was given up for its age: then the oldest begins the log.
+    `head` is the newest seal that the writer knows of, None where it has written nothing yet. `is_whole` says that no
+    file was given up for its age: then the oldest begins the log.
     """
     reader = _Reader(key, log, head="" if is_whole else None)
     checks = [reader.read(name, content, is_newest=name == files[-1][0]) for name, content in files]
@@ -143,7 +144,7 @@ class _Reader:
         return AuditCheck(name, len(lines), sealed)
 
     def _fault(self, seal: Seal, lines: Sequence[bytes], *, is_first: bool) -> str:
-        """Why a seal is not that of the lines before it, "" where it is."""
+        """The fault of a seal that is not that of the lines before it, "" where it is."""
         if seal.key_id != self._key.id:
             return "it is sealed with another key than the site's authority has now"
         code = self._key.code(self._log, seal.before, seal.lines, sha256(b"".join(lines)).hexdigest())
@@ -155,5 +156,5 @@ class _Reader:
 
 
 def _last_seal(lines: Sequence[bytes]) -> str:
-    """So that what is wrong with one file is not said of the next."""
+    """The last seal of a file, so that the fault of one file is not told of the next."""
     return next(seal.code for seal in map(seal_of, reversed(lines)) if seal is not None)

@@ -1,4 +1,4 @@
-"""Everything the coordinator knows, as one frozen value, and what must always hold of it."""
+"""The coordinator's whole state as one frozen value, and its invariants."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 from edgeshard.domain.control.commands import NO_TERM, Term
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, disk_of
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, disk_of
 
 NO_EPOCH = Epoch(0)
-"""Below every epoch there is."""
+"""An epoch below all that there are."""
 HeldStage = tuple[DeploymentName, Epoch]
 """A stage as `ReleaseStage` names it."""
 
@@ -32,12 +33,11 @@ class Timings:
     unconnected_s: float = 60.0
     """A node that registered and has not connected by then is forgotten."""
     lease_s: float = 10.0
-    """How long nodes may take to come back where the coordinator itself may have been at fault
-    (`core.nodes.lost_nodes`)."""
+    """Time for nodes to come back where the coordinator itself may have been at fault (`core.nodes.lost_nodes`)."""
     stall_s: float = 1.5
     """Ticks come every half second; two further apart say that the coordinator stood still."""
     activate_timeout_s: float = 60.0
-    """From every stage prepared to an attached head."""
+    """Time from every stage prepared to an attached head."""
     suspect_wait_s: float = 0.75
     suspect_silence_s: float = 1.0
     """A node is taken for lost if it was silent from the second before a link of it is suspect until this long
@@ -45,9 +45,9 @@ class Timings:
     suspect_limit_s: float = 2.0
     """If by then the nodes of a suspect link have not both been heard, that which was heard before is lost."""
     bad_link_s: float = 60.0
-    """How long a link that was at fault is remembered."""
+    """Time for which a link that was at fault is remembered."""
     reattach_timeout_s: float = 5.0
-    """How long a head that detached may take to attach again at the same epoch."""
+    """Time in which a head that detached may attach again at the same epoch."""
     load_timeout_s: float = 600.0
     """A node that loads a stage and shows no progress for so long is taken for lost."""
     retry_first_s: float = 1.0
@@ -55,15 +55,16 @@ class Timings:
     """A deployment that was ready and failed to load again retries after the first delay, doubled up to the limit."""
     measure_timeout_s: float = 3600.0
     probe_timeout_s: float = 120.0
-    """For the layers of a model, and for one batch of links."""
+    """Time for the layers of a model, and for one batch of links."""
     probe_quiet_s: float = 5.0
-    """How long the site must have been quiet before the coordinator has links and layers measured by itself."""
+    """Time for which the site must have been quiet before the coordinator has links and layers measured by itself."""
     probe_retry_first_s: float = 10.0
     probe_retry_limit_s: float = 600.0
     probe_attempts: int = 6
     """A link whose probe fails is tried again with these delays, and then no more until one of its nodes restarts."""
     retake_quiet_s: float = 30.0
-    """How long others must have left a node alone before layers that it measured while busy are measured again."""
+    """Time for which others must have left a node alone before layers that it measured while busy are measured
+    again."""
     retake_first_s: float = 60.0
     retake_limit_s: float = 3600.0
     retake_attempts: int = 6
@@ -94,13 +95,14 @@ class KnownNode:
     """When others last took more of its cores than a measurement bears; until it was heard of, its connection."""
     stages: tuple[StageStatus, ...] = ()
     reported: bool = False
-    """Whether it has said over this connection what it holds."""
+    """Whether it has sent a heartbeat over this connection."""
     huge_pages: HugePages | None = None
     packed: tuple[int, ...] = ()
     """Ids of the units that it keeps packed. Not on disk."""
     saved: bool = False
     released: frozenset[HeldStage] = frozenset()
-    """What this connection was told to release and the node still names: it was sent before, or is under way."""
+    """Stages that this connection was told to release and the node still names: the heartbeat was sent before, or the
+    release is under way."""
     excused: bool = False
     """Whether a silence of it was put down to the coordinator since it was last heard."""
     unknown_stages_told: bool = False
@@ -118,7 +120,7 @@ class KnownNode:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one command is: the connection it was last sent on (0: not yet), and whether it was answered."""
+    """The progress of one command: the connection it was last sent on (0: not yet), and whether it was answered."""
 
     sent_on: int = 0
     done: bool = False
@@ -151,11 +153,11 @@ class EndedService:
 
 @dataclass(frozen=True, slots=True)
 class SuspectLink:
-    """A link that carries nothing, as the node of its sending stage reported at `since`, and why it says so. Where
-    `sender` is None it is the coordinator's own, to the head of the deployment: both stages are 0.
+    """A link that carries nothing, as the node of its sending stage reported at `since`, with the reason it gave. Where
+    `sender` is None the link is the coordinator's own, to the head of the deployment: both stages are 0.
 
-    Nothing is decided while the coordinator itself stands still: what it does not look at from `checked_at` on moves
-    `since`.
+    Nothing is decided while the coordinator itself stands still: a time that it does not look at, from `checked_at` on,
+    moves `since`.
     """
 
     deployment: DeploymentName
@@ -185,7 +187,8 @@ class StandbyChoice:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What a node is to keep in memory for a deployment: layers, or nothing any more. `number` is its command's.
+    """The layers that a node is to keep in memory for a deployment, or None to keep nothing any more. `number` is that
+    of its command.
 
     Of its memory `reserved_bytes` count as taken.
     """
@@ -210,7 +213,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRecord:
-    """A deployment, what was asked of its nodes for the current epoch, and what of it is on disk.
+    """A deployment, the progress of its commands for the current epoch, and the part of it that is on disk.
 
     `uid` tells it from an earlier deployment of the same name. `revision` counts changes that must be saved; `saving`
     is the newest one handed to the disk and `saved_epoch` the newest epoch known to be there.
@@ -232,14 +235,14 @@ class DeploymentRecord:
     deadline: float | None = None
     """When LOADING or ACTIVATING has taken too long."""
     loaded_bytes: int = 0
-    """What the nodes have fetched of it, as they last said while it was loading."""
+    """Bytes of it that the nodes have fetched, as they last said while it was loading."""
     not_before: float = 0.0
     """Earliest time WAITING may end."""
     failed_attempts: int = 0
     adoptable: bool = False
     """Its nodes may still hold this very epoch, from before the coordinator's restart."""
     was_ready: bool = False
-    """Before that restart, at the epoch that it began with."""
+    """Whether it was ready before that restart, at the epoch that it began with."""
     avoided: frozenset[NodeId] = frozenset()
     """Nodes that failed to load it since it last was ready."""
     planned_for: int = -1
@@ -257,13 +260,13 @@ class DeploymentRecord:
     operations: tuple[ServedOperation, ...] = ()
     """Saved in one transaction with the record, and dropped from here once that is done or has failed."""
     delete_revision: int = 0
-    """From this revision on the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
+    """The revision from which the disk has it as deleting, which it is once that is there; 0 while nobody asked."""
     move: Move | None = None
     former: Placement | None = None
-    """What it had before it moved, until it is ready with what it has: it goes back where that fails. Not on disk."""
+    """The placement before its move, until it is ready with the new one: it goes back where that fails. Not on disk."""
     forgetting: bool = False
     shape: str = ""
-    """Of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
+    """The shape of its model, by which `State.configs` has the config; "" where that is not known. Not on disk."""
 
     @property
     def name(self) -> DeploymentName:
@@ -288,7 +291,7 @@ class DeploymentRecord:
 
     @property
     def on_disk(self) -> DeploymentRecord:
-        """What the disk is told: a deletion and a move take effect when they are there."""
+        """The record that the disk gets: a deletion and a move take effect when they are there."""
         if self.delete_revision:
             return replace(self, phase=DeploymentPhase.DELETING)
         if self.move is not None:
@@ -314,7 +317,7 @@ class State:
     """Last epoch of each deployment that is gone: a name used again starts above it, so an epoch never comes twice."""
     measured: Mapping[NodeId, Measurements] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
-    """In the order they were asked for."""
+    """Jobs in the order in which they were asked for."""
     told: tuple[Measured, ...] = ()
     """Jobs that ended, until the operator's call is told."""
     tries: Mapping[NodeId, Mapping[NodeId, ProbeTry]] = field(default_factory=dict)
@@ -336,15 +339,27 @@ class State:
     ticked_at: float | None = None
     """When the newest tick came; None before the first."""
     frozen_until: float = 0.0
-    """Before that, no node is taken for lost (`core.nodes.lost_nodes`)."""
+    """The time before which no node is taken for lost (`core.nodes.lost_nodes`)."""
     awaited: Mapping[NodeId, float] = field(default_factory=dict)
     """Nodes that are away and whose deployments do not break before a time."""
     vanished: tuple[tuple[NodeId, float], ...] = ()
-    """Whose control streams ended in the last seconds, and when."""
+    """Nodes whose control streams ended in the last seconds, and when."""
     probe_turn: int = 0
-    """Which node's missing links are looked for next, and `probe_count` how often the coordinator had some measured."""
+    """The position of the node whose missing links are looked for next. `probe_count` counts the coordinator's own
+    measurements."""
     probe_count: int = 0
     version: int = 0
+
+    def with_record(self, record: DeploymentRecord) -> State:
+        return replace(self, deployments={**self.deployments, record.name: record})
+
+    def with_node(self, node: KnownNode) -> State:
+        return replace(self, nodes={**self.nodes, node.node_id: node})
+
+    def links_from(self, node_id: NodeId) -> Mapping[NodeId, Reported[LinkProfile]]:
+        """The measured links of a node, by receiver."""
+        known = self.measured.get(node_id)
+        return {} if known is None else known.links
 
     def is_connected(self, node_id: NodeId) -> bool:
         node = self.nodes.get(node_id)
@@ -364,10 +379,25 @@ class State:
         return next((item.failure for item in self.refused if item.operation_id == operation_id), None)
 
     def find_node(self, name_or_id: str) -> KnownNode | None:
-        """By id, or by name; of two nodes with one name the connected one."""
+        """The node with this id, else with this name; of two with one name the connected one."""
         by_id = self.nodes.get(NodeId(name_or_id))
         named = [node for node in self.nodes.values() if node.name == name_or_id]
         return by_id or next((node for node in named if node.connected), named[0] if named else None)
+
+    def node_named(self, name_or_id: str) -> KnownNode:
+        """The node with this id or name, as `find_node`. Raises NotFoundError naming `node`."""
+        node = self.find_node(name_or_id)
+        if node is None:
+            raise NotFoundError(f"node: there is no node {name_or_id[:80]!r}", field="node")
+        return node
+
+    def deployment_named(self, name: str, field: str = "name") -> DeploymentRecord:
+        """The deployment of this name. Raises NotFoundError naming `field`, the one of a request that the name comes
+        from."""
+        record = self.deployments.get(DeploymentName(name))
+        if record is None:
+            raise NotFoundError(f"{field}: there is no deployment {name[:80]!r}", field=field)
+        return record
 
     def first_epoch(self, name: DeploymentName) -> Epoch:
         """The epoch a new deployment of this name starts at: above every one a node may still hold."""
@@ -440,7 +470,7 @@ def missing_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...
 
 
 def lost_nodes(state: State, record: DeploymentRecord) -> tuple[NodeName, ...]:
-    """Those of them that are not awaited: without these its epoch cannot go on."""
+    """Names of its missing nodes that are not awaited: without these its epoch cannot go on."""
     stages = record.placement.stages
     gone = (stage for stage in stages if stage.node_id not in state.awaited and not state.is_placeable(stage.node_id))
     return tuple(stage.node_name for stage in gone)

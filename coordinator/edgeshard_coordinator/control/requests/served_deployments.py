@@ -1,0 +1,82 @@
+"""The deployment that serves under a name, and the head that its requests go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from edgeshard.domain.deployments.deployment import DeploymentPhase
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import DeploymentName
+from edgeshard_coordinator.control.requests.running_request import Attachment
+from edgeshard_coordinator.core.values.state import DeploymentRecord, State
+
+
+class ServedDeployments:
+    """`state` gives the newest state; `attachments` are the streams of the heads that are attached, as they change."""
+
+    def __init__(self, state: Callable[[], State], attachments: Mapping[DeploymentName, Attachment]) -> None:
+        self._state = state
+        self._attachments = attachments
+
+    def records(self) -> tuple[DeploymentRecord, ...]:
+        return tuple(self._state().deployments.values())
+
+    def ready(self) -> list[DeploymentRecord]:
+        return [record for record in self.records() if record.phase is DeploymentPhase.READY]
+
+    def find(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
+        """The deployment that serves `model`, by its name or its model's, and can be asked now. With `only`,
+        deployments count whose name or model is among these names, as if there were no others.
+
+        Raises NotFoundError, InvalidArgumentError, UnavailableError or FailedPreconditionError naming `model`.
+        """
+        record = self.record_of(model, only)
+        self.attachment_of(record, may_wait=False)
+        return record
+
+    def record_of(self, model: str, only: frozenset[str] | None = None) -> DeploymentRecord:
+        """The deployment that serves under this name. Raises NotFoundError or InvalidArgumentError naming `model`."""
+        records = [r for r in self._state().deployments.values() if r.phase is not DeploymentPhase.DELETING]
+        if only is not None:
+            records = [record for record in records if not only.isdisjoint((record.name, record.model))]
+        by_name = next((record for record in records if record.name == model), None)
+        if by_name is not None:
+            return by_name
+        serving = [record for record in records if record.model == model]
+        if len(serving) == 1:
+            return serving[0]
+        if serving:
+            names = ", ".join(record.name for record in serving)
+            raise InvalidArgumentError(
+                f"model {model} is served by several deployments; name one of {names}", field="model"
+            )
+        served = ", ".join(sorted(record.name for record in records)) or "nothing"
+        raise NotFoundError(
+            f"model {model[:80]!r} is not served here; served: {served}", field="model", reason="MODEL_NOT_SERVED"
+        )
+
+    def attachment_of(self, record: DeploymentRecord, *, may_wait: bool) -> Attachment | None:
+        """The stream of the deployment's head at its present epoch. None where there is none yet and a request
+        `may_wait` for it, since the deployment has been ready before.
+
+        Raises UnavailableError or FailedPreconditionError naming `model`.
+        """
+        attachment = self._attachments.get(record.name)
+        is_there = attachment is not None and attachment.epoch == record.epoch
+        if is_there and (may_wait or record.phase is DeploymentPhase.READY):
+            return attachment
+        if record.phase is DeploymentPhase.FAILED:
+            why = record.failure.message if record.failure else "unknown"
+            raise FailedPreconditionError(
+                f"deployment {record.name} failed: {why}; delete it and deploy it again",
+                field="model",
+                reason="DEPLOYMENT_FAILED",
+            )
+        if may_wait and record.ever_ready:
+            return None
+        raise UnavailableError(
+            f"deployment {record.name} is {record.phase}, not ready; try again",
+            field="model",
+            reason="DEPLOYMENT_NOT_READY",
+            retry_after_s=1.0,
+        )

@@ -1,0 +1,49 @@
+"""The problem of a placement and the placers that solve it: the seam between placing and the services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.models.model import ModelManifest
+from edgeshard_coordinator.core.placement.repair import Lost
+from edgeshard_coordinator.core.values.candidate import Candidate
+from edgeshard_coordinator.core.values.measurements import Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementProblem:
+    """A deployment to be placed on the nodes there are, with the measurements of these.
+
+    `traffic` is that of an earlier deployment of this name and model. Where there is a placement already, `candidates`
+    count the memory that it holds as free.
+    """
+
+    spec: DeploymentSpec
+    manifest: ModelManifest
+    candidates: Sequence[Candidate]
+    measured: Mapping[NodeId, Measurements]
+    traffic: Traffic = NO_TRAFFIC
+
+    def with_spec(self, **changes: Any) -> PlacementProblem:
+        """The same with these fields of the spec changed, unchecked."""
+        return replace(self, spec=self.spec.model_copy(update=changes))
+
+
+class Placer(Protocol):
+    """Finds placements. Pure: the same problem has the same answer."""
+
+    def place(self, problem: PlacementProblem) -> Placement:
+        """A placement that fits, or a typed error that names the field at fault."""
+
+    def outlook(self, problem: PlacementProblem, placement: Placement) -> Outlook:
+        """The figures of a placement for the problem's traffic, and whether another would do better."""
+
+    def repair(self, problem: PlacementProblem, broken: Placement, lost: Lost) -> Placement:
+        """A placement to go on with where `broken` cannot: nodes that are left keep their layers and KV pool where
+        that is possible."""
