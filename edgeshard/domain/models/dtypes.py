@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from edgeshard.domain.errors import InvalidArgumentError
+
+_Format = TypeVar("_Format", bound=StrEnum)
+
+
+def _member(kind: type[_Format], text: str, field: str) -> _Format:
+    """The member of an enumeration that `text` names. Raises InvalidArgumentError naming `field` for another text."""
+    try:
+        return kind(text)
+    except ValueError:
+        choices = ", ".join(kind)
+        raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
 
 
 class DType(StrEnum):
@@ -20,11 +32,7 @@ class DType(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "dtype") -> DType:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
 
 INT4_KV_STEP = 16
@@ -47,11 +55,7 @@ class KvFormat(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "kv_dtype") -> KvFormat:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
     @staticmethod
     def group(head_dim: int) -> int:
@@ -163,11 +167,7 @@ class Quantisation(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> Quantisation:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
     @property
     def blocks(self) -> IntegerFormat:

@@ -55,7 +55,6 @@ class StepTables:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
         tokens = costs.problem.prompt_tokens
         self.edges = np.array((0, tokens) if self._in_one() else slice_edges(tokens))
         self._most = MAX_STEP_TOKENS if costs.problem.sliced else STEP_TOKENS
@@ -70,7 +69,7 @@ class StepTables:
         if not len(links):
             return True
         slowest_bps = float(links.min())
-        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.width / slowest_bps)
+        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.costs.hidden_bytes / slowest_bps)
         return step_room(budget, tokens) >= tokens
 
     @property
@@ -83,7 +82,7 @@ class StepTables:
         return -(-int(self.edges[-1]) // self._most)
 
     def of(self, node: int) -> _Steps:
-        times = self.costs.times_of(self.costs.nodes[node])
+        times = self.costs.times[node]
         if id(times) not in self._known:
             self._known[id(times)] = self._made(times)
         return self._known[id(times)]
@@ -99,7 +98,7 @@ class StepTables:
                 for table, kind in zip(tables, kinds, strict=False):
                     table[a, b] = times.block_s(kind, shape)
                 tables[-2][a, b] = times.embedding_s(shape)
-                tables[-1][a, b] = times.step_s(shape.step_tokens * self.width)
+                tables[-1][a, b] = times.step_s(shape.step_tokens * self.costs.hidden_bytes)
         return _Steps(dict(zip(kinds, tables, strict=False)), tables[-2], tables[-1])
 
 
@@ -119,7 +118,6 @@ class PromptFloor:
     def of(cls, tables: StepTables) -> PromptFloor:
         costs = tables.costs
         prefill, apart = costs.prefill(Load()), not costs.problem.sliced
-        width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
         known: dict[int, tuple[_Least, ...]] = {}
         rows = []
         for node in range(len(costs.nodes)):
@@ -127,7 +125,7 @@ class PromptFloor:
             if id(steps) not in known:
                 known[id(steps)] = _least_times(steps, costs.problem.model.blocks)
             rows.append(known[id(steps)])
-        hop_s = costs.hop_s(tables.least_tokens * width)
+        hop_s = costs.hop_s(tables.least_tokens * costs.hidden_bytes)
         first, last, whole = (
             replace(
                 prefill,
@@ -180,7 +178,7 @@ class CutFloor:
         self._tables, self._costs = tables, tables.costs
         self._prefill = tables.costs.prefill(Load())
         self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-        width, edges = tables.width, tables.edges
+        width, edges = tables.costs.hidden_bytes, tables.edges
         # Of two edges: frames of all tokens between them, no fewer than of one frame.
         bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
         self._first_bits, self._last_bits = bits[0], bits[:, -1]

@@ -102,6 +102,7 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
     default, links = _links(values.get("link"), nodes)
     model = top.table("model")
     model.only("dtype", "kv_dtype")
+    dtype, kv_dtype = model.text("dtype", None), model.text("kv_dtype", None)
     cluster = Cluster(
         nodes=nodes,
         default_link=default,
@@ -109,23 +110,13 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
         links=MappingProxyType(links),
         cloud=top.text("cloud", None),
         workload=_workload(top.table("workload")),
-        dtype=_dtype(model, "dtype"),
-        kv_dtype=_kv_dtype(model),
+        dtype=None if dtype is None else DType.parse(dtype, model.name("dtype")),
+        kv_dtype=None if kv_dtype is None else KvFormat.parse(kv_dtype, model.name("kv_dtype")),
     )
     cluster.index(cluster.source, "source")
     if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
         raise invalid("cloud", f"{cluster.cloud!r} is the source; name another node")
     return cluster
-
-
-def _dtype(model: Fields, key: str) -> DType | None:
-    text = model.text(key, None)
-    return None if text is None else DType.parse(text, model.name(key))
-
-
-def _kv_dtype(model: Fields) -> KvFormat | None:
-    text = model.text("kv_dtype", None)
-    return None if text is None else KvFormat.parse(text, model.name("kv_dtype"))
 
 
 def _workload(values: Fields) -> Workload:
@@ -139,25 +130,11 @@ def _workload(values: Fields) -> Workload:
     )
 
 
-_DEVICE_KEYS = (
-    "name",
-    "kind",
-    "count",
-    "memory_bytes",
-    "system_bytes",
-    "bandwidth_bytes_per_s",
-    "flops",
-    "unified",
-    "idle_w",
-    "busy_w",
-    "disk_bytes_per_s",
-    "disk_bytes",
-    "step_overhead_s",
-    "up_bps",
-    "down_bps",
-    "figures_source",
+_FIGURES = (
+    *("memory_bytes", "system_bytes", "bandwidth_bytes_per_s", "flops", "unified"),
+    *("idle_w", "busy_w", "disk_bytes_per_s", "disk_bytes"),
 )
-_FIGURES = _DEVICE_KEYS[3:12]
+_DEVICE_KEYS = ("name", "kind", "count", *_FIGURES, "step_overhead_s", "up_bps", "down_bps", "figures_source")
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -342,15 +319,9 @@ def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], Dev
     Raises InvalidArgumentError naming `field_name` when there is no such node.
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
-    devices: dict[int, DeviceSpec] = {}  # nodes that share a spec go on sharing one
-    nodes = []
-    for node in cluster.nodes:
-        if node.name in named:
-            if id(node.device) not in devices:
-                devices[id(node.device)] = change(node.device)
-            nodes.append(replace(node, device=devices[id(node.device)]))
-        else:
-            nodes.append(node)
+    before = {id(node.device): node.device for node in cluster.nodes if node.name in named}
+    devices = {key: change(device) for key, device in before.items()}  # nodes that share a spec go on sharing one
+    nodes = (replace(node, device=devices[id(node.device)]) if node.name in named else node for node in cluster.nodes)
     return replace(cluster, nodes=tuple(nodes))
 
 

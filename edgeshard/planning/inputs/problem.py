@@ -144,6 +144,11 @@ class PlanProblem:
         return 8
 
     @property
+    def formats(self) -> tuple[DType, Quantisation | None]:
+        """How every node keeps its weights, as `ModelSpec` and `BlockSpec` ask for it."""
+        return self.dtype, self.quantisation
+
+    @property
     def effective_kv_dtype(self) -> KvFormat:
         return KvFormat(self.kv_dtype or self.dtype)
 

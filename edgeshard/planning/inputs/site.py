@@ -28,7 +28,6 @@ NOT_MEASURED = "NOT_MEASURED"
 LOADING_ITEMSIZE = 4
 """A node loads tensor by tensor, and the one at hand is there once more in fp32."""
 _NO_LINK = Link(bandwidth_bps=0.0)
-_NAMES_SHOWN = 5
 
 
 class SiteNode(Protocol):
@@ -153,10 +152,9 @@ def profile_command(
     return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a sentence: `a, b and 7 more`."""
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names for a sentence, at most so many of them: `a, b and 7 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def node_starting(field: str, name: str) -> UnavailableError:

@@ -21,9 +21,8 @@ _SMALL_SHARE = 0.02
 def bottleneck(result: PlanResult) -> str:
     """One sentence on the limit that binds the plan; for an infeasible one, on the resource that is short."""
     words = _bottleneck(result)
-    for stage in result.stages:
-        if stage.streaming is not None:  # its time is that of the disk or of computing, whichever is longer
-            words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
+    for stage in result.streaming:  # its time is that of the disk or of computing, whichever is longer
+        words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
     return words
 
 

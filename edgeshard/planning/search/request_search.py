@@ -25,7 +25,7 @@ from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
 from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
-from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance, gap_of, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import score, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
@@ -59,8 +59,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        gap = 1.0 - self.bound / self.value if self.value > 0 else 0.0
-        return gap if gap > _ROUNDING else 0.0
+        return gap_of(self.bound, self.value, _ROUNDING)
 
 
 def search_request(costs: Costs, objective: Objective) -> Found | None:

@@ -45,7 +45,7 @@ class Lab:
 
     def times(self, name: str) -> ComputeTimes:
         """The compute times of node `name`, which the emulator charges."""
-        return Costs(self.problem()).times_of(self.cluster.nodes[self.cluster.index(name, "name")])
+        return Costs(self.problem()).times[self.cluster.index(name, "name")]
 
     def problem(self, **changes: Any) -> PlanProblem:
         """The planning problem of this lab's workload, planned with one sequence in each micro-batch."""

@@ -134,7 +134,7 @@ class _Search:
         self._limit = threshold_s * (1 + SLACK)
         tables = _Tables(instance)
         self._tables = tables
-        self._others = [node for node in range(instance.nodes) if node != instance.source]
+        self._others = instance.others
         self._arrive = np.full((1 << len(self._others), instance.nodes, instance.layers + 1), np.inf)
         hop = instance.hop_s + instance.latency_s
         allowed = instance.hop_s <= self._limit
