@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
@@ -64,17 +64,30 @@ def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = 
     )
 
 
+def row_norms(shape: ModelShape) -> Shapes:
+    """Norms over the whole rows of queries and keys."""
+    queries = norms(shape.attention_heads * shape.head_dim, "self_attn.q_norm")
+    return queries | norms(shape.kv_heads * shape.head_dim, "self_attn.k_norm")
+
+
 def llama_block(
-    *, bias: str = "", mlp_bias: str = "", norm_names: tuple[str, ...] = LLAMA_NORMS, heads_normed: bool = False
+    *,
+    bias: str = "",
+    mlp_bias: str = "",
+    norm_names: tuple[str, ...] = LLAMA_NORMS,
+    attention_norms: Callable[[ModelShape], Shapes] = lambda shape: {},
 ) -> BlockTensors:
-    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases."""
+    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases.
+
+    `attention_norms` are those of queries and keys, `head_norms` or `row_norms`, where there are any.
+    """
 
     def block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         biased = bool(bias) and fields.flag(bias)
         return (
             norms(shape.hidden_size, *norm_names)
             | attention(shape, input_bias=biased, output_bias=biased)
-            | (head_norms(shape) if heads_normed else {})
+            | attention_norms(shape)
             | gated_mlp(shape, fields.size("intermediate_size"), bias=bool(mlp_bias) and fields.flag(mlp_bias))
         )
 
@@ -98,14 +111,12 @@ def expert_mlps(
     return shapes
 
 
-def expert_stacks(path: str = "mlp.experts") -> tuple[Stack, ...]:
-    """How transformers' modules keep `expert_mlps`: gates above ups in one tensor, downs in another."""
-    found = rf"{re.escape(path)}\.(\d+)\."
-    return (
-        Stack(rf"{found}gate_proj\.weight", f"{path}.gate_up_proj", 0),
-        Stack(rf"{found}up_proj\.weight", f"{path}.gate_up_proj", 1),
-        Stack(rf"{found}down_proj\.weight", f"{path}.down_proj"),
-    )
+EXPERT_STACKS = (
+    Stack(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", 0),
+    Stack(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", 1),
+    Stack(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj"),
+)
+"""How transformers' modules keep `expert_mlps`: gates above ups in one tensor, downs in another."""
 
 
 # -- what the tensors do not tell --------------------------------------------------------------------------------------

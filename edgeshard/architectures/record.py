@@ -47,7 +47,6 @@ class Library:
     prefix: str
     config: str = ""
     layer: str = ""
-    rotary: str = ""
     norm: str = ""
 
     @property
@@ -60,7 +59,7 @@ class Library:
 
     @property
     def rotary_class(self) -> str:
-        return self.rotary or f"{self.prefix}RotaryEmbedding"
+        return f"{self.prefix}RotaryEmbedding"
 
     @property
     def norm_class(self) -> str:

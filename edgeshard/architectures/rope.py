@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
-from edgeshard.architectures.windows import LAYER_TYPES
+from edgeshard.architectures.windows import FULL, LAYER_TYPES, SLIDING
 
 _NEEDED = {
     "default": (),
@@ -22,7 +22,6 @@ STATIC = frozenset(_NEEDED)
 
 _WITH_CONTEXT = frozenset({"yarn", "llama3"})
 """Rotary types that reckon from the context that the model was trained with first."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,11 @@ class Rope:
             if (trained := values.get("original_max_position_embeddings")) is not None:
                 entry["original_max_position_embeddings"] = trained
             return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
-        full = {"rope_type": "default"} if not given else given.get(_FULL) or {"rope_type": "default"}
-        sliding = given.get(_SLIDING) or {}
+        full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
+        sliding = given.get(SLIDING) or {}
         return {
-            _FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
-            _SLIDING: self._rotation(
-                fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context
-            ),
+            FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
+            SLIDING: self._rotation(fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context),
         }
 
     def _rotation(

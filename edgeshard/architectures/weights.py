@@ -18,11 +18,8 @@ from edgeshard.domain.models.model import LayerRange, TensorInfo
 def check_quantisation(architecture: str) -> None:
     """Raise UnsupportedModelError for an architecture whose weights cannot be made small integers."""
     if not architecture_named(architecture).quantises:
-        raise UnsupportedModelError(
-            f"quantisation: {architecture} runs with whole weights only; remove quantisation",
-            field="quantisation",
-            reason="UNSUPPORTED_QUANTISATION",
-        )
+        why = f"{architecture} runs with whole weights only; remove quantisation"
+        raise UnsupportedModelError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
 
 
 def integers_of(

@@ -33,11 +33,8 @@ class Windows:
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
             # Some configs are saved with a window of 0 where it is switched off.
-            _ = (
-                fields.size("sliding_window", most=MAX_CONTEXT)
-                if in_use
-                else fields.count("sliding_window", most=MAX_CONTEXT)
-            )
+            check = fields.size if in_use else fields.count
+            check("sliding_window", most=MAX_CONTEXT)
         if not fields.given("layer_types"):
             if self.sliding is not None and in_use:
                 self.sliding(fields, layer_count)  # refuses what it cannot read
@@ -48,15 +45,13 @@ class Windows:
             or len(types) != layer_count
             or any(not isinstance(kind, str) or kind not in LAYER_TYPES for kind in types)
         ):
-            raise fields.refuse(
-                "layer_types", f"must name full_attention or sliding_attention for each of the {layer_count} layers"
-            )
+            why = f"must name full_attention or sliding_attention for each of the {layer_count} layers"
+            raise fields.refuse("layer_types", why)
         if self.sliding is None and len(set(types)) > 1:
             raise fields.refuse("layer_types", f"differs by layer, which {fields.family} does not support; remove it")
         if SLIDING in types and not (in_use and self._window(fields)):
-            raise fields.refuse(
-                "sliding_window", "is not in use, yet layer_types has sliding_attention; make them agree"
-            )
+            why = "is not in use, yet layer_types has sliding_attention; make them agree"
+            raise fields.refuse("sliding_window", why)
 
     def layer_types(self, fields: ConfigFields, layer_count: int) -> tuple[str, ...]:
         """`full_attention` or `sliding_attention` for each block, of a config that `check` accepts."""

@@ -145,7 +145,7 @@ class ApiKey:
         """Raise InvalidArgumentError naming the first field that no key has."""
         check_name(self.name, "name")
         if len(self.models) > MOST_KEY_MODELS:
-            raise InvalidArgumentError(f"models: more than {MOST_KEY_MODELS} are named", field="models")
+            raise InvalidArgumentError.about("models", f"more than {MOST_KEY_MODELS} are named")
         for model in self.models:
             check_name(model, "models")
         for field_name, value in (("tokens_per_minute", self.tokens_per_minute), ("requests", self.requests)):
@@ -162,13 +162,12 @@ class Enrolment:
     request: bytes
 
 
-def parse_role(text: str, field: str = "role") -> Role:
-    """Raises InvalidArgumentError naming `field` for what no token is made for."""
+def parse_role(text: str) -> Role:
+    """The role of this name. Raises InvalidArgumentError naming `role` where no token is made for it."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
     if text not in choices:
-        raise InvalidArgumentError(
-            f"{field} {text[:40]!r} is none of {', '.join(choices)}", field=field, reason="INVALID_ROLE"
-        )
+        what = f"role {text[:40]!r} is none of {', '.join(choices)}"
+        raise InvalidArgumentError(what, field="role", reason="INVALID_ROLE")
     return Role(text)
 
 

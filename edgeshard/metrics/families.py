@@ -13,22 +13,17 @@ Sample = tuple[Sequence[str], float]
 """The values of the labels, in their order, and the figure."""
 
 
-def _plain(values: Sequence[str]) -> list[str]:
-    """Labels come from nodes and clients, and whoever reads them may show them on a terminal."""
-    return [escaped(value) for value in values]
+def gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
+    """The metric of a state as it is now."""
+    return _filled(GaugeMetricFamily(name, meaning, labels=labels), samples)
 
 
-def gauge(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
-    """What is so now."""
-    family = GaugeMetricFamily(name, meaning, labels=labels)
-    for values, figure in samples:
-        family.add_metric(_plain(values), figure)
-    return family
+def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
+    """The metric of a figure that only grows, since the daemon began; `name` is without the `_total` that it gets."""
+    return _filled(CounterMetricFamily(name, meaning, labels=labels), samples)
 
 
-def counter(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
-    """What only grows, since the daemon began; `name` without the `_total` that it gets."""
-    family = CounterMetricFamily(name, meaning, labels=labels)
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample]) -> Metric:
     for values, figure in samples:
         family.add_metric(_plain(values), figure)
     return family
@@ -41,3 +36,8 @@ def histogram(
     for values, counts in samples:
         family.add_metric(_plain(values), counts.buckets(), counts.sum)
     return family
+
+
+def _plain(values: Sequence[str]) -> list[str]:
+    """Labels come from nodes and clients, and whoever reads them may show them on a terminal."""
+    return [escaped(value) for value in values]

@@ -84,10 +84,6 @@ class ProfileFit:
     profile: ComputeProfile
     layers: tuple[LayerFit, ...]
 
-    @property
-    def step_overhead_s(self) -> float:
-        return self.profile.step_overhead_s
-
     def of_kind(self, kind: LayerKind, parameters: int | None = None) -> tuple[LayerFit, ...]:
         """The fits of a kind, of layers of this size when it is given. Raises InvalidArgumentError for none."""
         found = tuple(

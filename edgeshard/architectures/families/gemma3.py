@@ -7,7 +7,7 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, gemma_ends, llama_block
+from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, gemma_ends, head_norms, llama_block
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -75,7 +75,7 @@ ARCHITECTURE = Architecture(
     rope=Rope(by_layer_type=True, theta=1_000_000.0),
     windows=_WINDOWS,
     prefixes=("model.", "language_model."),
-    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, heads_normed=True),
+    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, attention_norms=head_norms),
     library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
     runs=Fused(_style),
     gguf=Gguf(FOUR_NORMS, unit_norms=True, config=_gguf),

@@ -65,12 +65,8 @@ class KvFormat(StrEnum):
     def check_heads(self, head_dim: int) -> None:
         """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
         if self is KvFormat.INT4 and head_dim % INT4_KV_STEP:
-            raise InvalidArgumentError(
-                f"kv_dtype: int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}; "
-                "use bfloat16",
-                field="kv_dtype",
-                reason=UNSUPPORTED_KV_DTYPE,
-            )
+            why = f"int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}"
+            raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
 
     def head_bytes(self, head_dim: int) -> int:
         """Bytes of a token's keys, or of its values, in one head."""
