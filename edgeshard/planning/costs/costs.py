@@ -131,7 +131,7 @@ class Costs:
         """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
         return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
 
-    def hop_bytes(self, count: int, returns: bool = False) -> int:
+    def hop_bytes(self, count: int, returns: bool) -> int:
         """Bytes on the wire of the hidden states of so many positions, or of so many sampled tokens on the way back."""
         if returns and not self.problem.head_on_source:
             return FRAME_OVERHEAD_BYTES + count * RETURNED_TOKEN_BYTES

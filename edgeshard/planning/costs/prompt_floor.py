@@ -118,20 +118,21 @@ class PromptFloor:
     def of(cls, tables: StepTables) -> PromptFloor:
         costs = tables.costs
         prefill, apart = costs.prefill(Load()), not costs.problem.sliced
-        known: dict[int, tuple[_Least, ...]] = {}
+        known: dict[int, tuple[Floats, Floats, Floats]] = {}
         rows = []
         for node in range(len(costs.nodes)):
             steps = tables.of(node)
             if id(steps) not in known:
                 known[id(steps)] = _least_times(steps, costs.problem.model.blocks)
             rows.append(known[id(steps)])
+        compute_s, embed_s, overhead_s = (np.stack(part, axis=1) for part in zip(*rows, strict=True))
         hop_s = costs.hop_s(tables.least_tokens * costs.hidden_bytes)
         first, last, whole = (
             replace(
                 prefill,
-                compute_s=np.array([row[part].blocks for row in rows]),
-                embed_s=np.array([row[part].embed for row in rows]),
-                overhead_s=np.array([row[part].step for row in rows]),
+                compute_s=compute_s[part],
+                embed_s=embed_s[part],
+                overhead_s=overhead_s[part],
                 hop_s=prefill.hop_s if part == 2 else hop_s,
                 latency_s=prefill.latency_s * (tables.fewest if apart else 1),
             )
@@ -225,13 +226,6 @@ class CutFloor:
         return self._known[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    blocks: Floats
-    embed: float
-    step: float
-
-
 def _least_between(steps: Floats) -> Floats:
     """[E, E] the least seconds of steps from one edge to another; 0 from an edge to itself."""
     least = np.full_like(steps, np.inf)
@@ -241,17 +235,15 @@ def _least_between(steps: Floats) -> Floats:
     return least
 
 
-def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[_Least, ...]:
-    """Of one kind of node: the least of a first slice, of a last slice, of all slices."""
+def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Floats, Floats]:
+    """Of one kind of node, each for a first slice, a last slice and all slices: [3, N] of the blocks, [3] of the
+    embedding, [3] of the step."""
 
     def least(table: Floats) -> tuple[float, float, float]:
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
 
     by_kind = {kind: least(table) for kind, table in steps.blocks.items()}
-    embed, step = least(steps.embed), least(steps.step)
-    return tuple(
-        _Least(np.array([by_kind[block][part] for block in blocks]), embed[part], step[part]) for part in range(3)
-    )
+    return np.array([by_kind[block] for block in blocks]).T, np.array(least(steps.embed)), np.array(least(steps.step))
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:

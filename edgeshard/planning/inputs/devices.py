@@ -87,9 +87,7 @@ class Cluster:
             if node.name == name:
                 return index
         shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
-        raise InvalidArgumentError(
-            f"{field_name}: there is no node {name!r}; nodes are {shown}", field=field_name, reason="UNKNOWN_NODE"
-        )
+        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}; nodes are {shown}", "UNKNOWN_NODE")
 
 
 def parse_cluster(values: Mapping[str, Any]) -> Cluster:
@@ -167,12 +165,9 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
 def _device(table: Fields) -> DeviceSpec:
     kind = table.text("kind", None)
     if kind is not None and kind not in CATALOGUE:
-        raise InvalidArgumentError(
-            f"{table.name('kind')}: device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or "
-            "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops",
-            field=table.name("kind"),
-            reason="UNKNOWN_DEVICE",
-        )
+        instead = "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops"
+        why = f"device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or {instead}"
+        raise InvalidArgumentError.about(table.name("kind"), why, "UNKNOWN_DEVICE")
     base = CATALOGUE[kind] if kind is not None else None
     memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
     system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
@@ -263,17 +258,15 @@ def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], 
 
 def _check_pairs(pairs: int, field_name: str) -> None:
     if pairs > MAX_PAIRS:
-        raise invalid(
-            field_name,
-            f"brings the links to {pairs} pairs of nodes; at most {MAX_PAIRS} can differ from the default [[link]], so "
-            "give what most pairs have as the default",
-        )
+        most = f"at most {MAX_PAIRS} can differ from the default [[link]]"
+        remedy = "give what most pairs have as the default"
+        raise invalid(field_name, f"brings the links to {pairs} pairs of nodes; {most}, so {remedy}")
 
 
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
     found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
     if not found:
-        raise InvalidArgumentError(f"{field_name}: there is no node {name!r}", field=field_name, reason="UNKNOWN_NODE")
+        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}", "UNKNOWN_NODE")
     return found
 
 
@@ -281,11 +274,8 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     """The cluster with `count` more nodes of a kind: of one it has (with its caps), or of the catalogue."""
     like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
-        raise InvalidArgumentError(
-            f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
-            field=field_name,
-            reason="UNKNOWN_DEVICE",
-        )
+        why = f"{kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})"
+        raise InvalidArgumentError.about(field_name, why, "UNKNOWN_DEVICE")
     if len(cluster.nodes) + count > MAX_NODES:
         raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]

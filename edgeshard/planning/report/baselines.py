@@ -21,15 +21,7 @@ from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import (
-    GAP_OF_LATENCY,
-    CutPrediction,
-    PlanResult,
-    figures_of,
-    plan,
-    predict,
-    result_of,
-)
+from edgeshard.planning.search.plan import CutPrediction, PlanResult, figures_of, plan, predict, result_of
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
@@ -233,7 +225,7 @@ def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
         if best is None or prediction.cost(goal) < best.cost(goal):
             best = prediction
     if best is not None:
-        return result_of(costs, best, None, GAP_OF_LATENCY)
+        return result_of(costs, best)
     if fastest is not None and limit is not None:
         return PlanResult(costs.problem, shortage=too_slow(fastest, limit))
     return PlanResult(costs.problem, shortage=_why_not(costs, cut_for(Load())))

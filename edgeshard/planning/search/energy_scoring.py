@@ -71,6 +71,5 @@ class EnergyRates:
         prompt, token = (places.stages(table) for table in self.rates.tables(batch))
         seconds = prompt + (self.problem.new_tokens - 1) * token
         computing_j = (self._more_w.take(places.nodes) * seconds).sum(axis=0)
-        return EnergyFigures(
-            self.rates.figures(places, batch), self._idle_w.take(places.nodes).sum(axis=0), computing_j
-        )
+        idle_w = self._idle_w.take(places.nodes).sum(axis=0)
+        return EnergyFigures(self.rates.figures(places, batch), idle_w, computing_j)

@@ -53,11 +53,7 @@ GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
 GAP_OF_ENERGY = "energy per token"
-_GAPS = {
-    Objective.LATENCY: GAP_OF_LATENCY,
-    Objective.REQUEST: GAP_OF_REQUEST,
-    Objective.TTFT: GAP_OF_TTFT,
-}
+_GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
 OFFERED = ("memory", "source_memory")
 """Constraints for want of which streaming is offered."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
@@ -202,11 +198,9 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     problem.check()
     costs = Costs(problem)
     if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
-        raise InvalidArgumentError(
-            f"objective: the power of {listed(unknown)} is not known; give idle_w and busy_w in a cluster file, or "
-            "exclude these nodes",
-            field="objective",
-            reason=UNKNOWN_POWER,
+        remedy = "give idle_w and busy_w in a cluster file, or exclude these nodes"
+        raise InvalidArgumentError.about(
+            "objective", f"the power of {listed(unknown)} is not known; {remedy}", UNKNOWN_POWER
         )
     match problem.goal:
         case Objective.LATENCY:
@@ -246,7 +240,9 @@ def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
     )
 
 
-def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:
+def result_of(
+    costs: Costs, prediction: CutPrediction, gap: float | None = None, gap_objective: str = GAP_OF_LATENCY
+) -> PlanResult:
     """A prediction with the names, layers and memory of its stages."""
     cut, decode = prediction.cut, prediction.decode
     sends = decode.hop_s or (0.0,)
@@ -400,12 +396,11 @@ def _none(costs: Costs, fastest_s: float | None) -> PlanResult:
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
     """The best plans that use other nodes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
-    found: list[tuple[Costs, CutPrediction]] = []
     others = [Cut((costs.source,), (problem.model.layer_count,))]
     if problem.goal is not Objective.THROUGHPUT:
         solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
         others += [solution.cut for solution in solved if solution is not None]
-    found += [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
+    found = [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
     kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
@@ -417,12 +412,11 @@ def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternati
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
-    distinct: dict[tuple[object, ...], Alternative] = {}
-    seen = _signature(costs, best.cut, kind_of)
+    distinct, seen = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
     for other, prediction in found:
         key = _signature(other, prediction.cut, kind_of)
         if key != seen and key not in distinct:
-            placement = result_of(other, prediction, None, "").placement
+            placement = result_of(other, prediction).placement
             distinct[key] = Alternative(placement, prediction.load, **figures_of(prediction))
     return tuple(distinct.values())[:count]
 

@@ -23,7 +23,7 @@ from edgeshard.planning.costs.shortage import Shortage, gibibytes
 from edgeshard.planning.inputs.devices import ClusterNode
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.site import listed
-from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, predict, result_of
+from edgeshard.planning.search.plan import CutPrediction, PlanResult, predict, result_of
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations
 
@@ -153,7 +153,7 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
         )
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
-    return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
+    return result_of(Costs(_problem_alone(problem, node)), best.figures[-1])
 
 
 def replicas(problem: PlanProblem) -> Replicas:

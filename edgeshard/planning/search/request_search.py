@@ -77,8 +77,8 @@ class RequestSearch:
     `energy_alone` asks for another objective of one request alone by what it says of a cut and of a bound.
     """
 
-    def __init__(self, costs: Costs, objective: Objective, times: PromptTimes | None = None) -> None:
-        self._costs, self._times = costs, times or PromptTimes(costs)
+    def __init__(self, costs: Costs, objective: Objective) -> None:
+        self._costs, self._times = costs, PromptTimes(costs)
         self._tokens = 0 if objective is Objective.TTFT else costs.problem.new_tokens - 1
         self._limit_s = costs.problem.max_time_per_token_s
         self._prompt_tokens = costs.problem.prompt_tokens
@@ -229,7 +229,8 @@ class RequestSearch:
     def _in_slices(self, max_nodes: int) -> Iterator[Cut]:
         """The best for a prompt in equal slices that do not grow with what is before them."""
         for count in _SLICES:
-            sliced = with_tokens(_part(self._prefill, count), self._decode, self._tokens / count)
+            part = replace(self._prefill, compute_s=self._prefill.compute_s / count, hop_s=self._prefill.hop_s / count)
+            sliced = with_tokens(part, self._decode, self._tokens / count)
             solution = solve_throughput(replace(sliced, max_nodes=max_nodes), count)
             if solution is not None:
                 yield solution.cut
@@ -254,8 +255,3 @@ class RequestSearch:
 def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:
     """A request's prompt in one piece and so many tokens after it, over one cut."""
     return with_tokens(costs.prefill(Load()), costs.decode(Load()), tokens)
-
-
-def _part(prompt: Instance, count: int) -> Instance:
-    """One of so many equal slices, about."""
-    return replace(prompt, compute_s=prompt.compute_s / count, hop_s=prompt.hop_s / count)

@@ -83,7 +83,8 @@ class StreamSearch:
         if self._best is None:
             return None
         cost, cut, load = self._best
-        bound = cost if exact and _all_loads(self._costs) else min(cost, self._bound())
+        all_loads = self._problem.request_limit is not None and len(list(_loads(self._costs, every=True))) <= MOST_LOADS
+        bound = cost if exact and all_loads else min(cost, self._bound())
         return Streamed(cut, load, cost, bound)
 
     def _look(self, cuts: Cuts, loads: Sequence[StreamedLoad]) -> None:
@@ -181,10 +182,6 @@ def stream_loads(costs: Costs) -> list[StreamedLoad]:
     """The loads that are tried, the smallest first: all of them, or such as grow in steps."""
     every = list(_loads(costs, every=True))
     return every if len(every) <= MOST_LOADS else list(_loads(costs, every=False))
-
-
-def _all_loads(costs: Costs) -> bool:
-    return costs.problem.request_limit is not None and sum(1 for _ in _loads(costs, every=True)) <= MOST_LOADS
 
 
 def _loads(costs: Costs, every: bool) -> Iterator[StreamedLoad]:

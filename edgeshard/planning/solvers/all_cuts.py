@@ -82,10 +82,7 @@ def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
     sizes = [len(members) for members in _others(instance, kinds)]
     counts = _stage_counts(instance, sum(sizes))
     orders = _order_counts(sizes, counts.stop - 1)
-    total = 0
-    for stages in counts:
-        total += orders[stages - 1] * comb(instance.layers - 1, stages - 1)
-    return total
+    return sum(orders[stages - 1] * comb(instance.layers - 1, stages - 1) for stages in counts)
 
 
 def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) -> Iterator[Cuts]:
