@@ -19,12 +19,12 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: object) -> str:
-    """A value of a config.json for a message: a stranger's may be a megabyte long or a thousand levels deep."""
+    """A value of a config.json, shortened for a message: it may be a megabyte long or a thousand levels deep."""
     return _SHORT.repr(value)
 
 
 def refuse(field: str, why: str) -> UnsupportedModelError:
-    """The error for `field`; `why` says what is wrong and what to do."""
+    """The error for `field`; `why` states the fault and the remedy."""
     field = field[:_LONGEST_NAME]
     return UnsupportedModelError(f"config.json: {field} {why}", field=field)
 

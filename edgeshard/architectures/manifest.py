@@ -1,4 +1,4 @@
-"""A model's manifest held against what its config.json requires, and the tensors of one stage."""
+"""The check of a model's manifest against its config.json, and the tensors of one stage."""
 
 from __future__ import annotations
 

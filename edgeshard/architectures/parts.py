@@ -1,8 +1,9 @@
-"""Tensors, styles and checks that families have in common. Pure; nothing here knows which family asks."""
+"""Tensors, styles and checks that families have in common. Pure; nothing here depends on the family."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
@@ -29,7 +30,7 @@ def linear(name: str, width_out: int, width_in: int, bias: bool = False) -> Shap
 
 
 def norms(width: int, *names: str, bias: bool = False) -> Shapes:
-    """Of norms over `width`; LayerNorm has a bias too."""
+    """Tensors of norms over `width` numbers; LayerNorm has a bias too."""
     shapes: Shapes = {f"{name}.weight": (width,) for name in names}
     if bias:
         shapes |= {f"{name}.bias": (width,) for name in names}
@@ -39,7 +40,7 @@ def norms(width: int, *names: str, bias: bool = False) -> Shapes:
 def attention(
     shape: ModelShape, *, input_bias: bool = False, output_bias: bool = False, output: str = "o_proj"
 ) -> Shapes:
-    """Projections of queries, keys, values and of what attention gives."""
+    """Projections of queries, keys, values and of attention's output."""
     hidden = shape.hidden_size
     query, key_value = shape.attention_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return (
@@ -56,7 +57,7 @@ def head_norms(shape: ModelShape) -> Shapes:
 
 
 def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = False) -> Shapes:
-    """down(activation(gate(x)) * up(x))"""
+    """Tensors of down(activation(gate(x)) * up(x)), `inner` numbers wide inside."""
     return (
         linear(f"{path}.gate_proj", inner, shape.hidden_size, bias)
         | linear(f"{path}.up_proj", inner, shape.hidden_size, bias)
@@ -116,28 +117,27 @@ EXPERT_STACKS = (
     Stack(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", 1),
     Stack(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj"),
 )
-"""How transformers' modules keep `expert_mlps`: gates above ups in one tensor, downs in another."""
+"""The tensors of `expert_mlps` in transformers' modules: gates above ups in one, downs in another."""
 
 
-# -- what the tensors do not tell --------------------------------------------------------------------------------------
+# -- styles and ends --------------------------------------------------------------------------------------------------
 
 
 def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    """Blocks of the Llama kind."""
+    """The style of blocks of the Llama kind."""
     return BlockStyle(fields.number("rms_norm_eps"), shape.head_dim**-0.5, fields.choice("hidden_act", ACTIVATIONS))
 
 
 def mixture_style(normalised: bool | None = None) -> Style:
-    """The same with experts; `norm_topk_prob` says whether their shares are normalised unless `normalised` does."""
+    """The style of such blocks with experts.
+
+    Their shares are normalised where `normalised` says so or, where it is None, the flag `norm_topk_prob`.
+    """
 
     def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-        return BlockStyle(
-            eps=fields.number("rms_norm_eps"),
-            scaling=shape.head_dim**-0.5,
-            activation=fields.choice("hidden_act", ACTIVATIONS),
-            experts_per_token=fields.size("num_experts_per_tok"),
-            normalised_experts=fields.flag("norm_topk_prob") if normalised is None else normalised,
-        )
+        chosen = fields.size("num_experts_per_tok")
+        shares = fields.flag("norm_topk_prob") if normalised is None else normalised
+        return replace(llama_style(fields, shape, layer), experts_per_token=chosen, normalised_experts=shares)
 
     return style
 
@@ -170,6 +170,7 @@ def gemma_ends(unit_offset: bool = False) -> MakeEnds:
 
 
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
+    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` where that is no whole number."""
     if total % parts:
         raise fields.refuse(total_key, f"is {total}, which is not a multiple of {parts_key} {parts}")
     return total // parts
@@ -190,6 +191,7 @@ def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
 
 
 def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> None:
+    """Raise UnsupportedModelError naming the key for more experts than EdgeShard runs, or more chosen than all."""
     count = expert_count(experts, fields)
     if count > MAX_EXPERTS:  # before anything is listed by expert
         raise fields.refuse(experts.count[0], f"is {count}; EdgeShard runs at most {MAX_EXPERTS}")

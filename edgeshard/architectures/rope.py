@@ -1,4 +1,4 @@
-"""Which rotary embeddings are run, and the check of what config.json says of them. Pure."""
+"""The rotary embeddings that run, and the check of config.json's entries for them. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATIC = frozenset(_NEEDED)
 
 
 _WITH_CONTEXT = frozenset({"yarn", "llama3"})
-"""Rotary types that reckon from the context that the model was trained with first."""
+"""Rotary types whose frequencies depend on the context of the first training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,13 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What a family's rotary embedding may be. `partial`: it may turn a part of each head only. `by_layer_type`:
-    config.json gives one for each type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta`
-    (by layer type, for layers with a window) are what transformers assumes where config.json leaves them out; only
-    families on our own blocks need them."""
+    """The rotary embeddings that a family may have.
+
+    With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
+    type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta` (by layer type, for layers with a
+    window) are the bases that transformers assumes where config.json leaves them out; only families on the agent's own
+    blocks need them.
+    """
 
     kinds: frozenset[str] = STATIC
     partial: bool = False
@@ -55,7 +58,7 @@ class Rope:
     def rotations(self, fields: ConfigFields, head_dim: int, max_context: int) -> dict[str, Rotation]:
         """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.
 
-        Of two entries for one thing the same wins as in transformers, whose checkpoints these are.
+        Where two entries contradict each other, the one that transformers takes wins.
         """
         values = fields.values
         scaling = values.get("rope_scaling") or {}

@@ -1,4 +1,4 @@
-"""How far back each decoder block looks: the sliding windows that a config.json asks for. Pure."""
+"""The sliding windows of decoder blocks, as a config.json asks for them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
 
 SlidingLayers = Callable[[ConfigFields, int], list[bool]]
-"""Which of so many blocks have a window where config.json does not list their types."""
+"""(fields, number of blocks) -> whether each block has a window, where config.json does not list their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Windows:
     sliding: SlidingLayers | None = None
 
     def check(self, fields: ConfigFields, layer_count: int) -> None:
-        """Raise UnsupportedModelError for what contradicts itself."""
+        """Raise UnsupportedModelError naming the key for entries that are wrong or contradict each other."""
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
             # Some configs are saved with a window of 0 where it is switched off.
@@ -65,7 +65,7 @@ class Windows:
         return tuple(SLIDING if slides else FULL for slides in self.sliding(fields, layer_count))
 
     def sizes(self, fields: ConfigFields, layer_count: int) -> tuple[int, ...]:
-        """Of each block the most positions a token sees, its own included; 0 for all before it."""
+        """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
         window = self._window(fields)
         return tuple(window if kind == SLIDING else 0 for kind in self.layer_types(fields, layer_count))
 

@@ -1,4 +1,4 @@
-"""Metrics as values: a name, what it means, its labels, and a figure for each value of the labels."""
+"""Metrics as values: a name, a meaning, labels, and a figure for each value of the labels."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[S
 def histogram(
     name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]
 ) -> Metric:
+    """The metric of figures by size, a histogram for each value of the labels."""
     family = HistogramMetricFamily(name, meaning, labels=labels)
     for values, counts in samples:
         family.add_metric(_plain(values), counts.buckets(), counts.sum)
@@ -39,5 +40,5 @@ def histogram(
 
 
 def _plain(values: Sequence[str]) -> list[str]:
-    """Labels come from nodes and clients, and whoever reads them may show them on a terminal."""
+    """The values without characters that steer a terminal: they come from nodes and clients, and readers show them."""
     return [escaped(value) for value in values]

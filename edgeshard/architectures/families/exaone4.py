@@ -1,5 +1,5 @@
-"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer; beside blocks with
-windows those without have no positions."""
+"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer. Where some
+blocks have windows, the blocks without have no positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemma3, of which only the text part runs: two rotary bases and windows by layer, four norms a block that multiply by
+"""gemma3, its text part only: two rotary bases and windows by layer, four norms a block that multiply by
 1 + weight, a scaled embedding. Larger ones nest the decoder in `text_config`."""
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _LAYERS_OF_27B = 62
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The scale of queries is in no GGUF file: llama.cpp knows the one model where it is not the heads' width."""
+    """The keys of config.json for a GGUF file.
+
+    No GGUF file has the scale of queries: llama.cpp knows the one model where it is not the heads' width.
+    """
     layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
     head_dim = fields.size("attention.key_length", 256)
     sliding = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}

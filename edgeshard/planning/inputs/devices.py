@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count as numbers
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -279,13 +281,10 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     if len(cluster.nodes) + count > MAX_NODES:
         raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
-    taken, added, number = set(cluster.names), list[ClusterNode](), 0
-    while len(added) < count:
-        number += 1
-        name = f"{kind}-new-{number}"
-        if name not in taken:
-            up, down = (like.up_bps, like.down_bps) if like is not None else (None, None)
-            added.append(ClusterNode(name, device, f"{kind}-new", up, down))
+    up_bps, down_bps = (like.up_bps, like.down_bps) if like is not None else (None, None)
+    names, taken = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
+    free = islice((name for name in names if name not in taken), count)
+    added = (ClusterNode(name, device, f"{kind}-new", up_bps, down_bps) for name in free)
     return replace(cluster, nodes=(*cluster.nodes, *added))
 
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
-from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.models.packed import Held
@@ -189,16 +188,12 @@ class PlanProblem:
                 check_count(value, name)
         limit = self.model.shape.max_context
         if self.prompt_tokens + self.new_tokens > limit:
-            raise InvalidArgumentError(
-                f"prompt_tokens {self.prompt_tokens} and new_tokens {self.new_tokens} exceed the {limit} tokens of "
-                f"{self.model.name}; ask for fewer",
-                field="prompt_tokens",
-                reason="CONTEXT_TOO_LONG",
-            )
+            both = f"{self.prompt_tokens} and new_tokens {self.new_tokens}"
+            why = f"{both} exceed the {limit} tokens of {self.model.name}; ask for fewer"
+            raise invalid("prompt_tokens", why, "CONTEXT_TOO_LONG")
         if self.held_tokens < self.prompt_tokens + self.new_tokens:
-            raise invalid(
-                "context_tokens", f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
-            )
+            why = f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
+            raise invalid("context_tokens", why)
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:

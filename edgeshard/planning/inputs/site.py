@@ -110,7 +110,8 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         for node, device in zip(usable, devices, strict=True)
         if device is not None
     )
-    times = {node.name: MeasuredTimes.of(profiles[node.node_id]) for node in usable if node.node_id in profiles}
+    measured = [node for node in usable if node.node_id in profiles]
+    times: dict[str, ComputeTimes] = {node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured}
     found, unmeasured = _links(usable, links)
     cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
     estimated = tuple(node.name for node in usable if node.name not in times)

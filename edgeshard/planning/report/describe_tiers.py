@@ -161,17 +161,19 @@ def _holds(stage: PlannedStage) -> str:
             f"{stage.node} holds {_part(whole - one.expert_bytes, whole)}, caches "
             f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others {disk}"
         )
-    unit = _unit(whole)
-    streams = _amount(read / unit) if _unit(read) == unit else f"{_amount(read / _MB)} MB"
+    streams = _in_unit(read, _unit(whole))
     return f"{stage.node} holds {_part(whole - read, whole)} and streams {streams} {disk}"
 
 
 def _part(size: float, whole: float) -> str:
     """Both in one unit, unless the first is too small for it."""
     unit, name = _unit(whole), "GB" if _unit(whole) == _GB else "MB"
-    if not size or _unit(size) == unit:
-        return f"{_amount(size / unit)} of {_amount(whole / unit)} {name}"
-    return f"{_amount(size / _MB)} MB of {_amount(whole / unit)} {name}"
+    return f"{_in_unit(size, unit) if size else _amount(0)} of {_amount(whole / unit)} {name}"
+
+
+def _in_unit(size: float, unit: float) -> str:
+    """A size in this unit, unless it is too small for it."""
+    return _amount(size / unit) if _unit(size) == unit else f"{_amount(size / _MB)} MB"
 
 
 def _unit(size: float) -> float:

@@ -9,6 +9,7 @@ nodes with less memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -210,14 +211,7 @@ def _lacking(nodes: Sequence[NodeAlone]) -> str:
 
 def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:
     """The first value that wins, of values of which the last wins and from some on all do, by bisection."""
-    low, high = 0, len(values) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if wins(values[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return values[high]
+    return values[bisect_left(values, True, hi=len(values) - 1, key=wins)]
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:

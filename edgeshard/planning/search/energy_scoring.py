@@ -17,8 +17,9 @@ import numpy as np
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.energy import watts
 from edgeshard.planning.search.rate_scoring import Figures, Places, Rates
-from edgeshard.planning.solvers.all_cuts import Cuts, Integers
+from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Floats
+from edgeshard.planning.solvers.walks import Integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ import numpy as np
 
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import PlanProblem
-from edgeshard.planning.solvers.all_cuts import Booleans, Cuts, Integers
+from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import SLACK
+from edgeshard.planning.solvers.walks import Booleans, Integers
 
 MOST_IN_FLIGHT = 64
 """Micro-batches when nothing else limits them; beyond saturation more of them only wait."""

@@ -147,10 +147,8 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     nodes = nodes_alone(problem)
     able = [node for node in nodes if node.figures]
     if not able:
-        return PlanResult(
-            problem,
-            shortage=Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes)),
-        )
+        short = float(min(node.short_bytes for node in nodes))
+        return PlanResult(problem, shortage=Shortage("memory", short, "bytes", none_holds(nodes)))
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1])

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.domain.deployments.placement import ExplicitStage, check_cover, parse_layers
-from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
@@ -86,7 +85,7 @@ def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[st
         raise invalid("lab", "is missing: a lab file has a [lab] table that names its model")
     for key in table:
         if key not in ("model", "run"):
-            raise InvalidArgumentError(f"lab.{key} is not a known key", field=f"lab.{key}", reason="UNKNOWN_KEY")
+            raise invalid(f"lab.{key}", "is not a known key", "UNKNOWN_KEY")
     cluster = parse_cluster(rest)
     name = table.get("model")
     if not isinstance(name, str) or not name:

@@ -12,18 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import SLACK
-from edgeshard.planning.solvers.walks import Kinds, equal_kinds
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
+from edgeshard.planning.solvers.walks import Booleans, Integers, Kinds, equal_kinds
 
 PART = 1 << 16
 """Cuts in one part, about: enough for numpy, few enough for the cache."""
@@ -96,13 +92,8 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
         if not len(splits):
             continue
         many = max(1, part // len(splits))
-        orders: list[tuple[int, ...]] = []
-        for order in _orders(members, stages - 1):
-            orders.append((instance.source, *order))
-            if len(orders) == many:
-                yield from _crossed(instance, orders, splits)
-                orders = []
-        if orders:
+        every = ((instance.source, *order) for order in _orders(members, stages - 1))
+        while orders := list(islice(every, many)):
             yield from _crossed(instance, orders, splits)
 
 

@@ -20,14 +20,18 @@ def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Soluti
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
     if (kinds := classes.kinds_of(instance)) is not None:
         return classes.solve_round(instance, threshold_s, kinds)
-    return (subset if _is_small(instance) else general).solve_round(instance, threshold_s)
+    if _is_small(instance):
+        return subset.solve_round(instance, threshold_s)
+    return general.solve_round(instance, threshold_s)
 
 
 def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:
     """The plan of least max(R, m B), the steady time between two rounds of m micro-batches."""
     if (kinds := classes.kinds_of(instance)) is not None:
         return classes.solve_throughput(instance, micro_batches, kinds)
-    return (subset if _is_small(instance) else general).solve_throughput(instance, micro_batches)
+    if _is_small(instance):
+        return subset.solve_throughput(instance, micro_batches)
+    return general.solve_throughput(instance, micro_batches)
 
 
 def _is_small(instance: Instance) -> bool:
