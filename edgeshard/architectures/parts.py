@@ -142,6 +142,13 @@ def mixture_style(normalised: bool | None = None) -> Style:
     return style
 
 
+def scalar_style(fields: ConfigFields) -> BlockStyle:
+    """The style of blocks whose norms multiply by 1 + weight and whose scores are scaled by `query_pre_attn_scalar`."""
+    scaling = fields.number("query_pre_attn_scalar") ** -0.5
+    activation = fields.choice("hidden_activation", ACTIVATIONS)
+    return BlockStyle(fields.number("rms_norm_eps"), scaling, activation, unit_offset=True)
+
+
 def scaled_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
     """Embeddings multiplied by `embedding_multiplier`, logits divided by `logits_scaling`."""
     return Ends(

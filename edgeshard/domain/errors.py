@@ -87,6 +87,11 @@ class InvalidArgumentError(EdgeShardError):
     exit_code = 2
 
 
+def invalid(field: str, why: str, reason: str = "") -> InvalidArgumentError:
+    """The error for `field`; `why` follows its name in a sentence, and states the fault and the remedy."""
+    return InvalidArgumentError(f"{field} {why}", field=field, reason=reason)
+
+
 class UnsupportedModelError(InvalidArgumentError):
     """A model, or an option of its config.json, that EdgeShard does not run."""
 

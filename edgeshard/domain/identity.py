@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 
 SCHEME = "edgeshard://"
@@ -150,7 +150,7 @@ class ApiKey:
             check_name(model, "models")
         for field_name, value in (("tokens_per_minute", self.tokens_per_minute), ("requests", self.requests)):
             if value is not None and not 1 <= value <= 1_000_000_000:
-                raise InvalidArgumentError(f"{field_name} must be 1 to 1000000000", field=field_name)
+                raise invalid(field_name, "must be 1 to 1000000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +166,7 @@ def parse_role(text: str) -> Role:
     """The role of this name. Raises InvalidArgumentError naming `role` where no token is made for it."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
     if text not in choices:
-        what = f"role {text[:40]!r} is none of {', '.join(choices)}"
-        raise InvalidArgumentError(what, field="role", reason="INVALID_ROLE")
+        raise invalid("role", f"{text[:40]!r} is none of {', '.join(choices)}", "INVALID_ROLE")
     return Role(text)
 
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, gemma_ends, head_norms, llama_block
+from edgeshard.architectures.parts import SANDWICH_NORMS, gemma_ends, head_norms, llama_block, scalar_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -17,13 +18,7 @@ _WINDOWS = Windows(4096, sliding=all_but_every(6, key="sliding_window_pattern"))
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return BlockStyle(
-        eps=fields.number("rms_norm_eps"),
-        scaling=fields.number("query_pre_attn_scalar") ** -0.5,
-        activation=fields.choice("hidden_activation", ACTIVATIONS),
-        rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer],
-        unit_offset=True,
-    )
+    return replace(scalar_style(fields), rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer])
 
 
 _LAYERS_OF_27B = 62

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 
 _Format = TypeVar("_Format", bound=StrEnum)
 
@@ -16,8 +16,7 @@ def _member(kind: type[_Format], text: str, field: str) -> _Format:
     try:
         return kind(text)
     except ValueError:
-        choices = ", ".join(kind)
-        raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        raise invalid(field, f"{text!r} is unknown: use one of {', '.join(kind)}") from None
 
 
 class DType(StrEnum):
@@ -90,8 +89,7 @@ class IntegerFormat(StrEnum):
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
         """A format for whole models, of `MODEL_FORMATS`."""
         if text not in MODEL_FORMATS:
-            choices = " or ".join(MODEL_FORMATS)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use {choices}", field=field)
+            raise invalid(field, f"{text!r} is unknown: use {' or '.join(MODEL_FORMATS)}")
         return cls(text)
 
     @property

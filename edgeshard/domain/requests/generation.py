@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypedDict, get_type_hints
 
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
 
 # A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
@@ -293,7 +293,7 @@ def _check_bounds(value: Sampling | Generation) -> None:
 
 def _require(condition: bool, field_name: str, rule: str, reason: str = "") -> None:
     if not condition:
-        raise InvalidArgumentError(f"{field_name} {rule}", field=field_name, reason=reason)
+        raise invalid(field_name, rule, reason)
 
 
 class FinishReason(StrEnum):

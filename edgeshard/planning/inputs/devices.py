@@ -12,11 +12,11 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.planning.inputs.catalogue import CATALOGUE, DeviceSpec
-from edgeshard.planning.inputs.fields import Fields, invalid
+from edgeshard.planning.inputs.fields import Fields
 
 MAX_NODES = 10_000
 MAX_PAIRS = 500_000

@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, overload
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 
 _LARGEST_COUNT = 2**31 - 1
-
-
-def invalid(field: str, why: str, reason: str = "") -> InvalidArgumentError:
-    """The error for `field`; `why` states the fault and the remedy."""
-    return InvalidArgumentError(f"{field} {why}", field=field, reason=reason)
 
 
 def check_number(value: object, field: str, least: float, above: bool = False) -> float:

@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.models.packed import Held
 from edgeshard.planning.inputs.devices import Cluster
-from edgeshard.planning.inputs.fields import check_count, check_number, invalid
+from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
 
 

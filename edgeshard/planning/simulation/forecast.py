@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
 from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
-from edgeshard.planning.inputs.fields import invalid
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.domain.deployments.placement import ExplicitStage, check_cover, parse_layers
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.devices import Cluster, parse_cluster
-from edgeshard.planning.inputs.fields import invalid
 from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem
 from edgeshard.planning.inputs.shapes import ModelSpec, built_in_model, model_from_config
 from edgeshard.planning.search.plan import CutPrediction, predict

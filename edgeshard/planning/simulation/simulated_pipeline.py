@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from edgeshard.domain.errors import invalid
 from edgeshard.planning.costs.costs import Costs
-from edgeshard.planning.inputs.fields import invalid
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.simulation.serving import ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
