@@ -85,10 +85,6 @@ def rope_parameters(fields: GgufFields) -> dict[str, Any]:
     return entry
 
 
-def plain_config(fields: GgufFields) -> dict[str, Any]:
-    return {"rope_parameters": rope_parameters(fields)}
-
-
 def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
     """The rule of llama 3.1 and later that gives the file's rotary factors. Raises UnsupportedModelError for none."""
     factors, dims = fields.rope_factors, len(fields.rope_factors)
@@ -137,4 +133,4 @@ class Gguf:
     norms: Mapping[str, str] = field(default_factory=lambda: TWO_NORMS)
     permuted: bool = False
     unit_norms: bool = False
-    config: Callable[[GgufFields], dict[str, Any]] = plain_config
+    config: Callable[[GgufFields], dict[str, Any]] = lambda fields: {"rope_parameters": rope_parameters(fields)}

@@ -61,11 +61,9 @@ def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> 
     """
     if not ids:
         return NOTHING_HELD
-    lacking, layer_count = set[int](), form.shape.layer_count
+    layer_count = form.shape.layer_count
     units = tensors_of_units(config, LayerRange(0, layer_count), form.quantisation)
-    for unit in units:
-        _, _, place = unit.partition("layer-")
-        if place and int(form.id(unit), 16) not in ids:
-            lacking.add(int(place.partition("-")[0]))
+    absent = [unit for unit in units if unit.startswith("layer-") and int(form.id(unit), 16) not in ids]
+    lacking = {int(unit.split("-")[1]) for unit in absent}
     embedding, head = (int(form.id(unit), 16) in ids for unit in (EMBEDDING_UNIT, HEAD_UNIT))
     return Held(frozenset(range(layer_count)) - lacking, embedding, head)

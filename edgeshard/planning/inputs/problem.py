@@ -17,6 +17,9 @@ from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
 
+DEFAULT_BATCH = 8
+"""Most sequences in one micro-batch where nobody gives a number."""
+
 
 class Objective(StrEnum):
     REQUEST = "request"
@@ -103,7 +106,7 @@ class PlanProblem:
     step_tokens: int | None = None
     """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a micro-batch."""
     batch: int | None = None
-    """Most sequences in one micro-batch; None leaves it to the planner (`default_batch`)."""
+    """Most sequences in one micro-batch; None leaves it to the planner (`DEFAULT_BATCH`)."""
     concurrency: int | None = None
     """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for `throughput`."""
     dtype: DType = DType.BFLOAT16
@@ -140,10 +143,6 @@ class PlanProblem:
     """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
 
     @property
-    def default_batch(self) -> int:
-        return 8
-
-    @property
     def formats(self) -> tuple[DType, Quantisation | None]:
         """How every node keeps its weights, as `ModelSpec` and `BlockSpec` ask for it."""
         return self.dtype, self.quantisation
@@ -174,7 +173,7 @@ class PlanProblem:
 
     @property
     def batch_limit(self) -> int:
-        wanted = self.batch or self.default_batch
+        wanted = self.batch or DEFAULT_BATCH
         return wanted if self.request_limit is None else min(wanted, self.request_limit)
 
     def check(self) -> None:

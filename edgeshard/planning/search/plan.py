@@ -35,9 +35,9 @@ from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
-from edgeshard.planning.search.request_search import prompt_and_tokens, search_request
+from edgeshard.planning.search.request_search import search_request
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
-from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of
+from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of, with_tokens
 from edgeshard.planning.solvers.scoring import score, stages, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
@@ -427,7 +427,8 @@ def _quick_solution(costs: Costs, load: Load) -> Solution | None:
     if goal is Objective.TTFT:
         return solve_latency(costs.prefill(load))
     if goal is Objective.REQUEST or (goal is Objective.ENERGY and load.requests == 1):
-        return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
+        whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), costs.problem.new_tokens - 1)
+        return solve_latency(whole)
     return solve_throughput(costs.decode(load), load.micro_batches)
 
 

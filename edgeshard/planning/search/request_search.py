@@ -250,8 +250,3 @@ class RequestSearch:
         bounded.sort(key=lambda item: item[:2])
         rising = self._by_closer_bounds(floor, ((low, other) for low, _, other in bounded if low < value))
         return (other for low, other in rising if low < value)
-
-
-def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:
-    """A request's prompt in one piece and so many tokens after it, over one cut."""
-    return with_tokens(costs.prefill(Load()), costs.decode(Load()), tokens)
