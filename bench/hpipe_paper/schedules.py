@@ -18,7 +18,7 @@ from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.report.baselines import cut_of, even
 from edgeshard.planning.search.plan import plan
-from edgeshard.planning.simulation.simulated_pipeline import hidden_width, ring, traffic
+from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, StageTimes
 from edgeshard.planning.solvers.instance import Cut
@@ -123,7 +123,7 @@ def tensor_parallel(costs: Costs) -> Schedule:
 
 def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], float]:
     """(tokens) -> seconds of so many all-reduces of their hidden states among the nodes of a group."""
-    width, size = hidden_width(costs.problem), len(group)
+    width, size = costs.hidden_bytes, len(group)
 
     def seconds(tokens: int) -> float:
         hop_s = costs.hop_s(-(-tokens * width // size))

@@ -1,4 +1,4 @@
-"""The model architectures EdgeShard runs: what their config.json means and which tensors each unit of them needs.
+"""The model architectures that EdgeShard runs: the meaning of their config.json, and the tensors of each unit.
 
 A family is one record in a file of `families/`. Pure and free of torch; the agent builds modules from the record.
 """

@@ -1,4 +1,4 @@
-"""What a config.json says of a model, and the refusal of everything that would be run wrongly."""
+"""The reading of a config.json: a model's family and shape, and the refusal of all that would be run wrongly."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXPERT_WIDTHS = "edgeshard_expert_widths"
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A config.json that is run: its family's record, the fields of its decoder, its shape."""
+    """The config.json of a model that runs: its family's record, the fields of its decoder, its shape."""
 
     architecture: Architecture
     fields: ConfigFields
     shape: ModelShape
 
     def windows(self) -> tuple[int, ...]:
-        """Of each block the most positions a token sees, its own included; 0 for all before it."""
+        """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
         rule, layers = self.architecture.windows, self.shape.layer_count
         return (0,) * layers if rule is None else rule.sizes(self.fields, layers)
 
@@ -44,7 +44,7 @@ def parse_config(config: Mapping[str, Any]) -> ModelShape:
 
 
 def read_config(config: Mapping[str, Any]) -> Decoder:
-    """All that `config` says of its decoder. Raises as `parse_config` does."""
+    """The family, the fields and the shape of the decoder in `config`. Raises as `parse_config` does."""
     _check_general(config)
     architecture, fields = decoder_fields(config)
     _check_fields(architecture, fields)
@@ -156,7 +156,7 @@ def _stored_as(architecture: Architecture, config: Mapping[str, Any]) -> Quantis
 def _expert_widths(
     architecture: Architecture, config: Mapping[str, Any], fields: ConfigFields, layer_count: int
 ) -> ExpertWidths | None:
-    """Whether each layer has experts is for its tensors to say; a text is of all of a layer's experts, or empty."""
+    """The widths of each layer's experts: a text with a digit for each of them, or an empty one."""
     value = config.get(EXPERT_WIDTHS)
     if value is None:
         return None

@@ -19,14 +19,14 @@ _SHORT.maxlevel = 3
 
 
 def shown(value: object) -> str:
-    """A value of a config.json for a message: a stranger's may be a megabyte long or a thousand levels deep."""
+    """A value of a config.json, shortened for a message: it may be a megabyte long or a thousand levels deep."""
     return _SHORT.repr(value)
 
 
-def refuse(field: str, why: str, reason: str = "") -> UnsupportedModelError:
-    """The error for `field`; `why` says what is wrong and what to do."""
+def refuse(field: str, why: str) -> UnsupportedModelError:
+    """The error for `field`; `why` states the fault and the remedy."""
     field = field[:_LONGEST_NAME]
-    return UnsupportedModelError(f"config.json: {field} {why}", field=field, reason=reason)
+    return UnsupportedModelError(f"config.json: {field} {why}", field=field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,18 @@ class ConfigFields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
+    def _value(self, key: str, default: object) -> Any:
+        """The value of a key; where it is missing or null the family's default, or else this one."""
+        value = self.values.get(key)
+        return self.defaults.get(key, default) if value is None else value
+
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         """A positive integer up to `most`. Null counts as missing, which is an error without a default."""
-        value = self.values.get(key)
+        value = self._value(key, default)
+        if isinstance(value, str) and not self.given(key):
+            return self.size(value, most=most)
         if value is None:
-            value = self.defaults.get(key, default)
-            if isinstance(value, str):
-                return self.size(value, most=most)
-            if value is None:
-                raise self.refuse(key, "is missing; use the complete config.json of the checkpoint")
+            raise self.refuse(key, "is missing; use the complete config.json of the checkpoint")
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.refuse(key, f"is {shown(value)}; it must be a positive integer")
         if not 0 < value <= most:
@@ -69,18 +72,14 @@ class ConfigFields:
 
     def count(self, key: str, default: int = 0, most: int = MAX_SIZE) -> int:
         """An integer up to `most` that may be 0."""
-        value = self.values.get(key)
-        if value is None:
-            value = self.defaults.get(key, default)
+        value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise self.refuse(key, f"is {shown(value)}; it must be an integer between 0 and {most}")
         return value
 
     def number(self, key: str, default: float = 1.0) -> float:
         """A positive finite number."""
-        value = self.values.get(key)
-        if value is None:
-            value = self.defaults.get(key, default)
+        value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, f"is {shown(value)}; it must be a positive number")
         if not 0 < value <= sys.float_info.max:  # a whole number may be larger than any float
@@ -93,18 +92,14 @@ class ConfigFields:
         return None if value is None else self.number(key)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.values.get(key)
-        if value is None:
-            value = self.defaults.get(key, default)
+        value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.refuse(key, f"is {shown(value)}; it must be true or false")
         return value
 
     def choice(self, key: str, choices: Collection[str]) -> str:
         """One of `choices`; the family's default must have one for the key."""
-        value = self.values.get(key)
-        if value is None:
-            value = self.defaults[key]
+        value = self._value(key, None)
         if not isinstance(value, str) or value not in choices:
             raise self.refuse(key, f"is {shown(value)}; EdgeShard runs {', '.join(sorted(choices))}")
         return value

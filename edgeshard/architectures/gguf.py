@@ -1,7 +1,7 @@
-"""How llama.cpp's converter writes a family into a GGUF file, and its metadata as a config.json. Pure.
+"""GGUF files of llama.cpp's converter: its changes to a family's checkpoint, and its metadata as a config.json. Pure.
 
-It changes checkpoints of some families: rows of queries and keys of its `llama` are in another order, and 1 is added to
-the norms of gemma. A family's record says so, and only a family whose changes are all undone has a `Gguf`.
+The converter puts rows of queries and keys of its `llama` into another order, and adds 1 to the norms of gemma. A
+family's record says so; a family has a `Gguf` only where all of its changes are undone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""Not a weight: by how much each rotary frequency is divided."""
+"""The tensor with the divisor of each rotary frequency; it is no weight."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -61,7 +61,10 @@ class GgufFields:
 
 
 def rope_parameters(fields: GgufFields) -> dict[str, Any]:
-    """Rotary embedding: its base, and how it is stretched beyond the context of training."""
+    """The rotary embedding as a config.json has it: its base, and its stretching beyond the context of training.
+
+    Raises UnsupportedModelError naming the key for a kind that EdgeShard does not run.
+    """
     theta = fields.number("rope.freq_base", 10_000.0)
     kind = fields.get("rope.scaling.type")
     entry: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
@@ -82,12 +85,8 @@ def rope_parameters(fields: GgufFields) -> dict[str, Any]:
     return entry
 
 
-def plain_config(fields: GgufFields) -> dict[str, Any]:
-    return {"rope_parameters": rope_parameters(fields)}
-
-
 def _llama3(fields: GgufFields, theta: float) -> dict[str, Any]:
-    """The rule of llama 3.1 and later that gives the file's rotary factors; refused where none does."""
+    """The rule of llama 3.1 and later that gives the file's rotary factors. Raises UnsupportedModelError for none."""
     factors, dims = fields.rope_factors, len(fields.rope_factors)
     largest = max(factors) if all(0 < factor < math.inf for factor in factors) else 0.0
     for factor in sorted({float(round(largest)), round(largest, 2)}):
@@ -124,13 +123,14 @@ FOUR_NORMS = {
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How llama.cpp writes a family, whose record has the same name as `general.architecture` there.
+    """The form in which llama.cpp writes a family; the record's name is its `general.architecture`.
 
-    `norms` are what it calls a block's norms but the first. `permuted`: rows of queries and keys are in its order.
-    `unit_norms`: norms have 1 more than in the checkpoint. `config` gives the keys of config.json beside the sizes.
+    `norms` maps its names of a block's norms, all but the first, to the checkpoint's. With `permuted`, rows of queries
+    and keys are in its own order. With `unit_norms`, norms are 1 more than in the checkpoint. `config` gives the keys
+    of config.json beside the sizes.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: TWO_NORMS)
     permuted: bool = False
     unit_norms: bool = False
-    config: Callable[[GgufFields], dict[str, Any]] = plain_config
+    config: Callable[[GgufFields], dict[str, Any]] = lambda fields: {"rope_parameters": rope_parameters(fields)}

@@ -1,4 +1,4 @@
-"""A model's manifest held against what its config.json requires, and the tensors of one stage."""
+"""The check of a model's manifest against its config.json, and the tensors of one stage."""
 
 from __future__ import annotations
 
@@ -33,12 +33,9 @@ def check_manifest(manifest: ModelManifest) -> None:
             continue
         name = canonical_name(architecture, tensor.name)
         if name not in expected:
-            raise InvalidArgumentError(
-                f"tensor {tensor.name} has no place in the model that config.json describes; "
-                "use the config.json that belongs to the checkpoint",
-                field=tensor.name,
-                reason="UNEXPECTED_TENSOR",
-            )
+            remedy = "use the config.json that belongs to the checkpoint"
+            why = f"has no place in the model that config.json describes; {remedy}"
+            raise _wrong(tensor, why, "UNEXPECTED_TENSOR")
         if name in found:
             raise InvalidArgumentError(
                 f"tensors {found[name].name} and {tensor.name} are the same part of the model; keep one",
@@ -47,21 +44,13 @@ def check_manifest(manifest: ModelManifest) -> None:
             )
         found[name] = tensor
         if tensor.shape != expected[name].shape:
-            raise InvalidArgumentError(
-                f"tensor {tensor.name} has shape {list(tensor.shape)}, "
-                f"but config.json requires {list(expected[name].shape)}",
-                field=tensor.name,
-                reason="WRONG_TENSOR_SHAPE",
-            )
+            required = list(expected[name].shape)
+            raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {required}")
         if tensor.integers is not None and (
             len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32
         ):
-            raise InvalidArgumentError(
-                f"tensor {tensor.name} is stored as {tensor.integers}, which only float32 matrices of whole groups of "
-                f"{STORED_GROUP} inputs can be",
-                field=tensor.name,
-                reason="WRONG_TENSOR_SHAPE",
-            )
+            only = f"only float32 matrices of whole groups of {STORED_GROUP} inputs can be"
+            raise _wrong(tensor, f"is stored as {tensor.integers}, which {only}")
     missing = next((name for name in expected if name not in found), None)
     if missing is not None:
         # Named as its neighbours in this checkpoint are; the LM head stands beside the decoder they are part of.
@@ -73,3 +62,7 @@ def check_manifest(manifest: ModelManifest) -> None:
             field=prefix + missing,
             reason="MISSING_TENSOR",
         )
+
+
+def _wrong(tensor: TensorInfo, why: str, reason: str = "WRONG_TENSOR_SHAPE") -> InvalidArgumentError:
+    return InvalidArgumentError(f"tensor {tensor.name} {why}", field=tensor.name, reason=reason)

@@ -1,8 +1,9 @@
-"""Tensors, styles and checks that families have in common. Pure; nothing here knows which family asks."""
+"""Tensors, styles and checks that families have in common. Pure; nothing here depends on the family."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
+from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
@@ -29,7 +30,7 @@ def linear(name: str, width_out: int, width_in: int, bias: bool = False) -> Shap
 
 
 def norms(width: int, *names: str, bias: bool = False) -> Shapes:
-    """Of norms over `width`; LayerNorm has a bias too."""
+    """Tensors of norms over `width` numbers; LayerNorm has a bias too."""
     shapes: Shapes = {f"{name}.weight": (width,) for name in names}
     if bias:
         shapes |= {f"{name}.bias": (width,) for name in names}
@@ -39,7 +40,7 @@ def norms(width: int, *names: str, bias: bool = False) -> Shapes:
 def attention(
     shape: ModelShape, *, input_bias: bool = False, output_bias: bool = False, output: str = "o_proj"
 ) -> Shapes:
-    """Projections of queries, keys, values and of what attention gives."""
+    """Projections of queries, keys, values and of attention's output."""
     hidden = shape.hidden_size
     query, key_value = shape.attention_heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return (
@@ -56,7 +57,7 @@ def head_norms(shape: ModelShape) -> Shapes:
 
 
 def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = False) -> Shapes:
-    """down(activation(gate(x)) * up(x))"""
+    """Tensors of down(activation(gate(x)) * up(x)), `inner` numbers wide inside."""
     return (
         linear(f"{path}.gate_proj", inner, shape.hidden_size, bias)
         | linear(f"{path}.up_proj", inner, shape.hidden_size, bias)
@@ -64,17 +65,30 @@ def gated_mlp(shape: ModelShape, inner: int, *, path: str = "mlp", bias: bool = 
     )
 
 
+def row_norms(shape: ModelShape) -> Shapes:
+    """Norms over the whole rows of queries and keys."""
+    queries = norms(shape.attention_heads * shape.head_dim, "self_attn.q_norm")
+    return queries | norms(shape.kv_heads * shape.head_dim, "self_attn.k_norm")
+
+
 def llama_block(
-    *, bias: str = "", mlp_bias: str = "", norm_names: tuple[str, ...] = LLAMA_NORMS, heads_normed: bool = False
+    *,
+    bias: str = "",
+    mlp_bias: str = "",
+    norm_names: tuple[str, ...] = LLAMA_NORMS,
+    attention_norms: Callable[[ModelShape], Shapes] = lambda shape: {},
 ) -> BlockTensors:
-    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases."""
+    """Norms, attention and a gated MLP; `bias` and `mlp_bias` name the flags that say whether they have biases.
+
+    `attention_norms` are those of queries and keys, `head_norms` or `row_norms`, where there are any.
+    """
 
     def block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         biased = bool(bias) and fields.flag(bias)
         return (
             norms(shape.hidden_size, *norm_names)
             | attention(shape, input_bias=biased, output_bias=biased)
-            | (head_norms(shape) if heads_normed else {})
+            | attention_norms(shape)
             | gated_mlp(shape, fields.size("intermediate_size"), bias=bool(mlp_bias) and fields.flag(mlp_bias))
         )
 
@@ -98,37 +112,41 @@ def expert_mlps(
     return shapes
 
 
-def expert_stacks(path: str = "mlp.experts") -> tuple[Stack, ...]:
-    """How transformers' modules keep `expert_mlps`: gates above ups in one tensor, downs in another."""
-    found = rf"{re.escape(path)}\.(\d+)\."
-    return (
-        Stack(rf"{found}gate_proj\.weight", f"{path}.gate_up_proj", 0),
-        Stack(rf"{found}up_proj\.weight", f"{path}.gate_up_proj", 1),
-        Stack(rf"{found}down_proj\.weight", f"{path}.down_proj"),
-    )
+EXPERT_STACKS = (
+    Stack(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", 0),
+    Stack(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", 1),
+    Stack(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj"),
+)
+"""The tensors of `expert_mlps` in transformers' modules: gates above ups in one, downs in another."""
 
 
-# -- what the tensors do not tell --------------------------------------------------------------------------------------
+# -- styles and ends --------------------------------------------------------------------------------------------------
 
 
 def llama_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    """Blocks of the Llama kind."""
+    """The style of blocks of the Llama kind."""
     return BlockStyle(fields.number("rms_norm_eps"), shape.head_dim**-0.5, fields.choice("hidden_act", ACTIVATIONS))
 
 
 def mixture_style(normalised: bool | None = None) -> Style:
-    """The same with experts; `norm_topk_prob` says whether their shares are normalised unless `normalised` does."""
+    """The style of such blocks with experts.
+
+    Their shares are normalised where `normalised` says so or, where it is None, the flag `norm_topk_prob`.
+    """
 
     def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-        return BlockStyle(
-            eps=fields.number("rms_norm_eps"),
-            scaling=shape.head_dim**-0.5,
-            activation=fields.choice("hidden_act", ACTIVATIONS),
-            experts_per_token=fields.size("num_experts_per_tok"),
-            normalised_experts=fields.flag("norm_topk_prob") if normalised is None else normalised,
-        )
+        chosen = fields.size("num_experts_per_tok")
+        shares = fields.flag("norm_topk_prob") if normalised is None else normalised
+        return replace(llama_style(fields, shape, layer), experts_per_token=chosen, normalised_experts=shares)
 
     return style
+
+
+def scalar_style(fields: ConfigFields) -> BlockStyle:
+    """The style of blocks whose norms multiply by 1 + weight and whose scores are scaled by `query_pre_attn_scalar`."""
+    scaling = fields.number("query_pre_attn_scalar") ** -0.5
+    activation = fields.choice("hidden_activation", ACTIVATIONS)
+    return BlockStyle(fields.number("rms_norm_eps"), scaling, activation, unit_offset=True)
 
 
 def scaled_ends(fields: ConfigFields, shape: ModelShape) -> Ends:
@@ -159,6 +177,7 @@ def gemma_ends(unit_offset: bool = False) -> MakeEnds:
 
 
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
+    """`total` over `parts`. Raises UnsupportedModelError naming `total_key` where that is no whole number."""
     if total % parts:
         raise fields.refuse(total_key, f"is {total}, which is not a multiple of {parts_key} {parts}")
     return total // parts
@@ -179,6 +198,7 @@ def chosen_experts(experts: Experts, fields: ConfigFields) -> int:
 
 
 def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> None:
+    """Raise UnsupportedModelError naming the key for more experts than EdgeShard runs, or more chosen than all."""
     count = expert_count(experts, fields)
     if count > MAX_EXPERTS:  # before anything is listed by expert
         raise fields.refuse(experts.count[0], f"is {count}; EdgeShard runs at most {MAX_EXPERTS}")

@@ -1,4 +1,4 @@
-"""What the project knows of one model family, as a value. The families themselves are files of `families/`. Pure."""
+"""One model family as a value. The families themselves are files of `families/`. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from edgeshard.domain.models.model import Part
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a checkpoint with their shapes as stored."""
 BlockTensors = Callable[[ConfigFields, ModelShape, int], Shapes]
-"""Those of the block with this index, named without `layers.N.`."""
+"""Tensors of the block with this index, named without `layers.N.`."""
 OuterTensors = Callable[[ConfigFields, ModelShape], Shapes]
-"""Those outside the blocks, without the token embedding and the LM head."""
+"""Tensors outside the blocks, without the token embedding and the LM head."""
 Check = Callable[[ConfigFields, int], None]
-"""Raises UnsupportedModelError for what this family cannot run; it is given the number of blocks."""
+"""(fields, number of blocks): raises UnsupportedModelError for a config.json that this family cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,15 @@ class SizeKeys:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What transformers calls a family: `transformers.models.MODULE.modeling_MODULE`, and its classes.
+    """The names of a family in transformers: the module `transformers.models.MODULE.modeling_MODULE`, and its classes.
 
-    The classes are `prefix` followed by what they are, unless given. `norm` may be a class of `torch.nn` too.
+    A class is named by `prefix` and its kind, unless its name is given. `norm` may be a class of `torch.nn` too.
     """
 
     module: str
     prefix: str
     config: str = ""
     layer: str = ""
-    rotary: str = ""
     norm: str = ""
 
     @property
@@ -60,7 +59,7 @@ class Library:
 
     @property
     def rotary_class(self) -> str:
-        return self.rotary or f"{self.prefix}RotaryEmbedding"
+        return f"{self.prefix}RotaryEmbedding"
 
     @property
     def norm_class(self) -> str:
@@ -81,7 +80,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class BlockStyle:
-    """What a block's tensors do not tell, for blocks of the agent's own.
+    """The properties of a block that its tensors do not show, for blocks of the agent's own.
 
     `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary embedding the block uses,
     "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
@@ -101,7 +100,7 @@ class BlockStyle:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What is done before the first block and behind the last.
+    """The computing before the first block and behind the last.
 
     Embeddings are multiplied by `embedding_scale`, which is rounded to the model's dtype first where it is `rounded`.
     The final norm has `eps`. Logits are divided by `logit_divisor`, then capped: cap * tanh(logits / cap).
@@ -121,8 +120,10 @@ MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block's tensor goes in the agent's modules: a parameter or a buffer of that path; where it holds all
-    experts, the one with `index`, and of that the first or the second `half` of its rows."""
+    """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer.
+
+    Where that holds all experts, the tensor is the expert with `index`, or one `half` of its rows, 0 or 1.
+    """
 
     parameter: str
     index: int | None = None
@@ -131,7 +132,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Tensors of one expert each that are one tensor in memory. The first group of `pattern` is the expert's index."""
+    """Tensors of single experts that are one tensor in memory. The first group of `pattern` is the expert's index."""
 
     pattern: str
     parameter: str
@@ -155,7 +156,7 @@ class Plugged:
 
     `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
-    `modules` names a module class of its own in the agent, for what a generic stage does not do.
+    `modules` names a module class of its own in the agent, for work that a generic stage does not do.
     """
 
     renames: tuple[tuple[str, str], ...] = ()
@@ -180,20 +181,21 @@ _ROPE = Rope()
 class Architecture:
     """One model family. A regular expression here matches with `re.search` in a canonical name (see `tensors`).
 
-    What a config.json says:
-    `model_types` are those the family answers to. `nested` maps the model_type of a config.json that holds the decoder
-    in its `text_config` to the model_type in there. `defaults` are the values of transformers' configuration class for
-    keys that checkpoints leave out; without one a key is required. `activation` is a key. `flags`, `sizes` and
-    `numbers` are keys that are checked for their type, `refused` those that may only be missing, null or false, with
-    why. Families with learned positions have no `rope`.
+    Of a config.json:
+    `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
+    that holds the decoder in its `text_config` to the model_type in there. `defaults` are the values of transformers'
+    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key.
+    `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
+    null or false, with the reason. Families with learned positions have no `rope`.
 
-    What a checkpoint holds:
+    Of a checkpoint:
     `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
-    not read. `further_blocks` is the key for how many blocks follow that are not run. `outer_names` are all tensors
-    outside the blocks that there may be, with their unit; `outer` has those of a config.
+    not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
+    tensors outside the blocks that there may be, with their unit; `outer` has those of a config.
 
-    How it runs: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, but for those that
-    match `whole`. `models` are configs known by name. `gguf` says how llama.cpp writes the family, where that is read.
+    Of its running: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, except where
+    their names match `whole`. `models` are configs known by name. `gguf` is the form in which llama.cpp writes the
+    family, None where GGUF files of it are not read.
     """
 
     name: str
@@ -239,14 +241,14 @@ class Architecture:
         return self.experts is not None and re.search(self.experts.tensors, name) is not None
 
     def expert_index(self, name: str) -> int | None:
-        """Which expert's matrix this tensor in a block is, in families whose experts are modules of their own."""
+        """The index of the expert that this tensor in a block is of, where experts are modules; else None."""
         if not isinstance(self.runs, Fused) or not self.is_expert(name):
             return None
         found = re.search(r"\.experts\.(\d+)\.", self.place(name).parameter)
         return None if found is None else int(found[1])
 
     def place(self, name: str) -> Place:
-        """Where the tensor of this name in a block goes; both names are without `layers.N.`."""
+        """The place of the tensor of this name in a block; name and path are without `layers.N.`."""
         if isinstance(self.runs, Plugged):
             for stack in self.runs.stacks:
                 if (found := re.fullmatch(stack.pattern, name)) is not None:

@@ -1,6 +1,6 @@
-"""All families there are: a file of `families/` is found by being there.
+"""All families: the files of `families/` are found, not listed.
 
-A file has `ARCHITECTURE`, the record of a family that runs, or `REFUSED`, why some are not run.
+A file has `ARCHITECTURE`, the record of a family that runs, or `REFUSED`, the reasons why some families do not run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def by_name(modules: Iterable[object]) -> dict[str, Architecture]:
 
 
 def refused_types(modules: Iterable[ModuleType]) -> dict[str, str]:
-    """By model_type, what EdgeShard lacks for families it does not run."""
+    """The reasons why families do not run, by model_type."""
     merged: dict[str, str] = {}
     for module in modules:
         for what, model_types in getattr(module, "REFUSED", {}).items():

@@ -1,4 +1,4 @@
-"""Which rotary embeddings are run, and the check of what config.json says of them. Pure."""
+"""The rotary embeddings that run, and the check of config.json's entries for them. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
-from edgeshard.architectures.windows import LAYER_TYPES
+from edgeshard.architectures.windows import FULL, LAYER_TYPES, SLIDING
 
 _NEEDED = {
     "default": (),
@@ -21,8 +21,7 @@ STATIC = frozenset(_NEEDED)
 
 
 _WITH_CONTEXT = frozenset({"yarn", "llama3"})
-"""Rotary types that reckon from the context that the model was trained with first."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+"""Rotary types whose frequencies depend on the context of the first training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,13 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What a family's rotary embedding may be. `partial`: it may turn a part of each head only. `by_layer_type`:
-    config.json gives one for each type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta`
-    (by layer type, for layers with a window) are what transformers assumes where config.json leaves them out; only
-    families on our own blocks need them."""
+    """The rotary embeddings that a family may have.
+
+    With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
+    type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta` (by layer type, for layers with a
+    window) are the bases that transformers assumes where config.json leaves them out; only families on the agent's own
+    blocks need them.
+    """
 
     kinds: frozenset[str] = STATIC
     partial: bool = False
@@ -56,7 +58,7 @@ class Rope:
     def rotations(self, fields: ConfigFields, head_dim: int, max_context: int) -> dict[str, Rotation]:
         """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.
 
-        Of two entries for one thing the same wins as in transformers, whose checkpoints these are.
+        Where two entries contradict each other, the one that transformers takes wins.
         """
         values = fields.values
         scaling = values.get("rope_scaling") or {}
@@ -66,13 +68,11 @@ class Rope:
             if (trained := values.get("original_max_position_embeddings")) is not None:
                 entry["original_max_position_embeddings"] = trained
             return {"": self._rotation(fields, entry, "rope_theta", self.theta, head_dim, max_context)}
-        full = {"rope_type": "default"} if not given else given.get(_FULL) or {"rope_type": "default"}
-        sliding = given.get(_SLIDING) or {}
+        full = {"rope_type": "default"} if not given else given.get(FULL) or {"rope_type": "default"}
+        sliding = given.get(SLIDING) or {}
         return {
-            _FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
-            _SLIDING: self._rotation(
-                fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context
-            ),
+            FULL: self._rotation(fields, {**full, **scaling}, "rope_theta", self.theta, head_dim, max_context),
+            SLIDING: self._rotation(fields, sliding, "rope_local_base_freq", self.sliding_theta, head_dim, max_context),
         }
 
     def _rotation(

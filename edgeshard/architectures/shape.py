@@ -10,12 +10,12 @@ from edgeshard.domain.models.model import LayerRange
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a config.json says of a model's size.
+    """The sizes of a model by its config.json.
 
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
-    that the vocabulary holds. `stored_as` says that the weights are stored as small integers, and which;
-    `expert_widths`, how experts are kept where the weights become small integers.
+    that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers,
+    `expert_widths` that of each expert where the weights become small integers.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint must hold, by unit, with their shapes.
+"""The tensors that a checkpoint must hold, by unit, with their shapes.
 
 Checkpoints of one architecture differ in the prefix of their names (`model.`, `transformer.`, `language_model.`). A
 *canonical* name has no prefix: `layers.3.self_attn.q_proj.weight`, `embed_tokens.weight`. Shapes are as stored.
@@ -49,8 +49,8 @@ def name_in_block(name: str) -> str:
 def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> Unit | None:
     """The unit a checkpoint's tensor belongs to, or None for one that is not needed.
 
-    Not needed are buffers that are computed (rotary frequencies, causal masks), an `lm_head` beside a tied embedding,
-    and whatever is not part of the decoder, such as a vision tower.
+    Buffers that are computed (rotary frequencies, causal masks), an `lm_head` beside a tied embedding and everything
+    outside the decoder, such as a vision tower, are not needed.
     """
     record, fields = decoder_fields(config)
     name = canonical_name(architecture, tensor_name)
@@ -75,7 +75,7 @@ def is_further_block(record: Architecture, fields: ConfigFields, index: int) -> 
 
 
 def expected_tensors(config: Mapping[str, Any], layers: LayerRange | None = None) -> dict[str, ExpectedTensor]:
-    """By canonical name, the tensors a stage with `layers` needs; without `layers`, those of the whole model.
+    """The tensors that a stage with `layers` needs, or without `layers` the whole model, by canonical name.
 
     Raises UnsupportedModelError as `parse_config` does.
     """

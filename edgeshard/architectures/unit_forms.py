@@ -1,4 +1,4 @@
-"""How a unit of a model is packed, and by what name and id its file goes: what nodes and the coordinator agree on."""
+"""The form in which a unit of a model is packed, and the name and id of its file, for nodes and the coordinator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYOUT = 1
 
 @dataclass(frozen=True, slots=True)
 class UnitForm:
-    """How the units of a stage are packed; a packed file serves only what has the same. `model` is a manifest."""
+    """The form of a stage's packed units; a file serves only units of the same form. `model` is a manifest's digest."""
 
     model: Digest
     dtype: DType
@@ -29,29 +29,21 @@ class UnitForm:
     shape: ModelShape
 
     def key(self, unit: str) -> str:
-        """What must be equal for a file to serve as this unit."""
-        return json.dumps(
-            {
-                "model": self.model,
-                "unit": unit,
-                "dtype": str(self.dtype),
-                "integers": self._integers(unit),
-                "layout": LAYOUT,
-            },
-            sort_keys=True,
-        )
+        """A text that two units have in common where one file serves as both."""
+        known = {"model": self.model, "unit": unit, "dtype": str(self.dtype), "layout": LAYOUT}
+        return json.dumps(known | {"integers": self._integers(unit)}, sort_keys=True)
 
     def name(self, unit: str) -> str:
-        """Of the unit's file: readable in its beginning, unique in its end."""
+        """The name of the unit's file: readable in its beginning, unique in its end."""
         form = self._integers(unit).partition("/")[0] or self.dtype
         return f"{self.model[:12]}-{unit}-{form}-{self.id(unit)}"
 
     def id(self, unit: str) -> str:
-        """Of the unit's file: 16 hexadecimal digits, of the key."""
+        """The id of the unit's file: 16 hexadecimal digits of the key's sha256."""
         return hashlib.sha256(self.key(unit).encode()).hexdigest()[:16]
 
     def _width(self, unit: str) -> IntegerFormat | None:
-        """Of an expert that has one of its own."""
+        """The width of an expert that has one of its own; None for any other unit."""
         place = place_of_expert(unit)
         return None if place is None or self.shape.expert_widths is None else self.shape.expert_widths.of(*place)
 
@@ -63,17 +55,15 @@ class UnitForm:
 
 
 def held_of(form: UnitForm, config: Mapping[str, Any], ids: Collection[int]) -> Held:
-    """What of a model lies packed on a node that has the files of these ids: of a mixture, layers with all experts.
+    """The parts of a model that lie packed on a node with the files of these ids; a layer counts with all its experts.
 
     `config` is the decoded config.json of the model of `form`. Raises as `tensors_of_units` does.
     """
     if not ids:
         return NOTHING_HELD
-    lacking, layer_count = set[int](), form.shape.layer_count
+    layer_count = form.shape.layer_count
     units = tensors_of_units(config, LayerRange(0, layer_count), form.quantisation)
-    for unit in units:
-        _, _, place = unit.partition("layer-")
-        if place and int(form.id(unit), 16) not in ids:
-            lacking.add(int(place.partition("-")[0]))
+    absent = [unit for unit in units if unit.startswith("layer-") and int(form.id(unit), 16) not in ids]
+    lacking = {int(unit.split("-")[1]) for unit in absent}
     embedding, head = (int(form.id(unit), 16) in ids for unit in (EMBEDDING_UNIT, HEAD_UNIT))
     return Held(frozenset(range(layer_count)) - lacking, embedding, head)

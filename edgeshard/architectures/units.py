@@ -19,7 +19,7 @@ _EXPERT = re.compile(r"layers\.(\d+)\..*\bexperts\.(\d+)\.")
 
 
 def layer_unit(layer: int) -> str:
-    """Of a layer's block, without its experts."""
+    """The unit of a layer's block, without its experts."""
     return f"layer-{layer}"
 
 

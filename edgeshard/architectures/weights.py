@@ -1,4 +1,4 @@
-"""What a model's tensors weigh once a node has loaded them, whole or as small integers."""
+"""The bytes of a model's tensors once a node has loaded them, whole or as small integers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ from edgeshard.domain.models.model import LayerRange, TensorInfo
 def check_quantisation(architecture: str) -> None:
     """Raise UnsupportedModelError for an architecture whose weights cannot be made small integers."""
     if not architecture_named(architecture).quantises:
-        raise UnsupportedModelError(
-            f"quantisation: {architecture} runs with whole weights only; remove quantisation",
-            field="quantisation",
-            reason="UNSUPPORTED_QUANTISATION",
-        )
+        why = f"{architecture} runs with whole weights only; remove quantisation"
+        raise UnsupportedModelError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
 
 
 def integers_of(
     shape: ModelShape, name: str, dimensions: int, quantisation: Quantisation | None
 ) -> IntegerFormat | None:
-    """How a tensor, by canonical name, is kept where it is used as what its name says; None where it stays whole.
+    """The format of a tensor, by canonical name, in the use that its name states; None where it stays whole.
 
     Matrices of the blocks and the LM head become integers. Embeddings are looked up row by row and keep the dtype.
     Routers of experts are small and decide much. An expert has a width of its own where the model says so.

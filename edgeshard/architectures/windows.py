@@ -1,4 +1,4 @@
-"""How far back each decoder block looks: the sliding windows that a config.json asks for. Pure."""
+"""The sliding windows of decoder blocks, as a config.json asks for them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = frozenset({FULL, SLIDING})
 
 SlidingLayers = Callable[[ConfigFields, int], list[bool]]
-"""Which of so many blocks have a window where config.json does not list their types."""
+"""(fields, number of blocks) -> whether each block has a window, where config.json does not list their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,12 @@ class Windows:
     sliding: SlidingLayers | None = None
 
     def check(self, fields: ConfigFields, layer_count: int) -> None:
-        """Raise UnsupportedModelError for what contradicts itself."""
+        """Raise UnsupportedModelError naming the key for entries that are wrong or contradict each other."""
         in_use = fields.flag(self.switch) if self.switch else True
         if fields.given("sliding_window"):
             # Some configs are saved with a window of 0 where it is switched off.
-            _ = (
-                fields.size("sliding_window", most=MAX_CONTEXT)
-                if in_use
-                else fields.count("sliding_window", most=MAX_CONTEXT)
-            )
+            check = fields.size if in_use else fields.count
+            check("sliding_window", most=MAX_CONTEXT)
         if not fields.given("layer_types"):
             if self.sliding is not None and in_use:
                 self.sliding(fields, layer_count)  # refuses what it cannot read
@@ -48,15 +45,13 @@ class Windows:
             or len(types) != layer_count
             or any(not isinstance(kind, str) or kind not in LAYER_TYPES for kind in types)
         ):
-            raise fields.refuse(
-                "layer_types", f"must name full_attention or sliding_attention for each of the {layer_count} layers"
-            )
+            why = f"must name full_attention or sliding_attention for each of the {layer_count} layers"
+            raise fields.refuse("layer_types", why)
         if self.sliding is None and len(set(types)) > 1:
             raise fields.refuse("layer_types", f"differs by layer, which {fields.family} does not support; remove it")
         if SLIDING in types and not (in_use and self._window(fields)):
-            raise fields.refuse(
-                "sliding_window", "is not in use, yet layer_types has sliding_attention; make them agree"
-            )
+            why = "is not in use, yet layer_types has sliding_attention; make them agree"
+            raise fields.refuse("sliding_window", why)
 
     def layer_types(self, fields: ConfigFields, layer_count: int) -> tuple[str, ...]:
         """`full_attention` or `sliding_attention` for each block, of a config that `check` accepts."""
@@ -70,7 +65,7 @@ class Windows:
         return tuple(SLIDING if slides else FULL for slides in self.sliding(fields, layer_count))
 
     def sizes(self, fields: ConfigFields, layer_count: int) -> tuple[int, ...]:
-        """Of each block the most positions a token sees, its own included; 0 for all before it."""
+        """The most positions that a token of each block sees, its own included; 0 for all positions before it."""
         window = self._window(fields)
         return tuple(window if kind == SLIDING else 0 for kind in self.layer_types(fields, layer_count))
 

@@ -7,7 +7,7 @@ decides the gRPC status (`edgeshard.wire.status`), and the exit code of `edgectl
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 _LONGEST = 2000
 _LONGEST_FIELD = 200
@@ -61,6 +61,11 @@ class EdgeShardError(Exception):
         self.reason = reason or self.default_reason
         self.retry_after_s = retry_after_s
 
+    @classmethod
+    def about(cls, field: str, why: str, reason: str = "") -> Self:
+        """The error of a field at fault, whose name its message begins with."""
+        return cls(f"{field}: {why}", field=field, reason=reason)
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, EdgeShardError) and self._said() == other._said()
 
@@ -80,6 +85,11 @@ class InvalidArgumentError(EdgeShardError):
 
     code = Code.INVALID_ARGUMENT
     exit_code = 2
+
+
+def invalid(field: str, why: str, reason: str = "") -> InvalidArgumentError:
+    """The error for `field`; `why` follows its name in a sentence, and states the fault and the remedy."""
+    return InvalidArgumentError(f"{field} {why}", field=field, reason=reason)
 
 
 class UnsupportedModelError(InvalidArgumentError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 
 SCHEME = "edgeshard://"
@@ -145,12 +145,12 @@ class ApiKey:
         """Raise InvalidArgumentError naming the first field that no key has."""
         check_name(self.name, "name")
         if len(self.models) > MOST_KEY_MODELS:
-            raise InvalidArgumentError(f"models: more than {MOST_KEY_MODELS} are named", field="models")
+            raise InvalidArgumentError.about("models", f"more than {MOST_KEY_MODELS} are named")
         for model in self.models:
             check_name(model, "models")
         for field_name, value in (("tokens_per_minute", self.tokens_per_minute), ("requests", self.requests)):
             if value is not None and not 1 <= value <= 1_000_000_000:
-                raise InvalidArgumentError(f"{field_name} must be 1 to 1000000000", field=field_name)
+                raise invalid(field_name, "must be 1 to 1000000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +162,11 @@ class Enrolment:
     request: bytes
 
 
-def parse_role(text: str, field: str = "role") -> Role:
-    """Raises InvalidArgumentError naming `field` for what no token is made for."""
+def parse_role(text: str) -> Role:
+    """The role of this name. Raises InvalidArgumentError naming `role` where no token is made for it."""
     choices = (Role.AGENT, Role.CLIENT, Role.OPERATOR)
     if text not in choices:
-        raise InvalidArgumentError(
-            f"{field} {text[:40]!r} is none of {', '.join(choices)}", field=field, reason="INVALID_ROLE"
-        )
+        raise invalid("role", f"{text[:40]!r} is none of {', '.join(choices)}", "INVALID_ROLE")
     return Role(text)
 
 

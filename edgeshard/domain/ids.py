@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 
 NodeId = NewType("NodeId", str)
 NodeName = NewType("NodeName", str)
@@ -33,21 +33,15 @@ def check_name(text: str, field: str) -> str:
     Names are never paths: lower-case letters, digits and `.`, `_`, `-` inside, at most 63 characters.
     """
     if not _NAME.fullmatch(text) or ".." in text:
-        raise InvalidArgumentError(
-            f"{field} {text!r} is not a valid name: use 1-63 lower-case letters, digits, '.', '_' or '-', "
-            "beginning and ending with a letter or digit",
-            field=field,
-            reason="INVALID_NAME",
-        )
+        remedy = "use 1-63 lower-case letters, digits, '.', '_' or '-', beginning and ending with a letter or digit"
+        raise invalid(field, f"{text!r} is not a valid name: {remedy}", "INVALID_NAME")
     return text
 
 
 def check_id(text: str, field: str) -> str:
     """Return an opaque id that is neither empty nor long, and plain; raises InvalidArgumentError naming `field`."""
     if not 0 < len(text) <= MAX_ID_LENGTH:
-        raise InvalidArgumentError(
-            f"{field} must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", field=field, reason="INVALID_ID"
-        )
+        raise invalid(field, f"must have 1 to {MAX_ID_LENGTH} characters, not {len(text)}", "INVALID_ID")
     return check_plain(text, field)
 
 
@@ -56,11 +50,8 @@ def check_plain(text: str, field: str) -> str:
     control characters, new lines or characters that turn its direction."""
     found = _STEERING.search(text)
     if found is not None:
-        raise InvalidArgumentError(
-            f"{field} holds U+{ord(found[0]):04X}, which steers whatever shows it: leave it out",
-            field=field,
-            reason="NOT_PLAIN",
-        )
+        why = f"holds U+{ord(found[0]):04X}, which steers whatever shows it: leave it out"
+        raise invalid(field, why, "NOT_PLAIN")
     return text
 
 
@@ -76,5 +67,5 @@ def _escape(number: int) -> str:
 def check_digest(text: str, field: str = "sha256") -> Digest:
     """Return `text` as a Digest when it is 64 lower-case hexadecimal digits, so that it is safe as a file name."""
     if not _DIGEST.fullmatch(text):
-        raise InvalidArgumentError(f"{field} {text[:80]!r} is not a sha256", field=field, reason="INVALID_DIGEST")
+        raise invalid(field, f"{text[:80]!r} is not a sha256", "INVALID_DIGEST")
     return Digest(text)

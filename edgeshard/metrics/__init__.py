@@ -1,1 +1,1 @@
-"""What a daemon counts, in the form that Prometheus reads, and the listener that it is read from."""
+"""A daemon's figures in the form that Prometheus reads, and the listener that serves them."""

@@ -23,7 +23,7 @@ class _Reading(Collector):
 
 
 class Metrics:
-    """What a daemon tells of itself. Nothing is counted here: a scrape reads what its parts have counted anyway."""
+    """A daemon's figures. Nothing is counted here: a scrape reads the counts that its parts keep."""
 
     def __init__(self, *collects: Collect) -> None:
         # Without their names beforehand: that would be a scrape of a daemon that has not started.
@@ -37,7 +37,7 @@ class Metrics:
         return _encoded(self.collected(), accept)
 
     async def exposed(self, accept: str = "") -> tuple[bytes, str]:
-        """The same: read on the event loop, where the state is, and written in a thread, which takes longer."""
+        """The same, read on the event loop, where the state is, and written in a thread, which takes longer."""
         return await asyncio.to_thread(_encoded, self.collected(), accept)
 
     def collected(self) -> list[Metric]:

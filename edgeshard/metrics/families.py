@@ -1,4 +1,4 @@
-"""Metrics as values: a name, what it means, its labels, and a figure for each value of the labels."""
+"""Metrics as values: a name, a meaning, labels, and a figure for each value of the labels."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ Sample = tuple[Sequence[str], float]
 """The values of the labels, in their order, and the figure."""
 
 
-def _plain(values: Sequence[str]) -> list[str]:
-    """Labels come from nodes and clients, and whoever reads them may show them on a terminal."""
-    return [escaped(value) for value in values]
+def gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
+    """The metric of a state as it is now."""
+    return _filled(GaugeMetricFamily(name, meaning, labels=labels), samples)
 
 
-def gauge(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
-    """What is so now."""
-    family = GaugeMetricFamily(name, meaning, labels=labels)
-    for values, figure in samples:
-        family.add_metric(_plain(values), figure)
-    return family
+def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[Sample]) -> Metric:
+    """The metric of a figure that only grows, since the daemon began; `name` is without the `_total` that it gets."""
+    return _filled(CounterMetricFamily(name, meaning, labels=labels), samples)
 
 
-def counter(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterable[Sample] = ()) -> Metric:
-    """What only grows, since the daemon began; `name` without the `_total` that it gets."""
-    family = CounterMetricFamily(name, meaning, labels=labels)
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample]) -> Metric:
     for values, figure in samples:
         family.add_metric(_plain(values), figure)
     return family
@@ -37,7 +32,13 @@ def counter(name: str, meaning: str, labels: Sequence[str] = (), samples: Iterab
 def histogram(
     name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], Histogram]]
 ) -> Metric:
+    """The metric of figures by size, a histogram for each value of the labels."""
     family = HistogramMetricFamily(name, meaning, labels=labels)
     for values, counts in samples:
         family.add_metric(_plain(values), counts.buckets(), counts.sum)
     return family
+
+
+def _plain(values: Sequence[str]) -> list[str]:
+    """The values without characters that steer a terminal: they come from nodes and clients, and readers show them."""
+    return [escaped(value) for value in values]

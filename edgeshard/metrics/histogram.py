@@ -1,4 +1,4 @@
-"""Counts of figures by size. One figure costs a search in a short list and two additions: tokens are counted so."""
+"""Counts of figures by size. A figure costs a search in a short list and two additions, so tokens are counted too."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
-"""Of a request, or of a part of it: seconds."""
+"""Bounds for a request or a part of it, in seconds."""
 STEP_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Of one step or one token: seconds."""
+"""Bounds for one step or one token, in seconds."""
 
 
 class Histogram:
-    """How many figures were at most each of `bounds`, which ascend. The sum of all is exact."""
+    """Counts of the figures up to each of `bounds`, which ascend. The sum of all figures is exact."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -34,7 +34,7 @@ class Histogram:
         return self._sum
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Each bound as Prometheus writes it, with how many figures it has below and at it; the last has all."""
+        """Each bound as Prometheus writes it, with the count of figures up to it; the last one counts all."""
         found, reached = [], 0
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             reached += count

@@ -26,9 +26,10 @@ _READERS = frozenset({Role.CLIENT, Role.OPERATOR})
 
 
 class MetricsListener:
-    """Serves `metrics` on `address`, host:port: in plaintext on loopback alone, else over mutual TLS. None: nowhere.
+    """The HTTP listener of `metrics` on `address`, host:port; nowhere where the address is None.
 
-    With TLS its readers are the site's clients and operators, less those that `denials` names.
+    It is in plaintext on loopback only, else over mutual TLS: then the site's clients and operators may read, except
+    the holders of certificates that `denials` refuses.
     """
 
     def __init__(self, address: str | None, tls: TlsFiles | None, metrics: Metrics, denials: Denials) -> None:
@@ -42,7 +43,7 @@ class MetricsListener:
         self._open = 0
 
     async def start(self) -> str:
-        """Listen; the address with its real port, '' for nowhere. Raises UnavailableError where it is taken."""
+        """Listen. Returns the address with its real port, '' for nowhere; raises UnavailableError where it is taken."""
         if self._address is None:
             return ""
         host, port = split_address(self._address, "metrics-listen")
@@ -112,7 +113,7 @@ class MetricsListener:
         return "200 OK", kind, text
 
     def _denied(self, writer: asyncio.StreamWriter) -> str:
-        """Why the holder of the certificate may not read, '' where it may."""
+        """The reason why the holder of the certificate may not read; '' where it may."""
         pem = ssl.DER_cert_to_PEM_cert(writer.get_extra_info("ssl_object").getpeercert(binary_form=True)).encode()
         try:
             principal = principal_of(pem)

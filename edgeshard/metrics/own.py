@@ -1,4 +1,4 @@
-"""What every daemon tells of its own machine and certificate."""
+"""Figures of a daemon's own machine and certificate."""
 
 from __future__ import annotations
 
@@ -26,9 +26,5 @@ class OwnCondition:
         written = "What that disk takes, flushed; 0 before it was measured."
         yield gauge("edgeshard_disk_write_bytes_per_second", written, (), [((), known.disk_write_bps)])
         if known.certificate_ends_s:
-            yield gauge(
-                "edgeshard_certificate_expiry_timestamp_seconds",
-                "When this daemon's certificate ends.",
-                (),
-                [((), known.certificate_ends_s)],
-            )
+            ends, meaning = [((), known.certificate_ends_s)], "When this daemon's certificate ends."
+            yield gauge("edgeshard_certificate_expiry_timestamp_seconds", meaning, (), ends)

@@ -1,4 +1,4 @@
-"""What is said of stages that do not hold all in memory: by an agent of its own, by the coordinator of all."""
+"""Figures of stages that do not hold all in memory: an agent tells those of its own, the coordinator those of all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _Told = tuple[tuple[str, str, Callable[[Part], float]], ...]
 
 @dataclass(frozen=True, slots=True)
 class TierFigures(Generic[Part]):
-    """Of a part of a stage: what is so now, and what only grows. Each has a name, what it means, and its figure."""
+    """Figures of a part of a stage: states of `now`, and counts `since` it began.
+
+    Each has a name, a meaning, and a function from the part to the figure.
+    """
 
     now: _Told[Part]
     since: _Told[Part]

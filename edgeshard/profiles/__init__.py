@@ -1,1 +1,1 @@
-"""What measurements say: the points that are measured, the curves through them, and both as a report. Pure."""
+"""Measurements of nodes and links: the points to measure, the curves through them, and both as a report. Pure."""

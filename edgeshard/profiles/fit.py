@@ -1,4 +1,4 @@
-"""From measured points to a cost anywhere, with the error it has on the points it was made from. Pure.
+"""The cost of a layer or a link anywhere, fitted to measured points, with its error on these points. Pure.
 
 A layer's time is a line in pieces over the rows it computes (weights are read once, then arithmetic takes over), plus a
 share for each pair of a query and a key it sees. Prefill with positions behind it has one more share for each row: it
@@ -33,7 +33,7 @@ say little of a slope."""
 class FitError:
     """Relative deviation of the fit from its samples: median, largest and root mean square.
 
-    `stated` is what the samples' own spread accounts for, as a root mean square too.
+    `stated` is the deviation that the samples' own spread explains, as a root mean square too.
     """
 
     median: float
@@ -54,6 +54,7 @@ class PhaseFit:
     error: FitError
 
     def seconds(self, rows: float, pairs: float, masked: bool = False) -> float:
+        """Seconds of so many rows and attended pairs; rows with positions behind them are `masked`."""
         line = float(np.interp(rows, self.nodes, self.values))
         line += self.tail_s * max(0.0, rows - float(self.nodes[-1]))
         return line + self.pair_s * pairs + (self.masked_row_s * rows if masked else 0.0)
@@ -84,10 +85,6 @@ class ProfileFit:
     profile: ComputeProfile
     layers: tuple[LayerFit, ...]
 
-    @property
-    def step_overhead_s(self) -> float:
-        return self.profile.step_overhead_s
-
     def of_kind(self, kind: LayerKind, parameters: int | None = None) -> tuple[LayerFit, ...]:
         """The fits of a kind, of layers of this size when it is given. Raises InvalidArgumentError for none."""
         found = tuple(
@@ -102,11 +99,12 @@ class ProfileFit:
 
 
 def fit_profile(profile: ComputeProfile) -> ProfileFit:
-    """Raises InvalidArgumentError for a profile without samples."""
+    """The cost of every layer of a profile. Raises InvalidArgumentError for one without samples."""
     return ProfileFit(profile, tuple(fit_layer(layer) for layer in profile.layers))
 
 
 def fit_layer(layer: LayerProfile) -> LayerFit:
+    """The cost of one sort of layer. Raises InvalidArgumentError for one without samples."""
     window = layer.window
     return LayerFit(
         layer,
@@ -152,7 +150,7 @@ def _relative(design: Floats, seconds: Floats) -> Floats:
 
 
 def _tail(nodes: Floats, values: Floats) -> float:
-    """Seconds a row beyond the last point, all of it work: what is read once is in the line already."""
+    """Seconds a row beyond the last point, without the reading of weights, which is in the line already."""
     last = nodes >= nodes[-1] / TAIL
     x, y = nodes[last], np.maximum(values[last], values[-1] / 100)
     if len(x) == 1 or values[-1] == 0:  # no time of the rows' own, where pairs explain everything

@@ -1,4 +1,4 @@
-"""The points at which a node's layers are measured, and how hard to try for each."""
+"""The points at which a node's layers are measured, and the effort for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard to try for one figure, in each of `passes` over all figures.
+    """The effort for one figure, in each of `passes` over all figures.
 
     Because of the passes, other work on the node disturbs some repeats of every figure, which a median ignores, and not
     all repeats of one. A pass takes `least` to `most` repeats, no more than `least` once `limit_s` seconds are over.

@@ -1,4 +1,4 @@
-"""How a link is probed: which payloads, when to stop, what the answers say. Pure; `measuring.probing` sends them."""
+"""The probing of a link: its payloads, its end, and the profile from its answers. Pure; `measuring.probing` sends."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def one_way(answers: dict[int, list[float]]) -> list[LinkSample]:
 
 
 def link_profile(answers: dict[int, list[float]]) -> LinkProfile:
-    """Raises InvalidArgumentError when there are too few answers."""
+    """The profile of a probed link. Raises InvalidArgumentError when there are too few answers."""
     return fit_link(one_way(answers))
 
 
@@ -129,7 +129,7 @@ class LiveLink:
 
 
 def refreshed(known: LinkProfile, live: Iterable[LinkSample]) -> LinkProfile:
-    """The profile brought up to date by live traffic, without a probe: its bandwidth, from what `Arrivals` gives.
+    """The profile brought up to date by live traffic, without a probe: its bandwidth, from the samples of `Arrivals`.
 
     Latency stays as it was probed. With few samples nothing changes.
     """

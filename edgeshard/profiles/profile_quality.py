@@ -1,4 +1,4 @@
-"""What speaks against a profile: the node was busy while it was measured, or no cost goes through its points. Pure."""
+"""Doubts about a profile: the node was busy while it was measured, or no cost goes through its points. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ attention hides behind the reading of weights at some points and not at others, 
 
 
 def busy(profile: ComputeProfile) -> tuple[str, ...]:
-    """What shows that the node did other work while it was measured, in words; empty for a quiet node."""
+    """Signs that the node did other work while it was measured, in words; empty for a quiet node."""
     return tuple(_busy(profile))
 
 
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
-    """Why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
+    """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
     signs = busy(fit.profile)
     found = [f"busy while measured ({', '.join(signs)})"] if signs else []
     return (*found, *_missed(fit))

@@ -1,4 +1,4 @@
-"""What a profile says, in words for an operator. Pure."""
+"""A profile in words for an operator. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgeshard.profiles.profile_quality import quality_warnings
 
 
 def profile_lines(profile: ComputeProfile) -> Iterator[str]:
-    """What an operator wants to see of a profile. Raises InvalidArgumentError for one without samples."""
+    """The lines of a profile's report. Raises InvalidArgumentError for a profile without samples."""
     fitted = fit_profile(profile)
     weights = weights_text(profile.dtype, profile.quantisation)
     yield f"node {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"

@@ -54,7 +54,7 @@ def test_tokens_come_as_the_plan_says(costs: Costs, load: Load) -> None:
 def test_a_chunk_costs_what_the_model_says(costs: Costs, tokens: int, before: int) -> None:
     phase = StepShape.of_spans([(tokens, before)])
     for index, stage in enumerate(stage_costs(costs, CUT)):
-        times = costs.times_of(costs.nodes[index])
+        times = costs.times[index]
         exact = sum(times.block_s(block, phase) for block in costs.problem.model.blocks[16 * index : 16 * index + 16])
         exact += times.step_s(0) + (times.embedding_s(phase) if index == 0 else times.head_s(StepShape(1, 1, 1, 1)))
         assert stage.step_s([(before, tokens)]) == pytest.approx(exact, rel=0.1)

@@ -60,7 +60,7 @@ def test_of_slices_only_the_last_is_sampled_from(cut: Cut) -> None:
     found = simulate(ring(costs, cut, 1), traffic(costs.problem, 1, 1, slices))
     if len(cut.nodes) > 1:
         assert found.ttft_s == pytest.approx(PromptTimes(costs).seconds(cut, slices), rel=1e-9)
-    head_s = costs.times_of(costs.nodes[cut.nodes[-1]]).head_s(StepShape(1, 1, 1, 1))
+    head_s = costs.times[cut.nodes[-1]].head_s(StepShape(1, 1, 1, 1))
     last = ring(costs, cut, 1).stages[-1]
     longer = replace(costs.problem, prompt_tokens=512)
     assert last.prefill_s(128, 128) - ring(Costs(longer), cut, 1).stages[-1].prefill_s(128, 128) == pytest.approx(

@@ -1,10 +1,10 @@
-"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer; beside blocks with
-windows those without have no positions."""
+"""exaone4: norms behind attention and MLP, norms of each head's query and key, windows by layer. Where some
+blocks have windows, the blocks without have no positions."""
 
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields, shown
-from edgeshard.architectures.parts import BEHIND_NORMS, llama_block
+from edgeshard.architectures.parts import BEHIND_NORMS, head_norms, llama_block
 from edgeshard.architectures.record import Architecture, Library, Plugged
 from edgeshard.architectures.windows import Windows
 
@@ -31,7 +31,7 @@ ARCHITECTURE = Architecture(
     flags=(),
     checks=(_check,),
     windows=Windows(_WINDOW, sliding=_sliding),
-    block=llama_block(norm_names=BEHIND_NORMS, heads_normed=True),
+    block=llama_block(norm_names=BEHIND_NORMS, attention_norms=head_norms),
     library=Library("exaone4", "Exaone4"),
     runs=Plugged(),
 )

@@ -3,30 +3,25 @@ scaled embedding."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, even_split, gemma_ends, llama_block
+from edgeshard.architectures.parts import SANDWICH_NORMS, even_split, gemma_ends, llama_block, scalar_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return BlockStyle(
-        eps=fields.number("rms_norm_eps"),
-        scaling=fields.number("query_pre_attn_scalar") ** -0.5,
-        activation=fields.choice("hidden_activation", ACTIVATIONS),
-        unit_offset=True,
-        softcap=fields.optional_number("attn_logit_softcapping"),
-    )
+    return replace(scalar_style(fields), softcap=fields.optional_number("attn_logit_softcapping"))
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.optional_number("attn_logit_softcapping")
     fields.optional_number("final_logit_softcapping")
     # transformers asks for it even where head_dim is given.
-    even_split(
-        fields, "hidden_size", fields.size("hidden_size"), "num_attention_heads", fields.size("num_attention_heads")
-    )
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    even_split(fields, "hidden_size", hidden, "num_attention_heads", heads)
 
 
 ARCHITECTURE = Architecture(

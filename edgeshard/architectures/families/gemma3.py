@@ -1,13 +1,14 @@
-"""gemma3, of which only the text part runs: two rotary bases and windows by layer, four norms a block that multiply by
+"""gemma3, its text part only: two rotary bases and windows by layer, four norms a block that multiply by
 1 + weight, a scaled embedding. Larger ones nest the decoder in `text_config`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import FOUR_NORMS, Gguf, GgufFields, rope_parameters
-from edgeshard.architectures.parts import ACTIVATIONS, SANDWICH_NORMS, gemma_ends, llama_block
+from edgeshard.architectures.parts import SANDWICH_NORMS, gemma_ends, head_norms, llama_block, scalar_style
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -17,20 +18,17 @@ _WINDOWS = Windows(4096, sliding=all_but_every(6, key="sliding_window_pattern"))
 
 
 def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
-    return BlockStyle(
-        eps=fields.number("rms_norm_eps"),
-        scaling=fields.number("query_pre_attn_scalar") ** -0.5,
-        activation=fields.choice("hidden_activation", ACTIVATIONS),
-        rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer],
-        unit_offset=True,
-    )
+    return replace(scalar_style(fields), rotary=_WINDOWS.layer_types(fields, shape.layer_count)[layer])
 
 
 _LAYERS_OF_27B = 62
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """The scale of queries is in no GGUF file: llama.cpp knows the one model where it is not the heads' width."""
+    """The keys of config.json for a GGUF file.
+
+    No GGUF file has the scale of queries: llama.cpp knows the one model where it is not the heads' width.
+    """
     layers, hidden, heads = (fields.size(key) for key in ("block_count", "embedding_length", "attention.head_count"))
     head_dim = fields.size("attention.key_length", 256)
     sliding = {"rope_type": "default", "rope_theta": fields.number("rope.freq_base_swa", 10_000.0)}
@@ -75,7 +73,7 @@ ARCHITECTURE = Architecture(
     rope=Rope(by_layer_type=True, theta=1_000_000.0),
     windows=_WINDOWS,
     prefixes=("model.", "language_model."),
-    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, heads_normed=True),
+    block=llama_block(bias="attention_bias", norm_names=SANDWICH_NORMS, attention_norms=head_norms),
     library=Library("gemma3", "Gemma3", config="Gemma3TextConfig"),
     runs=Fused(_style),
     gguf=Gguf(FOUR_NORMS, unit_norms=True, config=_gguf),

@@ -1,4 +1,4 @@
-"""gemma4, of which the text part runs where all blocks have heads alike: gemma3's four norms and two rotary bases.
+"""gemma4, its text part only, where all blocks have heads alike: gemma3's four norms and two rotary bases.
 
 Values are normed and may be the keys, a block ends in a factor, and experts run beside the MLP where config.json asks
 for them.

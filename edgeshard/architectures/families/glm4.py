@@ -8,12 +8,7 @@ from edgeshard.architectures.record import Architecture, Library, Plugged, Shape
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
-_NORMS = (
-    "input_layernorm",
-    "post_self_attn_layernorm",
-    "post_attention_layernorm",
-    "post_mlp_layernorm",
-)
+_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

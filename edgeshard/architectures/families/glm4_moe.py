@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
+    EXPERT_STACKS,
     attention,
     chosen_experts,
     even_split,
     expert_count,
     expert_mlps,
-    expert_stacks,
     gated_mlp,
     head_norms,
     linear,
@@ -81,5 +81,5 @@ ARCHITECTURE = Architecture(
     further_blocks="num_nextn_predict_layers",
     block=_block,
     library=Library("glm4_moe", "Glm4Moe"),
-    runs=Plugged(stacks=expert_stacks(), float32=r"e_score_correction_bias$"),
+    runs=Plugged(stacks=EXPERT_STACKS, float32=r"e_score_correction_bias$"),
 )

@@ -28,10 +28,6 @@ def _outer(fields: ConfigFields, shape: ModelShape) -> Shapes:
     return {"wpe.weight": (shape.max_context, shape.hidden_size)} | norms(shape.hidden_size, "ln_f", bias=True)
 
 
-def _ends(fields: ConfigFields, shape: ModelShape) -> Ends:
-    return Ends(fields.number("layer_norm_epsilon"))
-
-
 def _check(fields: ConfigFields, layer_count: int) -> None:
     fields.size("n_inner", 1)
     fields.flag("scale_attn_weights", True)
@@ -62,6 +58,6 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("gpt2", "GPT2", layer="GPT2Block"),
     runs=Plugged(modules="gpt2"),
-    ends=_ends,
+    ends=lambda fields, shape: Ends(fields.number("layer_norm_epsilon")),
     quantises=False,
 )

@@ -1,4 +1,4 @@
-"""llama: the kind the others are told apart from."""
+"""llama: the family that the others are compared with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from edgeshard.architectures.record import Architecture, Fused, Library
 
 
 def _gguf(fields: GgufFields) -> dict[str, Any]:
-    """llama.cpp's `llama` is mistral's older models too: they differ in nothing but a window, which it ignores."""
+    """The keys of config.json for a GGUF file of llama, or of an older mistral.
+
+    llama.cpp writes both as `llama`, because it ignores the window, which is their only difference.
+    """
     biased = any(name.endswith("attn_q.bias") for name in fields.tensors)
     return {"attention_bias": biased, "rope_parameters": rope_parameters(fields)}
 

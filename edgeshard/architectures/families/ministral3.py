@@ -1,5 +1,7 @@
-"""ministral3: mistral, whose queries grow with their position beyond the trained context. Published ones nest the
-decoder in the `text_config` of a model for pictures, of which only the decoder runs."""
+"""ministral3: mistral with queries that grow with their position beyond the trained context.
+
+Published checkpoints nest the decoder in the `text_config` of a model for pictures; only the decoder runs.
+"""
 
 from __future__ import annotations
 

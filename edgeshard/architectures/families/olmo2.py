@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, gated_mlp, norms
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
-from edgeshard.architectures.shape import ModelShape
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, "post_attention_layernorm", "post_feedforward_layernorm")
-        | norms(shape.attention_heads * shape.head_dim, "self_attn.q_norm")
-        | norms(shape.kv_heads * shape.head_dim, "self_attn.k_norm")
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
-
+from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, row_norms
+from edgeshard.architectures.record import Architecture, Library, Plugged
 
 ARCHITECTURE = Architecture(
     name="olmo2",
@@ -28,7 +14,7 @@ ARCHITECTURE = Architecture(
         "eos_token_id": 50279,
     },
     flags=("attention_bias",),
-    block=_block,
+    block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo2", "Olmo2"),
     runs=Plugged(),
 )

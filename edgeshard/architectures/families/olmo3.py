@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, gated_mlp, norms
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
+from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, row_norms
+from edgeshard.architectures.record import Architecture, Library, Plugged
 from edgeshard.architectures.rope import Rope
-from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import LAYER_TYPES, SLIDING, Windows, all_but_every
 
 _WINDOWS = Windows(4096, sliding=all_but_every(4))
-
-
-def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    return (
-        norms(shape.hidden_size, "post_attention_layernorm", "post_feedforward_layernorm")
-        | norms(shape.attention_heads * shape.head_dim, "self_attn.q_norm")
-        | norms(shape.kv_heads * shape.head_dim, "self_attn.k_norm")
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | gated_mlp(shape, fields.size("intermediate_size"))
-    )
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -46,7 +34,7 @@ ARCHITECTURE = Architecture(
     checks=(_check,),
     rope=Rope(by_layer_type=True),
     windows=_WINDOWS,
-    block=_block,
+    block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo3", "Olmo3"),
     runs=Plugged(),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.gguf import Gguf
-from edgeshard.architectures.parts import llama_block, llama_style
+from edgeshard.architectures.parts import head_norms, llama_block, llama_style
 from edgeshard.architectures.record import Architecture, Fused, Library
 from edgeshard.architectures.windows import Windows, from_layer
 
@@ -11,7 +11,7 @@ ARCHITECTURE = Architecture(
     name="qwen3",
     defaults={"head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-6},
     windows=Windows(4096, switch="use_sliding_window", sliding=from_layer(28, "max_window_layers")),
-    block=llama_block(bias="attention_bias", heads_normed=True),
+    block=llama_block(bias="attention_bias", attention_norms=head_norms),
     library=Library("qwen3", "Qwen3"),
     runs=Fused(llama_style),
     gguf=Gguf(),

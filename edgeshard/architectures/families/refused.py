@@ -1,4 +1,4 @@
-"""Families that are known and not run, by what EdgeShard lacks; continues "model_type X is not supported: it"."""
+"""Families that are known and not run, by the reason, which continues "model_type X is not supported: it"."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from edgeshard.architectures.windows import Windows
 
 
 def _rotates(fields: ConfigFields, layer_count: int) -> list[bool]:
-    """Which blocks have positions: those with a 1 in `no_rope_layers`, despite its name."""
+    """Whether each block has positions: a 1 in `no_rope_layers` says so, despite its name."""
     listed = fields.values.get("no_rope_layers")
     if listed is None:
         interval = fields.size("no_rope_layer_interval")

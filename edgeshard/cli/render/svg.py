@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from edgeshard.domain.errors import FailedPreconditionError, extra_line
-from edgeshard.planning.inputs.fields import invalid
+from edgeshard.domain.errors import FailedPreconditionError, extra_line, invalid
 from edgeshard.planning.simulation.timing import Visit
 
 if TYPE_CHECKING:

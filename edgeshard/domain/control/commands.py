@@ -12,7 +12,7 @@ from typing import Any
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError, invalid
 from edgeshard.domain.identity import Denial
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -219,11 +219,7 @@ class CommandKey:
                 uid and kind in set(CommandKind) and _is_whole(epoch) and _is_whole(stage)
             ):
                 return cls(uid, Epoch(int(epoch)), CommandKind(kind), int(stage))
-        raise InvalidArgumentError(
-            f"operation_id {text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE",
-            field="operation_id",
-            reason="INVALID_OPERATION_ID",
-        )
+        raise invalid("operation_id", f"{text[:80]!r} is not of the form UID/EPOCH/KIND/STAGE", "INVALID_OPERATION_ID")
 
 
 def _is_whole(text: str) -> bool:

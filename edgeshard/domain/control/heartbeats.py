@@ -5,6 +5,8 @@ Both ends keep the same heartbeat: the agent what it has told, the coordinator w
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.nodes.device import StageStatus
@@ -22,17 +24,15 @@ MEMORY_NOTICED = 1 / 32
 SHARE_NOTICED = 0.01
 """The same for the share that others take, as a difference. A share of 0.05 disturbs a measurement."""
 NOTHING = HeartbeatChange()
+_FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
+"""Fields of a heartbeat that a change tells where they differ."""
 
 
 def check_stage_count(count: int) -> None:
     """Raise InvalidArgumentError naming `stages` for more than a node can hold."""
     if count > MOST_STAGES:
-        raise InvalidArgumentError(
-            f"stages: a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold; "
-            "restart the agent of this node",
-            field="stages",
-            reason="TOO_MANY_STAGES",
-        )
+        why = f"a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold"
+        raise InvalidArgumentError.about("stages", f"{why}; restart the agent of this node", "TOO_MANY_STAGES")
 
 
 def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:
@@ -76,13 +76,5 @@ def with_change(told: Heartbeat, change: HeartbeatChange) -> Heartbeat:
         held.update((stage.key, stage) for stage in change.stages)
         check_stage_count(len(held))
         stages = tuple(held.values())
-    memory, share = change.memory_available_bytes, change.others_share
-    return Heartbeat(
-        told.node_id,
-        told.incarnation,
-        stages,
-        told.memory_available_bytes if memory is None else memory,
-        told.huge_pages if change.huge_pages is None else change.huge_pages,
-        told.others_share if share is None else share,
-        told.packed if change.packed is None else change.packed,
-    )
+    figures = ((name, getattr(change, name)) for name in _FIGURES)
+    return replace(told, stages=stages, **{name: figure for name, figure in figures if figure is not None})

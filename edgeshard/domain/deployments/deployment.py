@@ -131,14 +131,8 @@ def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
 
 def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidArgumentError:
     name = ".".join(str(part) for part in where) or "spec"
-    match kind:
-        case "extra_forbidden":
-            what = "is not a known field"
-        case "missing":
-            what = "is missing"
-        case _:
-            what = message.lower()
-    return InvalidArgumentError(f"{name}: {what}", field=name, reason="INVALID_SPEC")
+    what = {"extra_forbidden": "is not a known field", "missing": "is missing"}.get(kind, message.lower())
+    return InvalidArgumentError.about(name, what, "INVALID_SPEC")
 
 
 def joined_mistakes(mistakes: Sequence[InvalidArgumentError], separator: str = "; ") -> InvalidArgumentError:
@@ -162,48 +156,27 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
 def _check_together(spec: DeploymentSpec) -> None:
     """Check fields against each other. Raises InvalidArgumentError naming one of them."""
     if spec.privacy == "source-only":
-        raise InvalidArgumentError(
-            "privacy: source-only is not supported yet; use open", field="privacy", reason="UNSUPPORTED_PRIVACY"
-        )
+        why = "source-only is not supported yet; use open"
+        raise InvalidArgumentError.about("privacy", why, "UNSUPPORTED_PRIVACY")
     if spec.head_quantisation is not None and not spec.quantisation:
-        raise InvalidArgumentError(
-            "head_quantisation: no node has quantised weights; give quantisation too",
-            field="head_quantisation",
-            reason="INVALID_SPEC",
-        )
+        why = "no node has quantised weights; give quantisation too"
+        raise InvalidArgumentError.about("head_quantisation", why, "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
-        raise InvalidArgumentError(
-            "allow_streaming: it is not for the objective energy; what a disk takes is not known",
-            field="allow_streaming",
-            reason="INVALID_SPEC",
-        )
-    _check_lengths(spec)
-    most = 1 if spec.mode == "sequential" else spec.concurrency
-    if spec.micro_batches > most:
-        raise InvalidArgumentError(
-            f"micro_batches: {spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency "
-            f"{spec.concurrency}; at most {most} can",
-            field="micro_batches",
-            reason="TOO_MANY_MICRO_BATCHES",
-        )
-    if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
-        raise InvalidArgumentError(
-            'standby: "auto" has the coordinator choose; name nodes, or give it alone',
-            field="standby",
-            reason="INVALID_SPEC",
-        )
-
-
-def _check_lengths(spec: DeploymentSpec) -> None:
-    """A typical request must be one that the deployment takes."""
+        why = "it is not for the objective energy; what a disk takes is not known"
+        raise InvalidArgumentError.about("allow_streaming", why, "INVALID_SPEC")
+    # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
-        raise InvalidArgumentError(
-            f"new_tokens: {spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer",
-            field="new_tokens",
-            reason="TOO_MANY_NEW_TOKENS",
-        )
+        why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
+        raise InvalidArgumentError.about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
     if spec.max_context:
         check_typical(spec, spec.max_context)
+    most = 1 if spec.mode == "sequential" else spec.concurrency
+    if spec.micro_batches > most:
+        why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
+        raise InvalidArgumentError.about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
+    if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
+        why = '"auto" has the coordinator choose; name nodes, or give it alone'
+        raise InvalidArgumentError.about("standby", why, "INVALID_SPEC")
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:
@@ -211,11 +184,8 @@ def check_typical(spec: DeploymentSpec, max_context: int) -> None:
     prompt, new = spec.prompt_tokens or 1, spec.new_tokens or 1
     if prompt + new > max_context:
         field = "prompt_tokens" if spec.prompt_tokens is not None else "new_tokens"
-        raise InvalidArgumentError(
-            f"{field}: {prompt} tokens in and {new} out exceed the context of {max_context} tokens; give fewer",
-            field=field,
-            reason="CONTEXT_TOO_LONG",
-        )
+        why = f"{prompt} tokens in and {new} out exceed the context of {max_context} tokens; give fewer"
+        raise InvalidArgumentError.about(field, why, "CONTEXT_TOO_LONG")
 
 
 class DeploymentPhase(StrEnum):

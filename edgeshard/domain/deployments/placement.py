@@ -93,15 +93,13 @@ class Prediction:
     @property
     def cost(self) -> float:
         """Cost in the objective: seconds of a request, of its first token or of a token, or joules per token."""
-        match self.objective:
-            case "energy" if self.joules_per_token is not None:
-                return self.joules_per_token
-            case "ttft":
-                return self.time_to_first_token_s
-            case "latency":
-                return self.time_per_token_s
-            case _:
-                return self.request_s
+        figures = {
+            "energy": self.joules_per_token,
+            "ttft": self.time_to_first_token_s,
+            "latency": self.time_per_token_s,
+        }
+        figure = figures.get(self.objective)
+        return self.request_s if figure is None else figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
     for item in text.split(","):
         match = _STAGE.fullmatch(item)
         if match is None:
-            raise PlacementError(f"layers: {item!r} is not NODE=FIRST:END, such as a=0:4", field="layers")
+            raise PlacementError.about("layers", f"{item!r} is not NODE=FIRST:END, such as a=0:4")
         stages.append(ExplicitStage(NodeName(match[1]), LayerRange(int(match[2]), int(match[3]))))
     return tuple(stages)
 
@@ -155,37 +153,27 @@ def parse_layers(text: str) -> tuple[ExplicitStage, ...]:
 def check_cover(stages: Sequence[ExplicitStage], layer_count: int, source: str) -> None:
     """Raise PlacementError unless the stages hold every layer once, in order, on distinct nodes, the source first."""
     if not stages:
-        raise PlacementError("layers: no stage is given", field="layers")
+        raise PlacementError.about("layers", "no stage is given")
     expected = 0
     seen: set[str] = set()
     for stage in stages:
         name, layers = stage.node, stage.layers
         if layers.end <= layers.first:
-            raise PlacementError(f"layers: {name}={layers} holds no layer", field="layers", reason="EMPTY_STAGE")
+            raise PlacementError.about("layers", f"{name}={layers} holds no layer", "EMPTY_STAGE")
         if layers.end > layer_count:
-            raise PlacementError(
-                f"layers: {name}={layers} goes beyond the model, which has layers 0:{layer_count}",
-                field="layers",
-                reason="LAYER_OUT_OF_RANGE",
-            )
+            beyond = f"{name}={layers} goes beyond the model, which has layers 0:{layer_count}"
+            raise PlacementError.about("layers", beyond, "LAYER_OUT_OF_RANGE")
         if layers.first > expected:
-            raise PlacementError(
-                f"layers: no node holds layers {expected}:{layers.first}", field="layers", reason="LAYER_GAP"
-            )
+            raise PlacementError.about("layers", f"no node holds layers {expected}:{layers.first}", "LAYER_GAP")
         if layers.first < expected:
-            raise PlacementError(
-                f"layers: {name}={layers} overlaps the stage before it, which ends at {expected}",
-                field="layers",
-                reason="LAYER_OVERLAP",
-            )
+            overlap = f"{name}={layers} overlaps the stage before it, which ends at {expected}"
+            raise PlacementError.about("layers", overlap, "LAYER_OVERLAP")
         if name in seen:
-            raise PlacementError(f"layers: node {name} is named twice", field="layers", reason="DUPLICATE_NODE")
+            raise PlacementError.about("layers", f"node {name} is named twice", "DUPLICATE_NODE")
         seen.add(name)
         expected = layers.end
     if expected != layer_count:
-        raise PlacementError(
-            f"layers: no node holds layers {expected}:{layer_count}", field="layers", reason="LAYER_GAP"
-        )
+        raise PlacementError.about("layers", f"no node holds layers {expected}:{layer_count}", "LAYER_GAP")
     if stages[0].node != source:
         raise PlacementError(
             f"layers: the first node must be the deployment's source {source}, not {stages[0].node}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from edgeshard.domain.deployments.loss import Loss
 from edgeshard.domain.deployments.placement import ExplicitStage, Prediction
@@ -47,10 +48,7 @@ class Lengths:
         items = [lengths for lengths in all_lengths if lengths.counts]
         if not items:
             return cls()
-        counts = [0.0] * max(len(item.counts) for item in items)
-        for item in items:
-            for place, count in enumerate(item.counts):
-                counts[place] += count
+        counts = [sum(place) for place in zip_longest(*(item.counts for item in items), fillvalue=0.0)]
         return cls(sum(item.mean * item.weight for item in items) / sum(counts), tuple(counts))
 
 

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
+
+_Format = TypeVar("_Format", bound=StrEnum)
+
+
+def _member(kind: type[_Format], text: str, field: str) -> _Format:
+    """The member of an enumeration that `text` names. Raises InvalidArgumentError naming `field` for another text."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise invalid(field, f"{text!r} is unknown: use one of {', '.join(kind)}") from None
 
 
 class DType(StrEnum):
@@ -20,11 +31,7 @@ class DType(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "dtype") -> DType:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
 
 INT4_KV_STEP = 16
@@ -47,11 +54,7 @@ class KvFormat(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "kv_dtype") -> KvFormat:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
     @staticmethod
     def group(head_dim: int) -> int:
@@ -61,12 +64,8 @@ class KvFormat(StrEnum):
     def check_heads(self, head_dim: int) -> None:
         """Raise InvalidArgumentError where the kernels do not read keys and values of heads of this width kept so."""
         if self is KvFormat.INT4 and head_dim % INT4_KV_STEP:
-            raise InvalidArgumentError(
-                f"kv_dtype: int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}; "
-                "use bfloat16",
-                field="kv_dtype",
-                reason=UNSUPPORTED_KV_DTYPE,
-            )
+            why = f"int4 takes heads whose width is a multiple of {INT4_KV_STEP}; this model's is {head_dim}"
+            raise InvalidArgumentError.about("kv_dtype", f"{why}; use bfloat16", UNSUPPORTED_KV_DTYPE)
 
     def head_bytes(self, head_dim: int) -> int:
         """Bytes of a token's keys, or of its values, in one head."""
@@ -90,8 +89,7 @@ class IntegerFormat(StrEnum):
     def parse(cls, text: str, field: str = "quantisation") -> IntegerFormat:
         """A format for whole models, of `MODEL_FORMATS`."""
         if text not in MODEL_FORMATS:
-            choices = " or ".join(MODEL_FORMATS)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use {choices}", field=field)
+            raise invalid(field, f"{text!r} is unknown: use {' or '.join(MODEL_FORMATS)}")
         return cls(text)
 
     @property
@@ -163,11 +161,7 @@ class Quantisation(StrEnum):
 
     @classmethod
     def parse(cls, text: str, field: str = "quantisation") -> Quantisation:
-        try:
-            return cls(text)
-        except ValueError:
-            choices = ", ".join(cls)
-            raise InvalidArgumentError(f"{field} {text!r} is unknown: use one of {choices}", field=field) from None
+        return _member(cls, text, field)
 
     @property
     def blocks(self) -> IntegerFormat:

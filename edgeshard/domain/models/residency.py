@@ -84,11 +84,11 @@ def choose_residency(
     slots = 1 + prefetched
     fixed = others + slots * max(layers)
     if fixed > budget:
-        raise ResourceExhaustedError(
-            f"weight_budget: {budget} bytes are too few by {fixed - budget}: embedding and head take {others}, and "
+        raise ResourceExhaustedError.about(
+            "weight_budget",
+            f"{budget} bytes are too few by {fixed - budget}: embedding and head take {others}, and "
             f"{slots} slots for layers of up to {max(layers)} take the rest; give this node more or fewer layers",
-            field="weight_budget",
-            reason="WEIGHT_BUDGET",
+            "WEIGHT_BUDGET",
         )
     resident = _spread(layers, budget - fixed)
     held = sum(size for size, stays in zip(layers, resident, strict=True) if stays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -58,13 +58,7 @@ class GenerationDefaults:
 
     def given(self) -> dict[str, Any]:
         """Those it recommends, by the names of `Sampling`."""
-        values = {
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-            "repetition_penalty": self.repetition_penalty,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first that no request may ask for."""

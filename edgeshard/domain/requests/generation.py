@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, TypedDict, get_type_hints
 
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
 
 # A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
@@ -140,16 +140,10 @@ class Sampling:
         """Raise InvalidArgumentError naming the first field out of range."""
         _check_bounds(self)
         count = len(self.logit_bias)
-        _require(
-            count <= LOGIT_BIAS_LIMIT_TOKENS,
-            "logit_bias",
-            f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken",
-        )
-        _require(
-            all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias),
-            "logit_bias",
-            f"has a value that is not from -{MOST_LOGIT_BIAS} to {MOST_LOGIT_BIAS}",
-        )
+        rule = f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken"
+        _require(count <= LOGIT_BIAS_LIMIT_TOKENS, "logit_bias", rule)
+        rule = f"has a value that is not from -{MOST_LOGIT_BIAS} to {MOST_LOGIT_BIAS}"
+        _require(all(abs(bias) <= MOST_LOGIT_BIAS for _, bias in self.logit_bias), "logit_bias", rule)
 
 
 class GuideKind(StrEnum):
@@ -218,19 +212,11 @@ class Generation:
         _require(all(self.stop_strings), "stop", "must not hold an empty string")
         _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
         longest = max(map(text_bytes, self.stop_strings), default=0)
-        _require(
-            longest <= STOP_LIMIT_BYTES,
-            "stop",
-            f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8",
-        )
-        _require(
-            len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", f"holds more than {STOP_LIMIT_TOKENS} tokens"
-        )
-        _require(
-            self.max_new_tokens > 0 or self.prompt_logprobs,
-            "max_new_tokens",
-            "must be 1 or more without prompt_logprobs",
-        )
+        _require(longest <= STOP_LIMIT_BYTES, "stop", f"holds a string of more than {STOP_LIMIT_BYTES} bytes of UTF-8")
+        rule = f"holds more than {STOP_LIMIT_TOKENS} tokens"
+        _require(len(self.stop_tokens) <= STOP_LIMIT_TOKENS, "stop_tokens", rule)
+        some = self.max_new_tokens > 0 or self.prompt_logprobs
+        _require(some, "max_new_tokens", "must be 1 or more without prompt_logprobs")
         if self.guide is not None:
             self.guide.validate()
             _require(not self.ignore_eos, "ignore_eos", "contradicts a guide, which says where the answer ends")
@@ -307,7 +293,7 @@ def _check_bounds(value: Sampling | Generation) -> None:
 
 def _require(condition: bool, field_name: str, rule: str, reason: str = "") -> None:
     if not condition:
-        raise InvalidArgumentError(f"{field_name} {rule}", field=field_name, reason=reason)
+        raise invalid(field_name, rule, reason)
 
 
 class FinishReason(StrEnum):

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.model import LayerRange
 
 _COMPUTE, _READS = 0, 1
@@ -27,11 +27,8 @@ MOST_RECORDS = 20_000
 def check_seconds(seconds: float) -> float:
     """Return how long to trace; raises InvalidArgumentError naming `seconds` when it is out of range."""
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
-        raise InvalidArgumentError(
-            f"seconds must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}",
-            field="seconds",
-            reason="TRACE_LENGTH",
-        )
+        why = f"must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}"
+        raise invalid("seconds", why, "TRACE_LENGTH")
     return seconds
 
 

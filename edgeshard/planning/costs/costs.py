@@ -95,7 +95,8 @@ class MemoryUse:
 class Costs:
     """The instances of one problem. Nodes are those not excluded; indices 0 to M-1 into `nodes`.
 
-    `bandwidth_bps` and `delay_s` are [M, M], sender by receiver, as `link_matrices` has them.
+    `hidden_bytes` are those of one position's hidden states between two stages. `bandwidth_bps` and `delay_s` are
+    [M, M], sender by receiver, as `link_matrices` has them. `times` has the compute times of each node.
     """
 
     def __init__(self, problem: PlanProblem) -> None:
@@ -104,9 +105,9 @@ class Costs:
         self.nodes: tuple[ClusterNode, ...] = tuple(node for node in problem.cluster.nodes if node.name not in excluded)
         self.names = tuple(node.name for node in self.nodes)
         self.source = self.names.index(problem.cluster.source)
+        self.hidden_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
         self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
-        self._rooflines: dict[int, Roofline] = {}  # one for all nodes of a [[device]], which share its spec
-        self._times = [self.times_of(node) for node in self.nodes]
+        self.times = self._times()
         self._capacity = np.array([self._room(node) for node in self.nodes])
         self._max_layers = self._layer_limits()
         self._cache: dict[tuple[Load, bool], Instance] = {}
@@ -130,18 +131,19 @@ class Costs:
         """[M, M] seconds a tensor of so many bytes occupies each link; infinite where there is none."""
         return link_seconds(frame_bytes(payload_bytes), self.bandwidth_bps)
 
+    def hop_bytes(self, count: int, returns: bool) -> int:
+        """Bytes on the wire of the hidden states of so many positions, or of so many sampled tokens on the way back."""
+        if returns and not self.problem.head_on_source:
+            return FRAME_OVERHEAD_BYTES + count * RETURNED_TOKEN_BYTES
+        return frame_bytes(count * self.hidden_bytes)
+
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
-        model, item = self.problem.model, self.problem.dtype.itemsize
-        ways = self.problem.dtype, self.problem.quantisation
-        held, head, shared = self.block_bytes(), model.head_bytes(*ways), model.shared_bytes(*ways)
-        kv = load.requests * self.sequence_kv_bytes()
+        held, kv = self.block_bytes(), load.requests * self.sequence_kv_bytes()
         uses = []
         for index, (node, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
-            weights = sum(held[first:end]) + head * has_head
-            weights += item * model.embedding_parameters * (index == 0)
-            weights -= shared * (index == 0 and has_head)
+            weights = sum(held[first:end]) + self.ends_bytes(index == 0, has_head)
             workspace = self.stage_workspace(load) + self.logits_bytes(load) * has_head
             block_loading = self.loading_bytes(self.nodes[node])
             room = int(self._capacity[node]) + block_loading
@@ -151,6 +153,12 @@ class Costs:
 
     def has_head(self, cut: Cut, index: int) -> bool:
         return index == (0 if self.problem.head_on_source else len(cut.nodes) - 1)
+
+    def ends_bytes(self, embedding: bool, head: bool) -> int:
+        """Weights of embedding and head on a stage with either of them, or both."""
+        model, formats = self.problem.model, self.problem.formats
+        size = self.problem.dtype.itemsize * model.embedding_parameters * embedding + model.head_bytes(*formats) * head
+        return size - model.shared_bytes(*formats) * (embedding and head)
 
     def sequence_kv_bytes(self) -> int:
         """KV of one whole sequence in one block, in whole KV blocks."""
@@ -187,23 +195,20 @@ class Costs:
         # Solvers allow for rounding; a plan must not.
         return max(0.0, float(np.floor(room * (1 - 2 * SLACK))))
 
-    def times_of(self, node: ClusterNode) -> ComputeTimes:
-        """A node's measured times, else its roofline."""
-        measured = self.problem.times.get(node.name)
-        if measured is not None:
-            return measured
-        if id(node.device) not in self._rooflines:
-            model, dtype = self.problem.model, self.problem.dtype
-            kv = model.kv_bytes_per_token(self.problem.effective_kv_dtype)
-            self._rooflines[id(node.device)] = Roofline(
-                node.device, model, dtype, self.problem.quantisation, kv, node.device.flops[dtype]
-            )
-        return self._rooflines[id(node.device)]
+    def _times(self) -> list[ComputeTimes]:
+        """Of each node its measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
+        problem, model = self.problem, self.problem.model
+        kv_bytes = model.kv_bytes_per_token(problem.effective_kv_dtype)
+        devices = {id(node.device): node.device for node in self.nodes if node.name not in problem.times}
+        rooflines = {
+            key: Roofline(device, model, *problem.formats, kv_bytes, device.flops[problem.dtype])
+            for key, device in devices.items()
+        }
+        return [problem.times.get(node.name) or rooflines[id(node.device)] for node in self.nodes]
 
     def block_bytes(self) -> list[int]:
         """Weights of each block."""
-        problem = self.problem
-        return [block.weight_bytes(problem.dtype, problem.quantisation) for block in problem.model.blocks]
+        return [block.weight_bytes(*self.problem.formats) for block in self.problem.model.blocks]
 
     def _layer_bytes(self, load: Load) -> Floats:
         """[N] weights of each block and the KV of all requests in it."""
@@ -228,27 +233,21 @@ class Costs:
         if load.micro_batches > 1:  # the same times; only KV and frames take more memory
             one = self._instance(Load(load.batch), prefill)
             return replace(one, layer_bytes=self._layer_bytes(load), stage_bytes=float(self.stage_workspace(load)))
-        item = problem.dtype.itemsize
         phase = self.phase(load.batch, prefill)
-        hidden = phase.step_tokens * model.shape.frame_width * item
-        if problem.head_on_source:
-            back = frame_bytes(load.batch * model.shape.frame_width * item)
-        else:
-            back = FRAME_OVERHEAD_BYTES + load.batch * RETURNED_TOKEN_BYTES
+        hidden = phase.step_tokens * self.hidden_bytes
         outer_loading = self.outer_loading_bytes()
-        head = model.head_bytes(problem.dtype, problem.quantisation)
         return Instance(
-            compute_s=_compute(self._times, model.blocks, phase),
-            embed_s=np.array([times.embedding_s(phase) for times in self._times]),
-            head_s=np.array([times.head_s(phase) for times in self._times]),
-            overhead_s=np.array([times.step_s(hidden) for times in self._times]),
-            hop_s=link_seconds(frame_bytes(hidden), self.bandwidth_bps),
-            return_s=link_seconds(back, self.bandwidth_bps),
+            compute_s=_compute(self.times, model.blocks, phase),
+            embed_s=np.array([times.embedding_s(phase) for times in self.times]),
+            head_s=np.array([times.head_s(phase) for times in self.times]),
+            overhead_s=np.array([times.step_s(hidden) for times in self.times]),
+            hop_s=self.hop_s(hidden),
+            return_s=link_seconds(self.hop_bytes(load.batch, returns=True), self.bandwidth_bps),
             latency_s=self.delay_s,
             layer_bytes=self._layer_bytes(load),
-            embed_bytes=float(model.embedding_parameters * item + outer_loading),
-            head_bytes=float(head + self.logits_bytes(load) + outer_loading),
-            tied_bytes=float(model.shared_bytes(problem.dtype, problem.quantisation) + outer_loading),
+            embed_bytes=float(model.embedding_parameters * problem.dtype.itemsize + outer_loading),
+            head_bytes=float(model.head_bytes(*problem.formats) + self.logits_bytes(load) + outer_loading),
+            tied_bytes=float(model.shared_bytes(*problem.formats) + outer_loading),
             stage_bytes=float(self.stage_workspace(load)),
             capacity_bytes=self._capacity,
             max_layers=self._max_layers,

@@ -55,7 +55,6 @@ class StepTables:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
         tokens = costs.problem.prompt_tokens
         self.edges = np.array((0, tokens) if self._in_one() else slice_edges(tokens))
         self._most = MAX_STEP_TOKENS if costs.problem.sliced else STEP_TOKENS
@@ -70,7 +69,7 @@ class StepTables:
         if not len(links):
             return True
         slowest_bps = float(links.min())
-        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.width / slowest_bps)
+        budget = transfer_tokens(8.0 * frame_bytes(0) / slowest_bps, 8.0 * self.costs.hidden_bytes / slowest_bps)
         return step_room(budget, tokens) >= tokens
 
     @property
@@ -83,7 +82,7 @@ class StepTables:
         return -(-int(self.edges[-1]) // self._most)
 
     def of(self, node: int) -> _Steps:
-        times = self.costs.times_of(self.costs.nodes[node])
+        times = self.costs.times[node]
         if id(times) not in self._known:
             self._known[id(times)] = self._made(times)
         return self._known[id(times)]
@@ -99,7 +98,7 @@ class StepTables:
                 for table, kind in zip(tables, kinds, strict=False):
                     table[a, b] = times.block_s(kind, shape)
                 tables[-2][a, b] = times.embedding_s(shape)
-                tables[-1][a, b] = times.step_s(shape.step_tokens * self.width)
+                tables[-1][a, b] = times.step_s(shape.step_tokens * self.costs.hidden_bytes)
         return _Steps(dict(zip(kinds, tables, strict=False)), tables[-2], tables[-1])
 
 
@@ -119,21 +118,21 @@ class PromptFloor:
     def of(cls, tables: StepTables) -> PromptFloor:
         costs = tables.costs
         prefill, apart = costs.prefill(Load()), not costs.problem.sliced
-        width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
-        known: dict[int, tuple[_Least, ...]] = {}
+        known: dict[int, tuple[Floats, Floats, Floats]] = {}
         rows = []
         for node in range(len(costs.nodes)):
             steps = tables.of(node)
             if id(steps) not in known:
                 known[id(steps)] = _least_times(steps, costs.problem.model.blocks)
             rows.append(known[id(steps)])
-        hop_s = costs.hop_s(tables.least_tokens * width)
+        compute_s, embed_s, overhead_s = (np.stack(part, axis=1) for part in zip(*rows, strict=True))
+        hop_s = costs.hop_s(tables.least_tokens * costs.hidden_bytes)
         first, last, whole = (
             replace(
                 prefill,
-                compute_s=np.array([row[part].blocks for row in rows]),
-                embed_s=np.array([row[part].embed for row in rows]),
-                overhead_s=np.array([row[part].step for row in rows]),
+                compute_s=compute_s[part],
+                embed_s=embed_s[part],
+                overhead_s=overhead_s[part],
                 hop_s=prefill.hop_s if part == 2 else hop_s,
                 latency_s=prefill.latency_s * (tables.fewest if apart else 1),
             )
@@ -180,7 +179,7 @@ class CutFloor:
         self._tables, self._costs = tables, tables.costs
         self._prefill = tables.costs.prefill(Load())
         self._known: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
-        width, edges = tables.width, tables.edges
+        width, edges = tables.costs.hidden_bytes, tables.edges
         # Of two edges: frames of all tokens between them, no fewer than of one frame.
         bits = np.array([[8.0 * frame_bytes(max(0, end - start) * width) for end in edges] for start in edges.tolist()])
         self._first_bits, self._last_bits = bits[0], bits[:, -1]
@@ -227,13 +226,6 @@ class CutFloor:
         return self._known[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    blocks: Floats
-    embed: float
-    step: float
-
-
 def _least_between(steps: Floats) -> Floats:
     """[E, E] the least seconds of steps from one edge to another; 0 from an edge to itself."""
     least = np.full_like(steps, np.inf)
@@ -243,17 +235,15 @@ def _least_between(steps: Floats) -> Floats:
     return least
 
 
-def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[_Least, ...]:
-    """Of one kind of node: the least of a first slice, of a last slice, of all slices."""
+def _least_times(steps: _Steps, blocks: Sequence[BlockSpec]) -> tuple[Floats, Floats, Floats]:
+    """Of one kind of node, each for a first slice, a last slice and all slices: [3, N] of the blocks, [3] of the
+    embedding, [3] of the step."""
 
     def least(table: Floats) -> tuple[float, float, float]:
         return float(table[0].min()), float(table[:, -1].min()), float(_least_between(table)[0, -1])
 
     by_kind = {kind: least(table) for kind, table in steps.blocks.items()}
-    embed, step = least(steps.embed), least(steps.step)
-    return tuple(
-        _Least(np.array([by_kind[block][part] for block in blocks]), embed[part], step[part]) for part in range(3)
-    )
+    return np.array([by_kind[block] for block in blocks]).T, np.array(least(steps.embed)), np.array(least(steps.step))
 
 
 def _stage_seconds(instance: Instance, cuts: Cuts) -> Floats:

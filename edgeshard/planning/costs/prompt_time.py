@@ -10,18 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
-from edgeshard.planning.costs.costs import (
-    FRAME_OVERHEAD_BYTES,
-    KV_BLOCK_TOKENS,
-    RETURNED_TOKEN_BYTES,
-    Costs,
-    frame_bytes,
-)
+from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
 from edgeshard.planning.costs.prompt_floor import step_room
 from edgeshard.planning.costs.step_budget import StageCosts, prompt_slices, rounded_prompt, slice_unit, step_tokens
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
+
+_SAMPLED = StepShape(1, 1, 1, 1)
+"""The one position of a prompt alone that is sampled from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,6 @@ class PromptTimes:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._stage_costs = StageCosts(costs)
-        self._width = costs.problem.model.shape.frame_width * costs.problem.dtype.itemsize
         self._known: dict[Cut, FirstToken] = {}
         self._stage_s: dict[tuple[object, ...], float] = {}
 
@@ -78,25 +74,21 @@ class PromptTimes:
             ready = back[index - window] if index >= window else 0.0
             for stage, (node, begin, end) in enumerate(parts):
                 headed = is_last and self._costs.has_head(cut, stage) and not self._head_apart(count)
-                done = max(ready, node_free[stage]) + self._step_s(
-                    node, begin, end, stage == 0, headed, (first, length)
-                )
-                node_free[stage] = ready = done
+                step_s = self._step_s(node, begin, end, stage == 0, headed, (first, length))
+                node_free[stage] = ready = done = max(ready, node_free[stage]) + step_s
                 if count == 1:
                     continue
                 receiver, returns = cut.nodes[(stage + 1) % count], stage == count - 1
-                sent = max(done, link_free[stage]) + self._hop_s(
-                    node, receiver, is_last if returns else length, returns
-                )
-                link_free[stage] = sent
+                size = self._costs.hop_bytes(is_last if returns else length, returns)
+                hop_s = 8.0 * size / float(self._costs.bandwidth_bps[node, receiver])
+                link_free[stage] = sent = max(done, link_free[stage]) + hop_s
                 if not self._costs.problem.asynchronous:
                     node_free[stage] = sent
                 ready = sent + float(self._costs.delay_s[node, receiver])
             back.append(ready)
             first += length
         if self._head_apart(count):
-            source = cut.nodes[0]
-            return max(back[-1], node_free[0]) + self._costs.times_of(self._costs.nodes[source]).head_s(_sampled())
+            return max(back[-1], node_free[0]) + self._costs.times[cut.nodes[0]].head_s(_SAMPLED)
         return back[-1]
 
     def computing_s(self, cut: Cut) -> tuple[float, ...]:
@@ -111,31 +103,20 @@ class PromptTimes:
                 first += length
             found.append(seconds)
         if apart:
-            found[0] += self._costs.times_of(self._costs.nodes[cut.nodes[0]]).head_s(_sampled())
+            found[0] += self._costs.times[cut.nodes[0]].head_s(_SAMPLED)
         return tuple(found)
 
     def _head_apart(self, count: int) -> bool:
         return self._costs.problem.head_on_source and count > 1
 
     def _step_s(self, node: int, begin: int, end: int, first: bool, headed: bool, piece: tuple[int, int]) -> float:
-        times = self._costs.times_of(self._costs.nodes[node])
+        times = self._costs.times[node]
         key = (id(times), begin, end, first, headed, piece)
         if key not in self._stage_s:
             phase = StepShape.of_spans([(piece[1], piece[0])])
-            seconds = times.step_s(phase.step_tokens * self._width) + (times.embedding_s(phase) if first else 0.0)
+            hidden = phase.step_tokens * self._costs.hidden_bytes
+            seconds = times.step_s(hidden) + (times.embedding_s(phase) if first else 0.0)
             kinds = self._stage_costs.kinds(begin, end)
             seconds += sum(number * times.block_s(block, phase) for block, number in kinds)
-            self._stage_s[key] = seconds + (times.head_s(_sampled()) if headed else 0.0)
+            self._stage_s[key] = seconds + (times.head_s(_SAMPLED) if headed else 0.0)
         return self._stage_s[key]
-
-    def _hop_s(self, sender: int, receiver: int, tokens: int, returns: bool) -> float:
-        """`tokens` are positions on the way forth, sampled ones on the way back."""
-        if returns and not self._costs.problem.head_on_source:
-            size = FRAME_OVERHEAD_BYTES + tokens * RETURNED_TOKEN_BYTES
-        else:
-            size = frame_bytes(tokens * self._width)
-        return 8.0 * size / float(self._costs.bandwidth_bps[sender, receiver])
-
-
-def _sampled() -> StepShape:
-    return StepShape(1, 1, 1, 1)

@@ -118,7 +118,7 @@ def _missing(instance: Instance, room: _Room, most_nodes: int | None = None) -> 
     held = int(room.with_head[source])
     best = min(layers, held) if held >= 1 else 0
     count = (instance.max_nodes if most_nodes is None else most_nodes) - 2
-    others = np.array([i for i in range(instance.nodes) if i != source], dtype=np.int64)
+    others = np.array(instance.others, dtype=np.int64)
     if count < 0 or not len(others):
         return max(0, layers - best)
     plain = np.maximum(room.plain[others], 0)

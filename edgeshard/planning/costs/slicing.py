@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from edgeshard.planning.inputs.fields import invalid
+from edgeshard.domain.errors import invalid
 from edgeshard.planning.solvers.instance import Floats
 
 _CEILINGS = 128

@@ -13,7 +13,7 @@ import numpy as np
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.requests.step import STEP_TOKENS
-from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs, frame_bytes
+from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs
 from edgeshard.planning.costs.slicing import SliceTimes, best_slices
 from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
@@ -47,22 +47,20 @@ class StageCosts:
 
     def of(self, cut: Cut) -> tuple[StageCost, ...]:
         """A StageCost for each stage of the cut, in its order."""
-        costs, problem = self._costs, self._costs.problem
-        token_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
-        parts = stages(cut)
-        found = []
-        for index, (node, first, end) in enumerate(parts):
-            receiver = cut.nodes[(index + 1) % len(parts)]
-            is_last = index == len(parts) - 1
-            per_token = RETURNED_TOKEN_BYTES if is_last and not problem.head_on_source else token_bytes
-            fixed = FRAME_OVERHEAD_BYTES if is_last else frame_bytes(0)
+        costs, found = self._costs, []
+        for index, (node, first, end) in enumerate(stages(cut)):
+            returns = index == len(cut.nodes) - 1
+            receiver = cut.nodes[0] if returns else cut.nodes[index + 1]
             rate_bps = float(costs.bandwidth_bps[node, receiver])
+            back = returns and not costs.problem.head_on_source
             found.append(
                 replace(
-                    self._without_hop(node, first, end, index == 0, costs.has_head(cut, index)),
+                    self._without_hop(
+                        costs.times[node], self.kinds(first, end), index == 0, costs.has_head(cut, index)
+                    ),
                     hop_delay_s=float(costs.delay_s[node, receiver]),
-                    hop_s=8.0 * fixed / rate_bps,
-                    hop_token_s=8.0 * per_token / rate_bps,
+                    hop_s=8.0 * FRAME_OVERHEAD_BYTES / rate_bps,
+                    hop_token_s=8.0 * (RETURNED_TOKEN_BYTES if back else costs.hidden_bytes) / rate_bps,
                 )
             )
         return tuple(found)
@@ -73,69 +71,44 @@ class StageCosts:
             self._kinds[first, end] = tuple(Counter(self._costs.problem.model.blocks[first:end]).items())
         return self._kinds[first, end]
 
-    def _without_hop(self, node: int, first: int, end: int, has_embedding: bool, has_head: bool) -> StageCost:
-        problem, times = self._costs.problem, self._costs.times_of(self._costs.nodes[node])
-        kinds = self.kinds(first, end)
+    def _without_hop(self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool) -> StageCost:
         key = (id(times), kinds, has_embedding, has_head)
         if key not in self._known:
-            token_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
-            self._known[key] = _stage_cost(
-                times,
-                kinds,
-                token_bytes,
-                has_embedding=has_embedding,
-                has_head=has_head,
-                longest=problem.held_tokens,
-            )
+            self._known[key] = self._stage_cost(times, kinds, has_embedding, has_head)
         return self._known[key]
+
+    def _stage_cost(self, times: ComputeTimes, kinds: Blocks, has_embedding: bool, has_head: bool) -> StageCost:
+        """Without the hop behind it."""
+
+        def blocks_s(phase: StepShape) -> float:
+            return sum(count * times.block_s(block, phase) for block, count in kinds)
+
+        def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
+            seconds = times.step_s(tokens * self._costs.hidden_bytes)
+            seconds += times.embedding_s(phase) if has_embedding else 0.0
+            return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
+
+        def spans_s(count: int, tokens: int, before: int) -> float:
+            return blocks_s(StepShape.of_spans([(tokens, before)] * count))
+
+        before, tokens = max(self._costs.problem.held_tokens // 2, 2), 32 * _PAIRS_AT
+        decode_pair_s = _slope(spans_s(_PAIRS_AT, 1, 0), spans_s(_PAIRS_AT, 1, before), _PAIRS_AT * before)
+        # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
+        prefill_pair_s = _slope(spans_s(1, tokens, 1), spans_s(1, tokens, before), tokens * (before - 1))
+        masked_s = spans_s(1, tokens, 1) - tokens * prefill_pair_s
+        prefill_behind_s = _slope(spans_s(1, tokens, 0), masked_s, tokens)
+        decode_s, prefill_s = [], []
+        for rows, many, one in _STEPS:
+            decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
+            prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
+        return StageCost(
+            ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, 0.0, 0.0, 0.0, prefill_behind_s
+        )
 
 
 def stage_costs(costs: Costs, cut: Cut) -> tuple[StageCost, ...]:
     """A StageCost for each stage of one cut, in its order."""
     return StageCosts(costs).of(cut)
-
-
-def _stage_cost(
-    times: ComputeTimes,
-    kinds: Blocks,
-    token_bytes: int,
-    *,
-    has_embedding: bool,
-    has_head: bool,
-    longest: int,
-) -> StageCost:
-    """Without the hop behind it."""
-
-    def blocks_s(phase: StepShape) -> float:
-        return sum(count * times.block_s(block, phase) for block, count in kinds)
-
-    def rest_s(tokens: int, phase: StepShape, sampled: int) -> float:
-        seconds = times.step_s(tokens * token_bytes)
-        seconds += times.embedding_s(phase) if has_embedding else 0.0
-        return seconds + (times.head_s(StepShape(sampled, 1, 1, 1)) if has_head else 0.0)
-
-    before = max(longest // 2, 2)
-    tokens = 32 * _PAIRS_AT
-    decode_pair_s = _slope(
-        blocks_s(StepShape.of_spans([(1, 0)] * _PAIRS_AT)),
-        blocks_s(StepShape.of_spans([(1, before)] * _PAIRS_AT)),
-        _PAIRS_AT * before,
-    )
-    # From one position behind the chunk on: the mask comes with the first, and is no cost of a pair.
-    prefill_pair_s = _slope(
-        blocks_s(StepShape.of_spans([(tokens, 1)])),
-        blocks_s(StepShape.of_spans([(tokens, before)])),
-        tokens * (before - 1),
-    )
-    masked_s = blocks_s(StepShape.of_spans([(tokens, 1)])) - tokens * prefill_pair_s
-    prefill_behind_s = _slope(blocks_s(StepShape.of_spans([(tokens, 0)])), masked_s, tokens)
-    decode_s, prefill_s = [], []
-    for rows, many, one in _STEPS:
-        decode_s.append(blocks_s(many) - rows * decode_pair_s + rest_s(rows, many, rows))
-        prefill_s.append(blocks_s(one) - attended_pairs(rows, 0) * prefill_pair_s + rest_s(rows, one, 1))
-    return StageCost(
-        ROWS, _rising(decode_s), _rising(prefill_s), decode_pair_s, prefill_pair_s, 0.0, 0.0, 0.0, prefill_behind_s
-    )
 
 
 def _slope(near_s: float, far_s: float, count: int) -> float:

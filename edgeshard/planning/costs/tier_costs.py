@@ -110,14 +110,12 @@ class StreamTables:
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        problem = costs.problem
-        self.weights = np.array(
-            [float(block.weight_bytes(problem.dtype, problem.quantisation)) for block in problem.model.blocks]
-        )
-        blocks, ways = problem.model.blocks, (problem.dtype, problem.quantisation)
-        sizes = [[in_disk_blocks(size) for size in block.expert_bytes(*ways)] for block in blocks]
+        self.weights = np.array(costs.block_bytes(), dtype=np.float64)
+        blocks = costs.problem.model.blocks
+        alone = [block.expert_bytes(*costs.problem.formats) for block in blocks]
+        sizes = [[in_disk_blocks(size) for size in each] for each in alone]
         self._experts = _Experts(
-            whole=np.array([float(sum(block.expert_bytes(*ways))) for block in blocks]),
+            whole=np.array([float(sum(each)) for each in alone]),
             total=np.array([float(sum(each)) for each in sizes]),
             largest=np.array([float(max(each, default=0)) for each in sizes]),
             shares=np.array([block.expert_share if each else 0.0 for block, each in zip(blocks, sizes, strict=True)]),
@@ -167,7 +165,7 @@ class StreamTables:
             if not size:
                 found.append(None)
                 continue
-            ends = self._ends_bytes(index == 0, self.costs.has_head(cut, index))
+            ends = self.costs.ends_bytes(index == 0, self.costs.has_head(cut, index))
             caches = bool(bytes_of.caches[node, first, end])
             found.append(
                 Streaming(
@@ -183,13 +181,6 @@ class StreamTables:
                 )
             )
         return tuple(found)
-
-    def _ends_bytes(self, first: bool, head: bool) -> int:
-        """Weights of embedding and head, which stay."""
-        problem = self.costs.problem
-        model, ways = problem.model, (problem.dtype, problem.quantisation)
-        size = problem.dtype.itemsize * model.embedding_parameters * first + model.head_bytes(*ways) * head
-        return size - model.shared_bytes(*ways) * (first and head)
 
     def _expert_share(self, first: int, end: int) -> float:
         """The experts' part of what these layers compute for a token."""

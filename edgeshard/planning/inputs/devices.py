@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count as numbers
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.planning.inputs.catalogue import CATALOGUE, DeviceSpec
-from edgeshard.planning.inputs.fields import Fields, invalid
+from edgeshard.planning.inputs.fields import Fields
 
 MAX_NODES = 10_000
 MAX_PAIRS = 500_000
@@ -87,9 +89,7 @@ class Cluster:
             if node.name == name:
                 return index
         shown = ", ".join(self.names[:12]) + (", ..." if len(self.nodes) > 12 else "")
-        raise InvalidArgumentError(
-            f"{field_name}: there is no node {name!r}; nodes are {shown}", field=field_name, reason="UNKNOWN_NODE"
-        )
+        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}; nodes are {shown}", "UNKNOWN_NODE")
 
 
 def parse_cluster(values: Mapping[str, Any]) -> Cluster:
@@ -102,6 +102,7 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
     default, links = _links(values.get("link"), nodes)
     model = top.table("model")
     model.only("dtype", "kv_dtype")
+    dtype, kv_dtype = model.text("dtype", None), model.text("kv_dtype", None)
     cluster = Cluster(
         nodes=nodes,
         default_link=default,
@@ -109,23 +110,13 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
         links=MappingProxyType(links),
         cloud=top.text("cloud", None),
         workload=_workload(top.table("workload")),
-        dtype=_dtype(model, "dtype"),
-        kv_dtype=_kv_dtype(model),
+        dtype=None if dtype is None else DType.parse(dtype, model.name("dtype")),
+        kv_dtype=None if kv_dtype is None else KvFormat.parse(kv_dtype, model.name("kv_dtype")),
     )
     cluster.index(cluster.source, "source")
     if cluster.cloud is not None and cluster.index(cluster.cloud, "cloud") == cluster.index(cluster.source, "source"):
         raise invalid("cloud", f"{cluster.cloud!r} is the source; name another node")
     return cluster
-
-
-def _dtype(model: Fields, key: str) -> DType | None:
-    text = model.text(key, None)
-    return None if text is None else DType.parse(text, model.name(key))
-
-
-def _kv_dtype(model: Fields) -> KvFormat | None:
-    text = model.text("kv_dtype", None)
-    return None if text is None else KvFormat.parse(text, model.name("kv_dtype"))
 
 
 def _workload(values: Fields) -> Workload:
@@ -139,25 +130,11 @@ def _workload(values: Fields) -> Workload:
     )
 
 
-_DEVICE_KEYS = (
-    "name",
-    "kind",
-    "count",
-    "memory_bytes",
-    "system_bytes",
-    "bandwidth_bytes_per_s",
-    "flops",
-    "unified",
-    "idle_w",
-    "busy_w",
-    "disk_bytes_per_s",
-    "disk_bytes",
-    "step_overhead_s",
-    "up_bps",
-    "down_bps",
-    "figures_source",
+_FIGURES = (
+    *("memory_bytes", "system_bytes", "bandwidth_bytes_per_s", "flops", "unified"),
+    *("idle_w", "busy_w", "disk_bytes_per_s", "disk_bytes"),
 )
-_FIGURES = _DEVICE_KEYS[3:12]
+_DEVICE_KEYS = ("name", "kind", "count", *_FIGURES, "step_overhead_s", "up_bps", "down_bps", "figures_source")
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -190,12 +167,9 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
 def _device(table: Fields) -> DeviceSpec:
     kind = table.text("kind", None)
     if kind is not None and kind not in CATALOGUE:
-        raise InvalidArgumentError(
-            f"{table.name('kind')}: device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or "
-            "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops",
-            field=table.name("kind"),
-            reason="UNKNOWN_DEVICE",
-        )
+        instead = "leave kind out and give memory_bytes, bandwidth_bytes_per_s and flops"
+        why = f"device {kind!r} is not in the catalogue; use one of {', '.join(CATALOGUE)}, or {instead}"
+        raise InvalidArgumentError.about(table.name("kind"), why, "UNKNOWN_DEVICE")
     base = CATALOGUE[kind] if kind is not None else None
     memory = table.positive("memory_bytes", base.memory_bytes if base else ...)
     system = table.not_negative("system_bytes", base.system_bytes if base else 0.0)
@@ -286,17 +260,15 @@ def _ends(table: Fields, nodes: Sequence[ClusterNode]) -> list[tuple[list[str], 
 
 def _check_pairs(pairs: int, field_name: str) -> None:
     if pairs > MAX_PAIRS:
-        raise invalid(
-            field_name,
-            f"brings the links to {pairs} pairs of nodes; at most {MAX_PAIRS} can differ from the default [[link]], so "
-            "give what most pairs have as the default",
-        )
+        most = f"at most {MAX_PAIRS} can differ from the default [[link]]"
+        remedy = "give what most pairs have as the default"
+        raise invalid(field_name, f"brings the links to {pairs} pairs of nodes; {most}, so {remedy}")
 
 
 def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str]:
     found = [node.name for node in nodes if node.name == name] or [node.name for node in nodes if node.group == name]
     if not found:
-        raise InvalidArgumentError(f"{field_name}: there is no node {name!r}", field=field_name, reason="UNKNOWN_NODE")
+        raise InvalidArgumentError.about(field_name, f"there is no node {name!r}", "UNKNOWN_NODE")
     return found
 
 
@@ -304,21 +276,15 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     """The cluster with `count` more nodes of a kind: of one it has (with its caps), or of the catalogue."""
     like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
-        raise InvalidArgumentError(
-            f"{field_name}: {kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})",
-            field=field_name,
-            reason="UNKNOWN_DEVICE",
-        )
+        why = f"{kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})"
+        raise InvalidArgumentError.about(field_name, why, "UNKNOWN_DEVICE")
     if len(cluster.nodes) + count > MAX_NODES:
         raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
-    taken, added, number = set(cluster.names), list[ClusterNode](), 0
-    while len(added) < count:
-        number += 1
-        name = f"{kind}-new-{number}"
-        if name not in taken:
-            up, down = (like.up_bps, like.down_bps) if like is not None else (None, None)
-            added.append(ClusterNode(name, device, f"{kind}-new", up, down))
+    up_bps, down_bps = (like.up_bps, like.down_bps) if like is not None else (None, None)
+    names, taken = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
+    free = islice((name for name in names if name not in taken), count)
+    added = (ClusterNode(name, device, f"{kind}-new", up_bps, down_bps) for name in free)
     return replace(cluster, nodes=(*cluster.nodes, *added))
 
 
@@ -342,15 +308,9 @@ def with_figures(cluster: Cluster, name: str, change: Callable[[DeviceSpec], Dev
     Raises InvalidArgumentError naming `field_name` when there is no such node.
     """
     named = set(_named(name, field_name, cluster.nodes)) if name else set(cluster.names)
-    devices: dict[int, DeviceSpec] = {}  # nodes that share a spec go on sharing one
-    nodes = []
-    for node in cluster.nodes:
-        if node.name in named:
-            if id(node.device) not in devices:
-                devices[id(node.device)] = change(node.device)
-            nodes.append(replace(node, device=devices[id(node.device)]))
-        else:
-            nodes.append(node)
+    before = {id(node.device): node.device for node in cluster.nodes if node.name in named}
+    devices = {key: change(device) for key, device in before.items()}  # nodes that share a spec go on sharing one
+    nodes = (replace(node, device=devices[id(node.device)]) if node.name in named else node for node in cluster.nodes)
     return replace(cluster, nodes=tuple(nodes))
 
 

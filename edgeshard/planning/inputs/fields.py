@@ -8,14 +8,9 @@ from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, overload
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 
 _LARGEST_COUNT = 2**31 - 1
-
-
-def invalid(field: str, why: str) -> InvalidArgumentError:
-    """The error for `field`; `why` says the fault and the remedy."""
-    return InvalidArgumentError(f"{field} {why}", field=field)
 
 
 def check_number(value: object, field: str, least: float, above: bool = False) -> float:
@@ -52,11 +47,7 @@ class Fields:
         """Raise for a key that is not one of these."""
         for key in self.values:
             if key not in keys:
-                raise InvalidArgumentError(
-                    f"{self.name(key)} is not a known key; known are {', '.join(keys)}",
-                    field=self.name(key),
-                    reason="UNKNOWN_KEY",
-                )
+                raise invalid(self.name(key), f"is not a known key; known are {', '.join(keys)}", "UNKNOWN_KEY")
 
     @overload
     def text(self, key: str) -> str: ...

@@ -9,13 +9,16 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.models.packed import Held
 from edgeshard.planning.inputs.devices import Cluster
-from edgeshard.planning.inputs.fields import check_count, check_number, invalid
+from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec
+
+DEFAULT_BATCH = 8
+"""Most sequences in one micro-batch where nobody gives a number."""
 
 
 class Objective(StrEnum):
@@ -103,7 +106,7 @@ class PlanProblem:
     step_tokens: int | None = None
     """Most tokens that a stage computes at once, for which it needs room; None: all prompts of a micro-batch."""
     batch: int | None = None
-    """Most sequences in one micro-batch; None leaves it to the planner (`default_batch`)."""
+    """Most sequences in one micro-batch; None leaves it to the planner (`DEFAULT_BATCH`)."""
     concurrency: int | None = None
     """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for `throughput`."""
     dtype: DType = DType.BFLOAT16
@@ -140,8 +143,9 @@ class PlanProblem:
     """The parts of the model that nodes keep packed on their disks, by node (`planning.search.locality`)."""
 
     @property
-    def default_batch(self) -> int:
-        return 8
+    def formats(self) -> tuple[DType, Quantisation | None]:
+        """How every node keeps its weights, as `ModelSpec` and `BlockSpec` ask for it."""
+        return self.dtype, self.quantisation
 
     @property
     def effective_kv_dtype(self) -> KvFormat:
@@ -169,7 +173,7 @@ class PlanProblem:
 
     @property
     def batch_limit(self) -> int:
-        wanted = self.batch or self.default_batch
+        wanted = self.batch or DEFAULT_BATCH
         return wanted if self.request_limit is None else min(wanted, self.request_limit)
 
     def check(self) -> None:
@@ -184,16 +188,12 @@ class PlanProblem:
                 check_count(value, name)
         limit = self.model.shape.max_context
         if self.prompt_tokens + self.new_tokens > limit:
-            raise InvalidArgumentError(
-                f"prompt_tokens {self.prompt_tokens} and new_tokens {self.new_tokens} exceed the {limit} tokens of "
-                f"{self.model.name}; ask for fewer",
-                field="prompt_tokens",
-                reason="CONTEXT_TOO_LONG",
-            )
+            both = f"{self.prompt_tokens} and new_tokens {self.new_tokens}"
+            why = f"{both} exceed the {limit} tokens of {self.model.name}; ask for fewer"
+            raise invalid("prompt_tokens", why, "CONTEXT_TOO_LONG")
         if self.held_tokens < self.prompt_tokens + self.new_tokens:
-            raise invalid(
-                "context_tokens", f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
-            )
+            why = f"is {self.context_tokens}, less than prompt_tokens and new_tokens together"
+            raise invalid("context_tokens", why)
         if self.max_time_per_token_s is not None:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:

@@ -41,9 +41,7 @@ class Matrices:
 
     def __add__(self, other: Matrices) -> Matrices:
         return Matrices(
-            self.elements + other.elements,
-            self.int8_bytes + other.int8_bytes,
-            self.int4_bytes + other.int4_bytes,
+            self.elements + other.elements, self.int8_bytes + other.int8_bytes, self.int4_bytes + other.int4_bytes
         )
 
     @classmethod

@@ -28,7 +28,6 @@ NOT_MEASURED = "NOT_MEASURED"
 LOADING_ITEMSIZE = 4
 """A node loads tensor by tensor, and the one at hand is there once more in fp32."""
 _NO_LINK = Link(bandwidth_bps=0.0)
-_NAMES_SHOWN = 5
 
 
 class SiteNode(Protocol):
@@ -93,14 +92,11 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
     usable = _usable(nodes, source, exclude)
     if quantisation is not None:
         _check_processors(usable, quantisation)
-    measured = {node.node_id: profiles[node.node_id] for node in usable if node.node_id in profiles}
-    recognised = {node.node_id: recognise(node.facts) for node in usable}
-    recognised |= {
-        node.node_id: _figures(others[node.node_id], recognised[node.node_id])
-        for node in usable
-        if node.node_id in others and node.node_id not in measured
-    }
-    unknown = [node.name for node in usable if recognised[node.node_id] is None and node.node_id not in measured]
+    devices: list[DeviceSpec | None] = []
+    for node in usable:
+        known, profile = recognise(node.facts), profiles.get(node.node_id) or others.get(node.node_id)
+        devices.append(known if profile is None else _figures(profile, known))
+    unknown = [node.name for node, device in zip(usable, devices, strict=True) if device is None]
     if unknown:
         raise FailedPreconditionError(
             f"not measured for {model} in {weights_text(dtype, quantisation)}: {listed(unknown)}; run "
@@ -108,20 +104,17 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
             field="model",
             reason=NOT_MEASURED,
         )
-    times: dict[str, ComputeTimes] = {}
-    planned = []
-    for node in usable:
-        known = recognised[node.node_id]
-        if (profile := measured.get(node.node_id)) is not None:
-            times[node.name] = MeasuredTimes.of(profile)
-            known = _figures(profile, known)
-        assert known is not None
-        # Memory as the coordinator counts it: what the node grants less what others hold there.
-        device = replace(known, memory_bytes=float(node.free_bytes), system_bytes=0.0)
-        planned.append(ClusterNode(node.name, device, node.name))
+    # Memory as the coordinator counts it: what the node grants less what others hold there.
+    planned = tuple(
+        ClusterNode(node.name, replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0), node.name)
+        for node, device in zip(usable, devices, strict=True)
+        if device is not None
+    )
+    measured = [node for node in usable if node.node_id in profiles]
+    times: dict[str, ComputeTimes] = {node.name: MeasuredTimes.of(profiles[node.node_id]) for node in measured}
     found, unmeasured = _links(usable, links)
-    cluster = Cluster(tuple(planned), _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
-    estimated = tuple(node.name for node in usable if node.node_id not in measured)
+    cluster = Cluster(planned, _NO_LINK, source=usable[0].name, links=MappingProxyType(found))
+    estimated = tuple(node.name for node in usable if node.name not in times)
     starting = tuple(sorted(n.name for n in nodes if n.connected and not n.placeable and n.name not in exclude))
     return SiteCluster(cluster, MappingProxyType(times), estimated, unmeasured, starting)
 
@@ -132,11 +125,7 @@ def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanPro
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
     problem = PlanProblem(
-        model=model,
-        cluster=site.cluster,
-        times=site.times,
-        loading_itemsize=LOADING_ITEMSIZE,
-        **options,
+        model=model, cluster=site.cluster, times=site.times, loading_itemsize=LOADING_ITEMSIZE, **options
     )
     return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))
 
@@ -153,10 +142,9 @@ def profile_command(
     return " ".join(("edgectl profile --model", model, "--dtype", dtype, *quantise, *names))
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for a sentence: `a, b and 7 more`."""
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names for a sentence, at most so many of them: `a, b and 7 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def node_starting(field: str, name: str) -> UnavailableError:
@@ -174,7 +162,7 @@ def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) ->
     found = sorted((node for node in every if source in (node.name, node.node_id)), key=lambda node: node.connected)
     if not found:
         names = listed(sorted(node.name for node in every)) or "none"
-        raise NotFoundError(f"source: there is no node {source}; nodes are {names}", field="source")
+        raise NotFoundError.about("source", f"there is no node {source}; nodes are {names}")
     first = found[-1]
     if not first.connected:
         raise UnavailableError(
@@ -189,11 +177,8 @@ def _usable(every: Sequence[SiteNode], source: str, exclude: Collection[str]) ->
 def _check_processors(nodes: Sequence[SiteNode], quantisation: Quantisation) -> None:
     others = [node.name for node in nodes if node.facts.kind != "cpu"]
     if others:
-        raise InvalidArgumentError(
-            f"quantisation: weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these nodes",
-            field="quantisation",
-            reason="UNSUPPORTED_QUANTISATION",
-        )
+        why = f"weights of {quantisation} run on CPUs only, not on {listed(others)}; exclude these nodes"
+        raise InvalidArgumentError.about("quantisation", why, "UNSUPPORTED_QUANTISATION")
 
 
 def _links(

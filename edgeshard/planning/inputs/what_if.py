@@ -50,12 +50,7 @@ def changed(problem: PlanProblem, changes: Sequence[str]) -> PlanProblem:
         number, _, kind = text.removeprefix("+").strip().partition(" ")
         if not kind:
             number, kind = "1", number
-        if (
-            not text.startswith("+")
-            or not number.isascii()
-            or not number.isdigit()
-            or not 0 < int(number) <= MOST_ADDED
-        ):
+        if not (text.startswith("+") and re.fullmatch("[0-9]+", number) and 0 < int(number) <= MOST_ADDED):
             raise InvalidArgumentError(
                 f'--what-if {change!r} is not a change: say "+2 orin-nx", "-NODE" to take one away, "disk=2.1GB/s" or '
                 '"NODE memory=+8GB"',

@@ -21,15 +21,7 @@ from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.load_search import loads
-from edgeshard.planning.search.plan import (
-    GAP_OF_LATENCY,
-    CutPrediction,
-    PlanResult,
-    figures_of,
-    plan,
-    predict,
-    result_of,
-)
+from edgeshard.planning.search.plan import CutPrediction, PlanResult, figures_of, plan, predict, result_of
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
@@ -77,7 +69,9 @@ def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
     best = plan(problem, alternatives=0)
     one_pipeline = [name for name in COMPARED if name != "replicas"]
     rows = {name: _row(name, result, best) for name, result in strategies(problem, best, one_pipeline).items()}
-    rows["replicas"] = _replicas_row(replicas(problem), best)
+    shared = replicas(problem)
+    found = shared if shared.replicas else None
+    rows["replicas"] = _row_of("replicas", found, best, len(shared.replicas), shared.placement, shared.reason)
     return tuple(rows[name] for name in COMPARED)
 
 
@@ -148,7 +142,7 @@ def cut_of(shares: Shares) -> Cut:
 def memory_proportional(costs: Costs, load: Load) -> Cut | None:
     """Shares by memory over all nodes, by largest remainder, the source first; node by node when that overfills one."""
     instance = costs.decode(load)
-    order = [costs.source, *(i for i in range(len(costs.nodes)) if i != costs.source)]
+    order = [costs.source, *instance.others]
     rooms = [float(instance.capacity_bytes[i]) for i in order]
     total = sum(rooms)
     if total <= 0:
@@ -191,8 +185,7 @@ def _even_cut(costs: Costs, load: Load, chosen: Sequence[int]) -> Cut | None:
     cut = cut_of(even(chosen, instance.layers))
     if not violations(instance, cut):
         return cut
-    others = [i for i in range(len(costs.nodes)) if i != costs.source]
-    others.sort(key=lambda i: -float(instance.capacity_bytes[i]))
+    others = sorted(instance.others, key=lambda i: -float(instance.capacity_bytes[i]))
     for count in range(1, min(len(others), instance.layers - 1) + 1):
         wider = cut_of(even([costs.source, *others[:count]], instance.layers))
         if not violations(instance, wider):
@@ -232,7 +225,7 @@ def _fixed(costs: Costs, cut_for: Callable[[Load], Cut | None]) -> PlanResult:
         if best is None or prediction.cost(goal) < best.cost(goal):
             best = prediction
     if best is not None:
-        return result_of(costs, best, None, GAP_OF_LATENCY)
+        return result_of(costs, best)
     if fastest is not None and limit is not None:
         return PlanResult(costs.problem, shortage=too_slow(fastest, limit))
     return PlanResult(costs.problem, shortage=_why_not(costs, cut_for(Load())))
@@ -250,35 +243,18 @@ def _why_not(costs: Costs, cut: Cut | None) -> Shortage:
 
 
 def _row(name: str, result: PlanResult, best: PlanResult) -> StrategyRow:
-    reason, source = bottleneck(result), result.problem.cluster.source
-    if result.prediction is None:
-        return _without_plan(name, reason)
-    if source != best.problem.cluster.source:
+    found, reason, source = result.prediction, bottleneck(result), result.problem.cluster.source
+    if found is not None and source != best.problem.cluster.source:
         reason = f"requests come in at {source}; {reason}"
-    return _with_figures(name, result.prediction, best, len(result.stages), result.placement, reason)
+    return _row_of(name, found, best, len(result.stages), result.placement, reason)
 
 
-def _replicas_row(found: Replicas, best: PlanResult) -> StrategyRow:
-    if not found.replicas:
-        return _without_plan("replicas", found.reason)
-    return _with_figures("replicas", found, best, len(found.replicas), found.placement, found.reason)
-
-
-def _without_plan(name: str, reason: str) -> StrategyRow:
-    return StrategyRow(name, False, **figures_of(None), nodes=0, placement="", gap=None, reason=reason)
-
-
-def _with_figures(
-    name: str, found: CutPrediction | Replicas, best: PlanResult, nodes: int, placement: str, reason: str
+def _row_of(
+    name: str, found: CutPrediction | Replicas | None, best: PlanResult, nodes: int, placement: str, reason: str
 ) -> StrategyRow:
+    gap = None if found is None else _gap(found, best)
     return StrategyRow(
-        strategy=name,
-        feasible=True,
-        **figures_of(found),
-        nodes=nodes,
-        placement=placement,
-        gap=_gap(found, best),
-        reason=reason,
+        name, found is not None, **figures_of(found), nodes=nodes, placement=placement, gap=gap, reason=reason
     )
 
 

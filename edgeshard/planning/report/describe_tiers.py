@@ -6,12 +6,13 @@ before anything starts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, isfinite
 
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.tier_costs import StreamTables
-from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.inputs.what_if import changed
 from edgeshard.planning.search.plan import CutPrediction, PlannedStage, PlanResult, plan, predict_streaming
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
@@ -36,10 +37,9 @@ def describe_streaming(result: PlanResult) -> tuple[str, ...]:
 
 def describe_speed(result: PlanResult) -> tuple[str, ...]:
     """A line for each node that streams, with the bytes it holds and reads; the last one says how fast the plan is."""
-    streaming = [stage for stage in result.stages if stage.streaming is not None]
-    if not streaming or result.prediction is None:
+    if not result.streams or result.prediction is None:
         return ()
-    lines = [_holds(stage) for stage in streaming]
+    lines = [_holds(stage) for stage in result.streaming]
     alone, many = speeds(result)
     lines[-1] += f": {_seconds(alone.time_per_token_s)} a token alone"
     if many is not None:
@@ -54,19 +54,20 @@ def describe_daily(result: PlanResult) -> tuple[str, ...]:
     alone, many = speeds(result)
     busiest = many or alone
     rate = _rate(busiest.throughput_tps)
-    reads = [(stage.node, daily_bytes(stage, busiest)) for stage in result.stages if stage.streaming is not None]
+    reads = [(stage.node, daily_bytes(stage, busiest)) for stage in result.streaming]
     return tuple(f"{name} reads {_size(size)} a day from its disk at {rate} all day long" for name, size in reads)
 
 
 def advice_without_streaming(result: PlanResult) -> str:
     """The gain by one more node like the largest that streams, and the memory that would do; '' for none."""
-    streaming = [stage for stage in result.stages if stage.streaming is not None]
+    streaming = result.streaming
     if not streaming:
         return ""
     now = _figures(result)
     largest = max(streaming, key=lambda stage: stage.memory.usable)
     parts = []
-    more = plan(changed(result.problem, [f"+1 {_group(result.problem, largest.node)}"]), alternatives=0)
+    group = next(node.group for node in result.problem.cluster.nodes if node.name == largest.node)
+    more = plan(changed(result.problem, [f"+1 {group}"]), alternatives=0)
     if more.prediction is not None:
         parts.append(f"one more node like {largest.node} would bring {_figures(more)} instead of {now}{_still(more)}")
     if (found := _enough_memory(result, streaming)) is not None:
@@ -122,7 +123,7 @@ def _fits(tables: StreamTables, load: Load, cut: Cut) -> bool:
     return all(isfinite(read[node, first, end]) for node, first, end in stages(cut))
 
 
-def _enough_memory(result: PlanResult, streaming: list[PlannedStage]) -> tuple[int, PlanResult] | None:
+def _enough_memory(result: PlanResult, streaming: Sequence[PlannedStage]) -> tuple[int, PlanResult] | None:
     """The least memory of those one might buy with which nothing streams, and the plan then."""
     lacking = max(stage.streaming.streamed_bytes for stage in streaming if stage.streaming is not None)
     for size in _MORE_GB:
@@ -137,12 +138,8 @@ def _enough_memory(result: PlanResult, streaming: list[PlannedStage]) -> tuple[i
     return None
 
 
-def _group(problem: PlanProblem, name: str) -> str:
-    return next(node.group for node in problem.cluster.nodes if node.name == name)
-
-
 def _still(result: PlanResult) -> str:
-    names = [stage.node for stage in result.stages if stage.streaming is not None]
+    names = [stage.node for stage in result.streaming]
     return f" ({' and '.join(names)} would still stream)" if names else ", without reading a disk"
 
 
@@ -164,17 +161,19 @@ def _holds(stage: PlannedStage) -> str:
             f"{stage.node} holds {_part(whole - one.expert_bytes, whole)}, caches "
             f"{_part(one.expert_bytes - read, one.expert_bytes)} of experts and reads the others {disk}"
         )
-    unit = _unit(whole)
-    streams = _amount(read / unit) if _unit(read) == unit else f"{_amount(read / _MB)} MB"
+    streams = _in_unit(read, _unit(whole))
     return f"{stage.node} holds {_part(whole - read, whole)} and streams {streams} {disk}"
 
 
 def _part(size: float, whole: float) -> str:
     """Both in one unit, unless the first is too small for it."""
     unit, name = _unit(whole), "GB" if _unit(whole) == _GB else "MB"
-    if not size or _unit(size) == unit:
-        return f"{_amount(size / unit)} of {_amount(whole / unit)} {name}"
-    return f"{_amount(size / _MB)} MB of {_amount(whole / unit)} {name}"
+    return f"{_in_unit(size, unit) if size else _amount(0)} of {_amount(whole / unit)} {name}"
+
+
+def _in_unit(size: float, unit: float) -> str:
+    """A size in this unit, unless it is too small for it."""
+    return _amount(size / unit) if _unit(size) == unit else f"{_amount(size / _MB)} MB"
 
 
 def _unit(size: float) -> float:

@@ -21,9 +21,8 @@ _SMALL_SHARE = 0.02
 def bottleneck(result: PlanResult) -> str:
     """One sentence on the limit that binds the plan; for an infeasible one, on the resource that is short."""
     words = _bottleneck(result)
-    for stage in result.stages:
-        if stage.streaming is not None:  # its time is that of the disk or of computing, whichever is longer
-            words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
+    for stage in result.streaming:  # its time is that of the disk or of computing, whichever is longer
+        words = words.replace(f"compute of {stage.node} ", f"streaming and compute of {stage.node} ", 1)
     return words
 
 
@@ -98,8 +97,7 @@ def explain(result: PlanResult) -> tuple[str, ...]:
     if result.prediction is None:
         return (asked, f"There is no plan: {bottleneck(result)}.")
     prediction = result.prediction
-    lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}."]
-    lines.append(_where_time_goes(prediction))
+    lines = [asked, _choice(result), f"What binds it: {bottleneck(result)}.", _where_time_goes(prediction)]
     if prediction.joules_per_token is not None:
         lines.append(f"Energy: {prediction.joules_per_token:.2f} J per token, that of its nodes alone.")
     if not result.streams and (sliced := _sliced(result)):
@@ -110,13 +108,11 @@ def explain(result: PlanResult) -> tuple[str, ...]:
         f"Fullest node: {tightest.node} with {memory.needed / GIB:.1f} of {memory.usable / GIB:.1f} GiB "
         f"({memory.weights / GIB:.1f} weights, {memory.kv / GIB:.2f} KV)."
     )
-    detour = _detour(result)
-    if detour:
+    if detour := _detour(result):
         lines.append(detour)
     lines += [_runner_up(result, index) for index in range(len(result.alternatives))]
     lines.append(_certainty(result))
-    estimated = sorted({s.kind for s in result.stages if s.node not in problem.times})
-    if estimated:
+    if estimated := sorted({stage.kind for stage in result.stages if stage.node not in problem.times}):
         lines.append(
             f"Not measured but from figures of data sheets or the cluster file: {', '.join(estimated)}. "
             "Real kernels are slower."
@@ -144,12 +140,9 @@ def _goal(result: PlanResult) -> str:
 
 def _choice(result: PlanResult) -> str:
     assert result.prediction is not None
-    load = result.prediction.load
-    parts = [f"{stage.node} {stage.layers}" for stage in result.stages]
-    text = f"Plan: {', then '.join(parts)}"
-    if load.requests > 1:
-        text += f"; {load.micro_batches} micro-batches of {load.batch} in flight"
-    return text + "."
+    load, parts = result.prediction.load, [f"{stage.node} {stage.layers}" for stage in result.stages]
+    flight = f"; {load.micro_batches} micro-batches of {load.batch} in flight" if load.requests > 1 else ""
+    return f"Plan: {', then '.join(parts)}{flight}."
 
 
 def _where_time_goes(prediction: CutPrediction) -> str:

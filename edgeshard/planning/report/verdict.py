@@ -9,6 +9,7 @@ nodes with less memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -18,6 +19,7 @@ from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.shortage import gibibytes
 from edgeshard.planning.inputs.devices import Cluster
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.report.baselines import StrategyRow
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.plan import PlanResult, cost_of, plan, predict
@@ -203,21 +205,13 @@ def _lacking(nodes: Sequence[NodeAlone]) -> str:
     short = sorted((node for node in nodes if node.short_bytes), key=lambda node: node.short_bytes)
     if not short:
         return ""
-    more = f" and {len(short) - _NAMES_SHOWN} more" if len(short) > _NAMES_SHOWN else ""
-    shown = ", ".join(f"{node.node} ({gibibytes(node.short_bytes)})" for node in short[:_NAMES_SHOWN])
-    return f"Too little memory for the whole model: {shown}{more}."
+    shown = listed([f"{node.node} ({gibibytes(node.short_bytes)})" for node in short], _NAMES_SHOWN)
+    return f"Too little memory for the whole model: {shown}."
 
 
 def _first(values: Sequence[Value], wins: Callable[[Value], bool]) -> Value:
     """The first value that wins, of values of which the last wins and from some on all do, by bisection."""
-    low, high = 0, len(values) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if wins(values[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return values[high]
+    return values[bisect_left(values, True, hi=len(values) - 1, key=wins)]
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:

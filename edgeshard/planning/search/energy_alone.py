@@ -53,7 +53,8 @@ class EnergyAlone(RequestSearch):
         return np.asarray(self._idle_w[cuts.nodes].sum(axis=1) * request_s + computing_j)
 
     def _instances(self, floor: PromptFloor) -> list[Instance]:
-        return [*super()._instances(floor), power(self._decode, self._idle_w, self._more_w)]
+        by_watts = replace(self._decode, overhead_s=self._idle_w, embed_s=self._more_w)
+        return [*super()._instances(floor), by_watts]
 
     def _whole(self, floor: PromptFloor) -> Instance:
         """Of all slices at the least, and of the tokens."""
@@ -150,11 +151,6 @@ def weighted(instance: Instance, weights: Floats) -> Instance:
 def standing(instance: Instance, per_stage: Floats) -> Instance:
     """So much more for each node that is a stage at all."""
     return replace(instance, overhead_s=instance.overhead_s + per_stage)
-
-
-def power(instance: Instance, idle_w: Floats, more_w: Floats) -> Instance:
-    """An instance by which nodes of other watts are not equal."""
-    return replace(instance, overhead_s=idle_w, embed_s=more_w)
 
 
 def stage_sums(instance: Instance, cuts: Cuts) -> Floats:

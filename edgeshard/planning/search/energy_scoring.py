@@ -17,8 +17,9 @@ import numpy as np
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.energy import watts
 from edgeshard.planning.search.rate_scoring import Figures, Places, Rates
-from edgeshard.planning.solvers.all_cuts import Cuts, Integers
+from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Floats
+from edgeshard.planning.solvers.walks import Integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,5 @@ class EnergyRates:
         prompt, token = (places.stages(table) for table in self.rates.tables(batch))
         seconds = prompt + (self.problem.new_tokens - 1) * token
         computing_j = (self._more_w.take(places.nodes) * seconds).sum(axis=0)
-        return EnergyFigures(
-            self.rates.figures(places, batch), self._idle_w.take(places.nodes).sum(axis=0), computing_j
-        )
+        idle_w = self._idle_w.take(places.nodes).sum(axis=0)
+        return EnergyFigures(self.rates.figures(places, batch), idle_w, computing_j)

@@ -80,16 +80,8 @@ def _search_loads(costs: Costs, kinds: Kinds | None, alone: Cut | None) -> tuple
 
 def split_by_watts(costs: Costs, kinds: Kinds | None) -> Kinds | None:
     """Kinds whose nodes have the same watts too."""
-    if kinds is None:
-        return None
-    members: list[tuple[int, ...]] = []
-    for nodes in kinds.members:
-        groups: dict[tuple[float | None, float | None], list[int]] = {}
-        for node in nodes:
-            device = costs.nodes[node].device
-            groups.setdefault((device.idle_w, device.busy_w), []).append(node)
-        members += [tuple(group) for group in groups.values()]
-    return Kinds(tuple(members))
+    devices = [node.device for node in costs.nodes]
+    return None if kinds is None else kinds.split(lambda node: (devices[node].idle_w, devices[node].busy_w))
 
 
 class _Sums:

@@ -51,11 +51,8 @@ def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
 
 def loads(costs: Costs) -> list[Load]:
     """Loads to try with a cut that is given, the smallest first: every b up to 8, then b and m in steps that grow."""
-    result = []
-    for batch in sizes(costs.problem.batch_limit):
-        most = most_micro_batches(costs, batch)
-        result += [Load(batch, m) for m in _steps(most)]
-    return result
+    batches = sizes(costs.problem.batch_limit)
+    return [Load(batch, m) for batch in batches for m in _steps(most_micro_batches(costs, batch))]
 
 
 def sizes(limit: int) -> list[int]:

@@ -64,16 +64,15 @@ class Lacking:
 
     def of(self, cut: Cut) -> int:
         problem, total = self._costs.problem, 0
-        model, ways = problem.model, (problem.dtype, problem.quantisation)
-        shared = model.shared_bytes(*ways)
+        model, formats = problem.model, problem.formats
         for index, (node, first, end) in enumerate(stages(cut)):
             upto, held = self._upto.get(node, self._all), self._held[node]
             total += upto[end] - upto[first]
             has_head = self._costs.has_head(cut, index)
-            total += model.head_bytes(*ways) * (has_head and not held.head)
+            total += model.head_bytes(*formats) * (has_head and not held.head)
             if index == 0 and not held.embedding:  # with the head it is one tensor, where that is kept once
                 embedding = model.embedding_parameters * problem.dtype.itemsize
-                total += embedding - shared * has_head
+                total += embedding - model.shared_bytes(*formats) * has_head
         return total
 
 

@@ -35,9 +35,9 @@ from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
-from edgeshard.planning.search.request_search import prompt_and_tokens, search_request
+from edgeshard.planning.search.request_search import search_request
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
-from edgeshard.planning.solvers.instance import Cut, Score, Solution
+from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of, with_tokens
 from edgeshard.planning.solvers.scoring import score, stages, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
@@ -53,11 +53,7 @@ GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
 GAP_OF_ENERGY = "energy per token"
-_GAPS = {
-    Objective.LATENCY: GAP_OF_LATENCY,
-    Objective.REQUEST: GAP_OF_REQUEST,
-    Objective.TTFT: GAP_OF_TTFT,
-}
+_GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
 OFFERED = ("memory", "source_memory")
 """Constraints for want of which streaming is offered."""
 UNKNOWN_POWER = "UNKNOWN_POWER"
@@ -174,9 +170,14 @@ class PlanResult:
     """The choice of this plan by the parts that nodes hold; None where the plan is simply the best."""
 
     @property
+    def streaming(self) -> tuple[PlannedStage, ...]:
+        """The stages whose nodes stream weights from their disks."""
+        return tuple(stage for stage in self.stages if stage.streaming is not None)
+
+    @property
     def streams(self) -> bool:
         """Whether a node of the plan streams weights from its disk."""
-        return any(stage.streaming is not None for stage in self.stages)
+        return bool(self.streaming)
 
     @property
     def feasible(self) -> bool:
@@ -197,11 +198,9 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     problem.check()
     costs = Costs(problem)
     if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
-        raise InvalidArgumentError(
-            f"objective: the power of {listed(unknown)} is not known; give idle_w and busy_w in a cluster file, or "
-            "exclude these nodes",
-            field="objective",
-            reason=UNKNOWN_POWER,
+        remedy = "give idle_w and busy_w in a cluster file, or exclude these nodes"
+        raise InvalidArgumentError.about(
+            "objective", f"the power of {listed(unknown)} is not known; {remedy}", UNKNOWN_POWER
         )
     match problem.goal:
         case Objective.LATENCY:
@@ -241,7 +240,9 @@ def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
     )
 
 
-def result_of(costs: Costs, prediction: CutPrediction, gap: float | None, gap_objective: str) -> PlanResult:
+def result_of(
+    costs: Costs, prediction: CutPrediction, gap: float | None = None, gap_objective: str = GAP_OF_LATENCY
+) -> PlanResult:
     """A prediction with the names, layers and memory of its stages."""
     cut, decode = prediction.cut, prediction.decode
     sends = decode.hop_s or (0.0,)
@@ -270,8 +271,7 @@ def streaming_result(costs: Costs) -> PlanResult | None:
     result = None if found is None else given_streaming(costs, found.cut, found.load)
     if found is None or result is None or not result.streams:
         return None
-    gap = 1.0 - found.bound / found.cost if found.cost > 0 else 0.0
-    return replace(result, gap=gap if gap > _SAME_ENERGY else 0.0)
+    return replace(result, gap=gap_of(found.bound, found.cost, _SAME_ENERGY))
 
 
 def given_streaming(costs: Costs, cut: Cut, load: StreamedLoad) -> PlanResult | None:
@@ -311,12 +311,10 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
     if resident.prediction is None:
         return streaming
     goal = resident.problem.goal
-    costs = [result.prediction.cost(goal) for result in (resident, streaming) if result.prediction is not None]
-    best = min(costs)
-    bound = min(cost * (1.0 - (result.gap or 0.0)) for cost, result in zip(costs, (resident, streaming), strict=True))
-    gap = 1.0 - bound / best if best > 0 else 0.0
-    chosen = streaming if costs[1] < costs[0] * (1 - _SAME_ENERGY) else resident
-    return replace(chosen, gap=gap if gap > _SAME_ENERGY else 0.0)
+    stays, streams = resident.prediction.cost(goal), streaming.prediction.cost(goal)
+    bound = min(stays * (1.0 - (resident.gap or 0.0)), streams * (1.0 - (streaming.gap or 0.0)))
+    chosen = streaming if streams < stays * (1 - _SAME_ENERGY) else resident
+    return replace(chosen, gap=gap_of(bound, min(stays, streams), _SAME_ENERGY))
 
 
 def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
@@ -337,72 +335,72 @@ def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
         return result
     chosen = predict(costs, best.load, cut)
     least, most = best.cost(problem.goal), chosen.cost(problem.goal)
-    gap = 1.0 - least * (1.0 - (result.gap or 0.0)) / most
+    gap = gap_of(least * (1.0 - (result.gap or 0.0)), most, _SAME_ENERGY)
     return replace(
-        result_of(costs, chosen, gap if gap > _SAME_ENERGY else 0.0, result.gap_objective),
+        result_of(costs, chosen, gap, result.gap_objective),
         locality=Locality(result.placement, max(0.0, most / least - 1.0), lacking.of(best.cut) - left, left),
     )
 
 
 def _latency(costs: Costs) -> PlanResult:
-    load = Load()
-    solution = solve_latency(costs.decode(load))
+    solution = solve_latency(costs.decode(Load()))
     if solution is None:
-        return PlanResult(costs.problem, shortage=shortage_of(costs, load))
-    prediction = predict(costs, load, solution.cut)
+        return _none(costs, None)
+    prediction = predict(costs, Load(), solution.cut)
     limit = costs.problem.max_time_per_token_s
     if limit is not None and prediction.time_per_token_s > limit:
-        return PlanResult(costs.problem, shortage=too_slow(prediction.time_per_token_s, limit))
+        return _none(costs, prediction.time_per_token_s)
     return result_of(costs, prediction, solution.gap, GAP_OF_LATENCY)
 
 
 def _request(costs: Costs) -> PlanResult:
-    problem, load = costs.problem, Load()
-    found = search_request(costs, problem.goal)
-    if found is not None:
-        objective = GAP_OF_TTFT if problem.goal is Objective.TTFT else GAP_OF_REQUEST
-        return result_of(costs, predict(costs, load, found.cut), found.gap, objective)
-    fastest = solve_latency(costs.decode(load))
-    if fastest is None or problem.max_time_per_token_s is None:
-        return PlanResult(problem, shortage=shortage_of(costs, load))
-    return PlanResult(problem, shortage=too_slow(fastest.value_s, problem.max_time_per_token_s))
+    goal = costs.problem.goal
+    found = search_request(costs, goal)
+    if found is None:
+        return _none(costs, _fastest_s(costs))
+    return result_of(costs, predict(costs, Load(), found.cut), found.gap, _GAPS[goal])
 
 
 def _throughput(costs: Costs) -> PlanResult:
     """The cut and load of the highest rate, prompts included."""
     found = search_rate(costs)
     if found.cut is None:
-        limit = costs.problem.max_time_per_token_s
-        if found.fastest_s is not None and limit is not None:
-            return PlanResult(costs.problem, shortage=too_slow(found.fastest_s, limit))
-        return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
+        return _none(costs, found.fastest_s)
     best = predict(costs, found.load, found.cut)
-    gap = 1.0 - best.throughput_tps / found.rate_bound
-    return result_of(costs, best, gap if gap > _ROUNDING else 0.0, GAP_OF_RATE)
+    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), GAP_OF_RATE)
 
 
 def _energy(costs: Costs) -> PlanResult:
     """The cut and load of the fewest joules per token."""
     found = search_energy(costs)
     if found is None:
-        limit, fastest = costs.problem.max_time_per_token_s, solve_latency(costs.decode(Load()))
-        if fastest is None or limit is None:
-            return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
-        return PlanResult(costs.problem, shortage=too_slow(fastest.value_s, limit))
+        return _none(costs, _fastest_s(costs))
     best = predict(costs, found.load, found.cut)
-    gap = 1.0 - found.bound_j / value if (value := best.cost(Objective.ENERGY)) > 0 else 0.0
-    return result_of(costs, best, gap if gap > _SAME_ENERGY else 0.0, GAP_OF_ENERGY)
+    return result_of(costs, best, gap_of(found.bound_j, best.cost(Objective.ENERGY), _SAME_ENERGY), GAP_OF_ENERGY)
+
+
+def _fastest_s(costs: Costs) -> float | None:
+    """The least time per token of one request alone; None when nothing fits."""
+    solution = solve_latency(costs.decode(Load()))
+    return None if solution is None else solution.value_s
+
+
+def _none(costs: Costs, fastest_s: float | None) -> PlanResult:
+    """No plan, and why: the one that answers fastest is too slow, or there is no room for any."""
+    limit = costs.problem.max_time_per_token_s
+    if fastest_s is not None and limit is not None:
+        return PlanResult(costs.problem, shortage=too_slow(fastest_s, limit))
+    return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
 
 
 def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
     """The best plans that use other nodes: with one fewer of each kind in use, and the source alone."""
     problem, load = costs.problem, best.load
-    found: list[tuple[Costs, CutPrediction]] = []
     others = [Cut((costs.source,), (problem.model.layer_count,))]
     if problem.goal is not Objective.THROUGHPUT:
         solved = (solve_latency(costs.decode(load)), solve_latency(costs.prefill(load)))
         others += [solution.cut for solution in solved if solution is not None]
-    found += [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
+    found = [(costs, predict(costs, load, cut)) for cut in others if not violations(costs.decode(load), cut)]
     kinds = equal_kinds(costs.decode(load), _MANY_NODES)
     groups = kinds.members if kinds is not None else ()
     for excluded in _one_fewer(costs, best.cut, groups):
@@ -414,34 +412,24 @@ def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternati
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
-    distinct: dict[tuple[object, ...], Alternative] = {}
-    seen = _signature(costs, best.cut, kind_of)
+    distinct, seen = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
     for other, prediction in found:
         key = _signature(other, prediction.cut, kind_of)
         if key != seen and key not in distinct:
-            distinct[key] = _alternative(other, prediction)
+            placement = result_of(other, prediction).placement
+            distinct[key] = Alternative(placement, prediction.load, **figures_of(prediction))
     return tuple(distinct.values())[:count]
 
 
 def _quick_solution(costs: Costs, load: Load) -> Solution | None:
     """A good cut for the problem's goal by one solve: of one request with its prompt in one piece."""
-    match costs.problem.goal:
-        case Objective.REQUEST:
-            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
-        case Objective.TTFT:
-            return solve_latency(costs.prefill(load))
-        case Objective.ENERGY if load.requests == 1:
-            return solve_latency(prompt_and_tokens(costs, costs.problem.new_tokens - 1))
-        case _:
-            return solve_throughput(costs.decode(load), load.micro_batches)
-
-
-def _alternative(costs: Costs, prediction: CutPrediction) -> Alternative:
-    return Alternative(
-        placement=result_of(costs, prediction, None, "").placement,
-        load=prediction.load,
-        **figures_of(prediction),
-    )
+    goal = costs.problem.goal
+    if goal is Objective.TTFT:
+        return solve_latency(costs.prefill(load))
+    if goal is Objective.REQUEST or (goal is Objective.ENERGY and load.requests == 1):
+        whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), costs.problem.new_tokens - 1)
+        return solve_latency(whole)
+    return solve_throughput(costs.decode(load), load.micro_batches)
 
 
 def _signature(costs: Costs, cut: Cut, kind_of: Mapping[str, int]) -> tuple[object, ...]:

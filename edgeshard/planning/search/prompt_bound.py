@@ -12,6 +12,7 @@ The range that bounds the least is asked about or halved, until none can be bett
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ WORK = 300_000
 """Questions times kinds ** 2.5 times layers."""
 _NEAR = 1e-3
 """A range is halved where asking again raised its R by less than this part."""
+
+_BY_SLICE = ("compute_s", "embed_s", "overhead_s", "hop_s")
+"""Seconds that each slice takes anew."""
 
 
 @dataclass(slots=True)
@@ -89,8 +93,7 @@ class PromptBound:
 
 
 def _lesser(one: Instance, other: Instance) -> Instance:
-    names = ("compute_s", "embed_s", "overhead_s", "hop_s")
-    return replace(one, **{name: np.minimum(getattr(one, name), getattr(other, name)) for name in names})
+    return replace(one, **{name: np.minimum(getattr(one, name), getattr(other, name)) for name in _BY_SLICE})
 
 
 def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
@@ -101,13 +104,6 @@ def _beyond(whole: Instance, least: Instance, memory: Instance) -> Instance:
         known = np.subtract(more, less, out=np.full_like(more, INFINITY), where=np.isfinite(more))
         return np.asarray(np.maximum(0.0, known))
 
-    return replace(
-        memory,
-        compute_s=beyond("compute_s"),
-        embed_s=beyond("embed_s"),
-        overhead_s=beyond("overhead_s"),
-        hop_s=beyond("hop_s"),
-        head_s=np.zeros_like(whole.head_s),
-        return_s=np.zeros_like(whole.return_s),
-        latency_s=np.zeros_like(whole.latency_s),
-    )
+    once = {name: np.zeros_like(getattr(whole, name)) for name in ("head_s", "return_s", "latency_s")}
+    seconds: dict[str, Any] = once | {name: beyond(name) for name in _BY_SLICE}
+    return replace(memory, **seconds)

@@ -16,9 +16,10 @@ import numpy as np
 
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import PlanProblem
-from edgeshard.planning.solvers.all_cuts import Booleans, Cuts, Integers
+from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import SLACK
+from edgeshard.planning.solvers.walks import Booleans, Integers
 
 MOST_IN_FLIGHT = 64
 """Micro-batches when nothing else limits them; beyond saturation more of them only wait."""
@@ -61,12 +62,12 @@ class Places:
 
     def stages(self, table: Table) -> Floats:
         """[S, K] seconds that each stage computes."""
-        stage = table.done.take(self.end_at)
+        stage, instance = table.done.take(self.end_at), table.instance
         stage -= table.done.take(self.start_at)
-        stage += table.overhead_s.take(self.nodes)
-        head = 0 if table.head_on_source else len(stage) - 1
-        stage[0] += table.embed_s.take(self.nodes[0])
-        stage[head] += table.head_s.take(self.nodes[head])
+        stage += instance.overhead_s.take(self.nodes)
+        head = 0 if instance.head_on_source else len(stage) - 1
+        stage[0] += instance.embed_s.take(self.nodes[0])
+        stage[head] += instance.head_s.take(self.nodes[head])
         return stage
 
     def times(self, table: Table) -> tuple[Floats, Floats]:
@@ -77,7 +78,7 @@ class Places:
         hop = table.hop_s.take(self.hop_at)
         hop[-1] = table.return_s.take(self.hop_at[-1])
         round_s = stage.sum(axis=0) + hop.sum(axis=0) + self.delay_s
-        station = np.maximum(stage, hop) if table.asynchronous else stage + hop
+        station = np.maximum(stage, hop) if table.instance.asynchronous else stage + hop
         return round_s, station.max(axis=0)
 
 
@@ -85,29 +86,16 @@ class Places:
 class Table:
     """One phase at one b, flat: `done` [M (N + 1)] seconds of a node's first blocks, links [M M]."""
 
+    instance: Instance
     done: Floats
-    embed_s: Floats
-    head_s: Floats
-    overhead_s: Floats
     hop_s: Floats
     return_s: Floats
-    asynchronous: bool
-    head_on_source: bool
 
     @classmethod
     def of(cls, instance: Instance) -> Table:
         done = np.zeros((instance.nodes, instance.layers + 1))
         np.cumsum(instance.compute_s, axis=1, out=done[:, 1:])
-        return cls(
-            done.ravel(),
-            instance.embed_s,
-            instance.head_s,
-            instance.overhead_s,
-            instance.hop_s.ravel(),
-            instance.return_s.ravel(),
-            instance.asynchronous,
-            instance.head_on_source,
-        )
+        return cls(instance, done.ravel(), instance.hop_s.ravel(), instance.return_s.ravel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +201,8 @@ class Rates:
 
     def figures(self, places: Places, batch: int) -> Figures:
         """Times and the most micro-batches at one b."""
-        prefill, decode = self.tables(batch)
-        prefill_round_s, prefill_busiest_s = places.times(prefill)
-        round_s, busiest_s = places.times(decode)
+        prompt, token = (places.times(table) for table in self.tables(batch))
+        round_s, busiest_s = token
         most = np.minimum(self._fitting(places, batch), most_micro_batches(self.costs, batch))
         limit_s = self.problem.max_time_per_token_s
         if limit_s is not None:
@@ -223,17 +210,7 @@ class Rates:
             in_time -= in_time * busiest_s > limit_s
             most = np.where(round_s <= limit_s, np.minimum(most, in_time), 0)
         micro_batches = np.maximum(most, 0).astype(np.int64)
-        limit = self.problem.request_limit
-        return Figures(
-            batch,
-            self.problem.new_tokens,
-            limit,
-            prefill_round_s,
-            prefill_busiest_s,
-            round_s,
-            busiest_s,
-            micro_batches,
-        )
+        return Figures(batch, self.problem.new_tokens, self.problem.request_limit, *prompt, *token, micro_batches)
 
     def _fitting(self, places: Places, batch: int) -> Floats:
         """[K] the most micro-batches that memory holds; below 1 where it holds none."""

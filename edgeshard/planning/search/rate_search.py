@@ -7,11 +7,14 @@ better, which also bounds what is not found, and neighbours of the best ones are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
 import numpy as np
 
 from edgeshard.planning.search.rate_scoring import Best, Places, Scorer
 from edgeshard.planning.solvers.all_cuts import Cuts, allowed, count_cuts, every_cut
-from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.instance import Cut, Instance
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
@@ -28,18 +31,16 @@ def count_out(rates: Scorer, kinds: Kinds | None) -> Best | None:
     instance = rates.least
     if kinds is None or count_cuts(instance, kinds) > MOST_COUNTED:
         return None
-    found: dict[int, list[Cuts]] = {}
-    for cuts in every_cut(instance, kinds):
-        found.setdefault(cuts.nodes.shape[1], []).append(cuts)
-    groups = [rates.places(joined(parts)) for parts in found.values()]
     best = Best()
-    best.look(rates, groups)
+    best.look(rates, [rates.places(cuts) for cuts in cuts_by_stages(instance, kinds)])
     return best
 
 
-def joined(parts: list[Cuts]) -> Cuts:
-    """Cuts of one number of stages as one."""
-    return Cuts(np.concatenate([part.nodes for part in parts]), np.concatenate([part.ends for part in parts]))
+def cuts_by_stages(instance: Instance, kinds: Kinds | None) -> Iterator[Cuts]:
+    """Every cut that breaks no rule, all of one number of stages at once."""
+    for _, group in groupby(every_cut(instance, kinds), key=lambda cuts: cuts.nodes.shape[1]):
+        parts = list(group)
+        yield Cuts(np.concatenate([part.nodes for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
 class Pool:
@@ -57,8 +58,7 @@ class Pool:
         if cut is None or cut in self._seen:
             return None
         own = Best()
-        groups = self._groups([cut])
-        own.look(self.rates, groups)
+        own.look(self.rates, self._groups([cut]))
         self._seen[cut] = own.rate
         if own.rate > self.best.rate:
             self.best = own

@@ -22,7 +22,8 @@ from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.shortage import Shortage, gibibytes
 from edgeshard.planning.inputs.devices import ClusterNode
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
-from edgeshard.planning.search.plan import GAP_OF_LATENCY, CutPrediction, PlanResult, predict, result_of
+from edgeshard.planning.inputs.site import listed
+from edgeshard.planning.search.plan import CutPrediction, PlanResult, predict, result_of
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import violations
 
@@ -105,7 +106,7 @@ class Replicas:
             text = f"{high:.2f} tokens/s on each node"
         else:
             text = f"{low:.2f} ({slowest}) to {high:.2f} tokens/s ({fastest}) on a node"
-        return f"{text}; left out: {_listed(_reasons(self.left_out))}" if self.left_out else text
+        return f"{text}; left out: {_reasons(self.left_out)}" if self.left_out else text
 
     @property
     def joules_per_token(self) -> float | None:
@@ -146,13 +147,11 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     nodes = nodes_alone(problem)
     able = [node for node in nodes if node.figures]
     if not able:
-        return PlanResult(
-            problem,
-            shortage=Shortage("memory", float(min(node.short_bytes for node in nodes)), "bytes", none_holds(nodes)),
-        )
+        short = float(min(node.short_bytes for node in nodes))
+        return PlanResult(problem, shortage=Shortage("memory", short, "bytes", none_holds(nodes)))
     best = _best(problem, able)
     node = problem.cluster.nodes[problem.cluster.index(best.node, "source")]
-    return result_of(Costs(_problem_alone(problem, node)), best.figures[-1], None, GAP_OF_LATENCY)
+    return result_of(Costs(_problem_alone(problem, node)), best.figures[-1])
 
 
 def replicas(problem: PlanProblem) -> Replicas:
@@ -207,7 +206,7 @@ def shared_out(rates: Sequence[Sequence[float]], requests: int | None, most_node
 
 def none_holds(nodes: Sequence[NodeAlone]) -> str:
     """The reasons why no node can serve the whole model, of nodes that lack least first."""
-    return f"no node can hold the whole model: {_listed(_reasons(sorted(nodes, key=lambda node: node.short_bytes)))}"
+    return f"no node can hold the whole model: {_reasons(sorted(nodes, key=lambda node: node.short_bytes))}"
 
 
 def _best(problem: PlanProblem, able: Sequence[NodeAlone]) -> NodeAlone:
@@ -263,10 +262,5 @@ def _why_not(problem: PlanProblem, node: ClusterNode, memory: MemoryUse) -> str:
     return f"max_share is {problem.max_share.get(node.name, 1.0):g}"
 
 
-def _reasons(nodes: Sequence[NodeAlone]) -> list[str]:
-    return [f"{node.node} ({node.reason})" for node in nodes]
-
-
-def _listed(parts: Sequence[str]) -> str:
-    more = len(parts) - _NAMES_SHOWN
-    return ", ".join(parts[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _reasons(nodes: Sequence[NodeAlone]) -> str:
+    return listed([f"{node.node} ({node.reason})" for node in nodes], _NAMES_SHOWN)

@@ -25,7 +25,7 @@ from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
 from edgeshard.planning.search.spare import kinds_of, without_spare
 from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, kinds_of_all, scores
-from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
+from edgeshard.planning.solvers.instance import Cut, Floats, Instance, gap_of, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import score, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
@@ -59,8 +59,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        gap = 1.0 - self.bound / self.value if self.value > 0 else 0.0
-        return gap if gap > _ROUNDING else 0.0
+        return gap_of(self.bound, self.value, _ROUNDING)
 
 
 def search_request(costs: Costs, objective: Objective) -> Found | None:
@@ -78,8 +77,8 @@ class RequestSearch:
     `energy_alone` asks for another objective of one request alone by what it says of a cut and of a bound.
     """
 
-    def __init__(self, costs: Costs, objective: Objective, times: PromptTimes | None = None) -> None:
-        self._costs, self._times = costs, times or PromptTimes(costs)
+    def __init__(self, costs: Costs, objective: Objective) -> None:
+        self._costs, self._times = costs, PromptTimes(costs)
         self._tokens = 0 if objective is Objective.TTFT else costs.problem.new_tokens - 1
         self._limit_s = costs.problem.max_time_per_token_s
         self._prompt_tokens = costs.problem.prompt_tokens
@@ -230,7 +229,8 @@ class RequestSearch:
     def _in_slices(self, max_nodes: int) -> Iterator[Cut]:
         """The best for a prompt in equal slices that do not grow with what is before them."""
         for count in _SLICES:
-            sliced = with_tokens(_part(self._prefill, count), self._decode, self._tokens / count)
+            part = replace(self._prefill, compute_s=self._prefill.compute_s / count, hop_s=self._prefill.hop_s / count)
+            sliced = with_tokens(part, self._decode, self._tokens / count)
             solution = solve_throughput(replace(sliced, max_nodes=max_nodes), count)
             if solution is not None:
                 yield solution.cut
@@ -250,13 +250,3 @@ class RequestSearch:
         bounded.sort(key=lambda item: item[:2])
         rising = self._by_closer_bounds(floor, ((low, other) for low, _, other in bounded if low < value))
         return (other for low, other in rising if low < value)
-
-
-def prompt_and_tokens(costs: Costs, tokens: float) -> Instance:
-    """A request's prompt in one piece and so many tokens after it, over one cut."""
-    return with_tokens(costs.prefill(Load()), costs.decode(Load()), tokens)
-
-
-def _part(prompt: Instance, count: int) -> Instance:
-    """One of so many equal slices, about."""
-    return replace(prompt, compute_s=prompt.compute_s / count, hop_s=prompt.hop_s / count)

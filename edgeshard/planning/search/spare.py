@@ -20,19 +20,18 @@ def kinds_of(costs: Costs) -> Kinds | None:
     if found is None:
         return None
     # Links that are equal for one size are for all; times that are equal at one load may be so by chance.
-    members: list[tuple[int, ...]] = []
-    for nodes in found.members:
-        groups: list[tuple[ComputeTimes, list[int]]] = []
-        for node in nodes:
-            times = costs.times_of(costs.nodes[node])
-            for known, group in groups:
-                if times is known or (isinstance(times, Roofline) and times == known):
-                    group.append(node)
-                    break
-            else:
-                groups.append((times, [node]))
-        members += [tuple(group) for _, group in groups]
-    return Kinds(tuple(members)) if instance.nodes <= _FEW_NODES or len(members) <= MOST_KINDS + 1 else None
+    distinct: list[ComputeTimes] = []
+
+    def number(node: int) -> int:
+        times = costs.times[node]
+        for index, known in enumerate(distinct):
+            if times is known or (isinstance(times, Roofline) and times == known):
+                return index
+        distinct.append(times)
+        return len(distinct) - 1
+
+    kinds = found.split(number)
+    return kinds if instance.nodes <= _FEW_NODES or len(kinds.members) <= MOST_KINDS + 1 else None
 
 
 def without_spare(costs: Costs, kinds: Kinds | None) -> tuple[Costs, Kinds | None, tuple[int, ...]]:

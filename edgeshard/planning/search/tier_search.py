@@ -19,10 +19,10 @@ from edgeshard.planning.costs.tier_costs import StreamTables
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.load_search import search_rate, sizes
 from edgeshard.planning.search.rate_scoring import MOST_IN_FLIGHT, SAME
-from edgeshard.planning.search.rate_search import joined
+from edgeshard.planning.search.rate_search import cuts_by_stages
 from edgeshard.planning.search.spare import kinds_of
 from edgeshard.planning.solvers import subset
-from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, every_cut, scores
+from edgeshard.planning.solvers.all_cuts import Cuts, count_cuts, scores
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations
@@ -76,17 +76,15 @@ class StreamSearch:
         loads = stream_loads(self._costs)
         exact = count_cuts(self._least, self._kinds) <= MOST_COUNTED
         if exact:
-            groups: dict[int, list[Cuts]] = {}
-            for cuts in every_cut(self._least, self._kinds):
-                groups.setdefault(cuts.nodes.shape[1], []).append(cuts)
-            for parts in groups.values():
-                self._look(joined(parts), loads)
+            for cuts in cuts_by_stages(self._least, self._kinds):
+                self._look(cuts, loads)
         else:
-            self._climb(_some_loads(self._costs))
+            self._climb(list(_loads(self._costs, every=False)))
         if self._best is None:
             return None
         cost, cut, load = self._best
-        bound = cost if exact and _all_loads(self._costs) else min(cost, self._bound())
+        all_loads = self._problem.request_limit is not None and len(list(_loads(self._costs, every=True))) <= MOST_LOADS
+        bound = cost if exact and all_loads else min(cost, self._bound())
         return Streamed(cut, load, cost, bound)
 
     def _look(self, cuts: Cuts, loads: Sequence[StreamedLoad]) -> None:
@@ -120,7 +118,6 @@ class StreamSearch:
         return np.where(allowed, value, np.inf)
 
     def _climb(self, loads: Sequence[StreamedLoad]) -> None:
-        kinds = self._kinds or single_kinds(self._least)
         seen: set[Cut] = set()
         for cut in self._proposals(loads):
             self._offer([cut], loads, seen)
@@ -129,7 +126,7 @@ class StreamSearch:
                 return
             before, cut = self._best[0], self._best[1]
             # Neighbours under the best load so far, then the best of them under all.
-            self._offer(neighbours(cut, kinds), [self._best[2]], seen)
+            self._offer(neighbours(cut, self._kinds), [self._best[2]], seen)
             if self._best[1] != cut:
                 self._look(Cuts.of([self._best[1]]), loads)
             if self._best[0] >= before:
@@ -145,10 +142,7 @@ class StreamSearch:
         layers, source = self._least.layers, self._least.source
         if self._least.min_nodes <= 1:
             yield Cut((source,), (layers,))
-        others = sorted(
-            (node for node in range(self._least.nodes) if node != source),
-            key=lambda node: -float(self._least.capacity_bytes[node]),
-        )
+        others = sorted(self._least.others, key=lambda node: -float(self._least.capacity_bytes[node]))
         for count in range(1, min(len(others), layers - 1, self._least.max_nodes - 1) + 1):
             nodes = (source, *others[:count])
             room = np.cumsum([max(1.0, float(self._least.capacity_bytes[node])) for node in nodes])
@@ -157,13 +151,13 @@ class StreamSearch:
             yield Cut(nodes, tuple(ends.tolist()))
         if self._least.nodes <= _FEW_NODES:
             for load in {loads[0], loads[-1]}:
-                instance = self._sums(load)
-                found = subset.solve_throughput(instance, load.in_flight)
+                phases = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+                found = subset.solve_throughput(self._sum(*phases), load.in_flight)
                 if found is not None:
                     yield found.cut
 
-    def _sums(self, load: StreamedLoad) -> Instance:
-        prefill, decode = (self._tables.instance(load.load, load.sweep, prefill=phase) for phase in (True, False))
+    def _sum(self, prefill: Instance, decode: Instance) -> Instance:
+        """The instance whose round is what the goal is about: a token's, a prompt's, or a prompt's and its answer's."""
         match self._problem.goal:
             case Objective.LATENCY:
                 return decode
@@ -175,45 +169,26 @@ class StreamSearch:
     def _bound(self) -> float:
         """A lower bound of all plans, as if memory had no end."""
         costs = _without_limits(self._costs)
-        match self._problem.goal:
-            case Objective.LATENCY:
-                solution = solve_latency(costs.decode(Load()))
-            case Objective.TTFT:
-                solution = solve_latency(costs.prefill(Load()))
-            case Objective.REQUEST:
-                whole = with_tokens(costs.prefill(Load()), costs.decode(Load()), self._problem.new_tokens - 1)
-                solution = solve_latency(whole)
-            case _:
-                # It need not be close: without limits of memory the best plan is another one.
-                assert self._best is not None
-                rate = search_rate(costs, 1.0 / self._best[0]).rate_bound
-                return 1.0 / rate if rate > 0 else 0.0
-        return 0.0 if solution is None else solution.bound_s
+        if self._problem.goal.is_single:
+            solution = solve_latency(self._sum(costs.prefill(Load()), costs.decode(Load())))
+            return 0.0 if solution is None else solution.bound_s
+        # It need not be close: without limits of memory the best plan is another one.
+        assert self._best is not None
+        rate = search_rate(costs, 1.0 / self._best[0]).rate_bound
+        return 1.0 / rate if rate > 0 else 0.0
 
 
 def stream_loads(costs: Costs) -> list[StreamedLoad]:
     """The loads that are tried, the smallest first: all of them, or such as grow in steps."""
-    if costs.problem.goal is not Objective.THROUGHPUT:
-        return [StreamedLoad(Load())]
     every = list(_loads(costs, every=True))
-    return every if len(every) <= MOST_LOADS else _some_loads(costs)
-
-
-def _some_loads(costs: Costs) -> list[StreamedLoad]:
-    if costs.problem.goal is not Objective.THROUGHPUT:
-        return [StreamedLoad(Load())]
-    return list(_loads(costs, every=False))
-
-
-def _all_loads(costs: Costs) -> bool:
-    if costs.problem.goal is not Objective.THROUGHPUT:
-        return True
-    limit = costs.problem.request_limit
-    return limit is not None and sum(1 for _ in _loads(costs, every=True)) <= MOST_LOADS
+    return every if len(every) <= MOST_LOADS else list(_loads(costs, every=False))
 
 
 def _loads(costs: Costs, every: bool) -> Iterator[StreamedLoad]:
     limit = costs.problem.request_limit
+    if costs.problem.goal is not Objective.THROUGHPUT:
+        yield StreamedLoad(Load())
+        return
     batches = range(1, costs.problem.batch_limit + 1) if every else sizes(costs.problem.batch_limit)
     for batch in batches:
         most = MOST_IN_FLIGHT if limit is None else min(MOST_IN_FLIGHT, limit // batch)
@@ -230,19 +205,10 @@ def _counts(most: int, every: bool) -> list[int]:
     return sorted({*found, most}) if most else []
 
 
-def _kinds_of(costs: Costs, least: Instance) -> Kinds | None:
+def _kinds_of(costs: Costs, least: Instance) -> Kinds:
     """Nodes that nothing tells apart, their disks among it."""
-    kinds = kinds_of(costs)
-    if kinds is None:
-        return single_kinds(least)
-    members = []
-    for nodes in kinds.members:
-        groups: dict[tuple[float | None, float | None], list[int]] = {}
-        for node in nodes:
-            device = costs.nodes[node].device
-            groups.setdefault((device.disk_bytes_per_s, device.disk_bytes), []).append(node)
-        members += [tuple(group) for group in groups.values()]
-    return Kinds(tuple(members))
+    kinds, disks = kinds_of(costs), [(node.device.disk_bytes_per_s, node.device.disk_bytes) for node in costs.nodes]
+    return single_kinds(least) if kinds is None else kinds.split(disks.__getitem__)
 
 
 def _without_limits(costs: Costs) -> Costs:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.step_budget import stage_costs
+from edgeshard.planning.costs.tier_costs import Streaming
 from edgeshard.planning.search.plan import PlanResult
 
 
@@ -19,21 +21,17 @@ def streaming_costs(costs: Costs, result: PlanResult) -> tuple[StageCost, ...]:
     assert result.prediction is not None
     found = []
     for cost, stage in zip(stage_costs(costs, result.prediction.cut), result.stages, strict=True):
-        one = stage.streaming
-        if one is not None and one.caches:
-            decode_s, prefill_s = (
-                tuple(
-                    seconds + max(0.0, one.step_bytes(rows) / one.disk_bytes_per_s - one.expert_share * seconds)
-                    for rows, seconds in zip(cost.rows, curve, strict=True)
-                )
-                for curve in (cost.decode_s, cost.prefill_s)
-            )
-            cost = replace(cost, decode_s=decode_s, prefill_s=prefill_s)
-        elif one is not None:
-            read_s, fill_s = (size / one.disk_bytes_per_s for size in (one.streamed_bytes, one.layer_bytes))
-            decode_s, prefill_s = (
-                tuple(max(read_s, seconds) + fill_s for seconds in curve) for curve in (cost.decode_s, cost.prefill_s)
-            )
+        if (one := stage.streaming) is not None:
+            decode_s, prefill_s = (_streamed(one, cost.rows, curve) for curve in (cost.decode_s, cost.prefill_s))
             cost = replace(cost, decode_s=decode_s, prefill_s=prefill_s)
         found.append(cost)
     return tuple(found)
+
+
+def _streamed(one: Streaming, rows: Sequence[int], curve: Sequence[float]) -> tuple[float, ...]:
+    """Seconds of steps on a stage that streams, from those of their computing."""
+    rate = one.disk_bytes_per_s
+    if one.caches:
+        pairs = zip(rows, curve, strict=True)
+        return tuple(each + max(0.0, one.step_bytes(count) / rate - one.expert_share * each) for count, each in pairs)
+    return tuple(max(one.streamed_bytes / rate, each) + one.layer_bytes / rate for each in curve)

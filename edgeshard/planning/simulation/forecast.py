@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import StageCost
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
 from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
-from edgeshard.planning.inputs.fields import invalid
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
@@ -98,7 +98,9 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
     """
     assert result.prediction is not None
     for index, request in enumerate(requests):
-        _check_length(result.problem, index, request)
+        if request.prompt_tokens + request.new_tokens > result.problem.held_tokens:
+            asked = f"has {request.prompt_tokens} tokens in and {request.new_tokens} out"
+            raise invalid(f"requests[{index}]", f"{asked}; {most_held(result.problem)}")
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
     stages = stage_costs(costs, cut)
     schedule = Schedule(
@@ -137,14 +139,6 @@ def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:
         run.timeline,
         None,
     )
-
-
-def _check_length(problem: PlanProblem, index: int, request: ServedRequest) -> None:
-    if request.prompt_tokens + request.new_tokens > problem.held_tokens:
-        raise invalid(
-            f"requests[{index}]",
-            f"has {request.prompt_tokens} tokens in and {request.new_tokens} out; {most_held(problem)}",
-        )
 
 
 def most_held(problem: PlanProblem) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.domain.deployments.placement import ExplicitStage, check_cover, parse_layers
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
@@ -45,7 +45,7 @@ class Lab:
 
     def times(self, name: str) -> ComputeTimes:
         """The compute times of node `name`, which the emulator charges."""
-        return Costs(self.problem()).times_of(self.cluster.nodes[self.cluster.index(name, "name")])
+        return Costs(self.problem()).times[self.cluster.index(name, "name")]
 
     def problem(self, **changes: Any) -> PlanProblem:
         """The planning problem of this lab's workload, planned with one sequence in each micro-batch."""
@@ -82,36 +82,34 @@ def parse_lab(values: Mapping[str, Any], read_config: Callable[[str], Mapping[st
     rest = dict(values)
     table = rest.pop("lab", None)
     if not isinstance(table, Mapping):
-        raise InvalidArgumentError("lab is missing: a lab file has a [lab] table that names its model", field="lab")
+        raise invalid("lab", "is missing: a lab file has a [lab] table that names its model")
     for key in table:
         if key not in ("model", "run"):
-            raise InvalidArgumentError(f"lab.{key} is not a known key", field=f"lab.{key}", reason="UNKNOWN_KEY")
+            raise invalid(f"lab.{key}", "is not a known key", "UNKNOWN_KEY")
     cluster = parse_cluster(rest)
     name = table.get("model")
     if not isinstance(name, str) or not name:
-        raise InvalidArgumentError("lab.model is missing: a built-in model or a config.json", field="lab.model")
+        raise invalid("lab.model", "is missing: a built-in model or a config.json")
     model = built_in_model(name) or model_from_config(name, read_config(name))
     runs = table.get("run", [])
     if not isinstance(runs, list):
-        raise InvalidArgumentError("lab.run must be a list of tables, [[lab.run]]", field="lab.run")
+        raise invalid("lab.run", "must be a list of tables, [[lab.run]]")
     parsed = tuple(_run(run, cluster, model) for run in runs)
     return Lab(cluster, model, cluster.dtype or DType.BFLOAT16, parsed)
 
 
 def _run(values: Any, cluster: Cluster, model: ModelSpec) -> LabRun:
     if not isinstance(values, Mapping) or not isinstance(values.get("layers"), str):
-        raise InvalidArgumentError(
-            "lab.run.layers is missing: a placement such as a=0:4,b=4:12", field="lab.run.layers"
-        )
+        raise invalid("lab.run.layers", "is missing: a placement such as a=0:4,b=4:12")
     for key in values:
         if key not in ("layers", "mode", "streams"):
-            raise InvalidArgumentError(f"lab.run.{key} is not a known key", field=f"lab.run.{key}")
+            raise invalid(f"lab.run.{key}", "is not a known key")
     mode = values.get("mode", "sequential")
     if mode not in MODES:
-        raise InvalidArgumentError(f"lab.run.mode {mode!r} is not one of {', '.join(MODES)}", field="lab.run.mode")
+        raise invalid("lab.run.mode", f"{mode!r} is not one of {', '.join(MODES)}")
     streams = values.get("streams", 1)
     if not isinstance(streams, int) or isinstance(streams, bool) or not 1 <= streams <= 64:
-        raise InvalidArgumentError("lab.run.streams must be a number from 1 to 64", field="lab.run.streams")
+        raise invalid("lab.run.streams", "must be a number from 1 to 64")
     stages = parse_layers(values["layers"])
     check_cover(stages, model.layer_count, cluster.source)
     for stage in stages:

@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from edgeshard.planning.inputs.fields import check_count, check_number, invalid
+from edgeshard.domain.errors import invalid
+from edgeshard.planning.inputs.fields import check_count, check_number
 from edgeshard.planning.simulation.timing import HopTimes, check_hops, checked_seconds
 
 

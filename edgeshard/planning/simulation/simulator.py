@@ -107,38 +107,26 @@ class _Path:
     def build(cls, pipeline: Pipeline, traffic: Traffic) -> _Path:
         count, hops, separate = len(pipeline.stages), len(pipeline.hops), pipeline.asynchronous
         nodes, links = pipeline.node_names, pipeline.link_names
-        station: list[int] = []
-        stage: list[int | None] = []
-        link: list[int | None] = []
-        latency: list[float] = []
+        stops: list[tuple[int, int | None, int | None, float, bool]] = []
         for index in range(count):
+            delay = pipeline.hops[index].latency_s if index < hops else 0.0
             joined = index < hops and not separate
-            station.append(index)
-            stage.append(index)
-            link.append(index if joined else None)
-            latency.append(pipeline.hops[index].latency_s if joined else 0.0)
+            stops.append((index, index, index if joined else None, delay if joined else 0.0, False))
             if index < hops and separate:
-                station.append(count + index)
-                stage.append(None)
-                link.append(index)
-                latency.append(pipeline.hops[index].latency_s)
-        headed = [False] * len(station)
+                stops.append((count + index, None, index, delay, False))
         if pipeline.head_s is not None:
-            station.append(0)
-            stage.append(0)
-            link.append(None)
-            latency.append(0.0)
-            headed.append(True)
+            stops.append((0, 0, None, 0.0, True))
+        station, stage, link, latency, headed = zip(*stops, strict=True)
         hold, send = _tables(pipeline, traffic, stage, link, headed)
         return cls(
             nodes=nodes,
             links=links,
             stations=(*nodes, *links) if separate else nodes,
-            station=tuple(station),
-            stage=tuple(stage),
-            link=tuple(link),
-            is_head=tuple(headed),
-            latency_s=tuple(latency),
+            station=station,
+            stage=stage,
+            link=link,
+            is_head=headed,
+            latency_s=latency,
             hold_s=hold,
             send_s=send,
             pieces=0 if traffic.decode_only else len(traffic.pieces),
@@ -186,7 +174,11 @@ def _tables(
     last_link = len(pipeline.hops) - 1
     hold, send = [], []
 
-    def row(tokens: int, computed: Sequence[float], returns: bool) -> None:
+    def row(phase: str, tokens: int, context: int, returns: bool) -> None:
+        computed = [
+            checked_seconds(getattr(item, phase)(tokens, context) + item.overhead_s, f"stages[{index}].{phase}")
+            for index, item in enumerate(pipeline.stages)
+        ]
         # A slice that does not return never gets to the last link and the head.
         sent = [
             0.0 if index is None or (index == last_link and not returns) else _hop_s(pipeline, index, tokens, batch)
@@ -202,20 +194,11 @@ def _tables(
 
     context = 0
     for number, length in enumerate(() if traffic.decode_only else traffic.pieces):
-        tokens = batch * length
-        seconds = [
-            checked_seconds(item.prefill_s(tokens, context) + item.overhead_s, f"stages[{index}].prefill_s")
-            for index, item in enumerate(pipeline.stages)
-        ]
-        row(tokens, seconds, returns=number == len(traffic.pieces) - 1)
+        row("prefill_s", batch * length, context, returns=number == len(traffic.pieces) - 1)
         context += length
     for token in range(0 if traffic.decode_only else 1, traffic.new_tokens):
         context = prompt + token if traffic.decode_only else prompt + token - 1
-        seconds = [
-            checked_seconds(item.decode_s(batch, context) + item.overhead_s, f"stages[{index}].decode_s")
-            for index, item in enumerate(pipeline.stages)
-        ]
-        row(batch, seconds, returns=True)
+        row("decode_s", batch, context, returns=True)
     return hold, send
 
 

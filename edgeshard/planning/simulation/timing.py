@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edgeshard.planning.inputs.fields import check_count, check_number, invalid
+from edgeshard.domain.errors import invalid
+from edgeshard.planning.inputs.fields import check_count, check_number
 
 PrefillSeconds = Callable[[int, int], float]
 """(tokens of the step, all sequences together; tokens of each sequence already in the KV cache) -> seconds."""

@@ -12,18 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
 from edgeshard.planning.solvers.scoring import SLACK
-from edgeshard.planning.solvers.walks import Kinds, equal_kinds
-
-Integers = npt.NDArray[np.int64]
-Booleans = npt.NDArray[np.bool_]
+from edgeshard.planning.solvers.walks import Booleans, Integers, Kinds, equal_kinds
 
 PART = 1 << 16
 """Cuts in one part, about: enough for numpy, few enough for the cache."""
@@ -82,10 +78,7 @@ def count_cuts(instance: Instance, kinds: Kinds | None = None) -> int:
     sizes = [len(members) for members in _others(instance, kinds)]
     counts = _stage_counts(instance, sum(sizes))
     orders = _order_counts(sizes, counts.stop - 1)
-    total = 0
-    for stages in counts:
-        total += orders[stages - 1] * comb(instance.layers - 1, stages - 1)
-    return total
+    return sum(orders[stages - 1] * comb(instance.layers - 1, stages - 1) for stages in counts)
 
 
 def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) -> Iterator[Cuts]:
@@ -99,13 +92,8 @@ def every_cut(instance: Instance, kinds: Kinds | None = None, part: int = PART) 
         if not len(splits):
             continue
         many = max(1, part // len(splits))
-        orders: list[tuple[int, ...]] = []
-        for order in _orders(members, stages - 1):
-            orders.append((instance.source, *order))
-            if len(orders) == many:
-                yield from _crossed(instance, orders, splits)
-                orders = []
-        if orders:
+        every = ((instance.source, *order) for order in _orders(members, stages - 1))
+        while orders := list(islice(every, many)):
             yield from _crossed(instance, orders, splits)
 
 

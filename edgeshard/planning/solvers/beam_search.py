@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,25 +36,21 @@ class Counters:
         most[0] = 0
         self.limited = instance.min_nodes > 1 or instance.max_nodes < min(problem.layers, instance.nodes)
         fields = [*most, min(instance.nodes, instance.max_nodes - 1) if self.limited else 0]
-        self.word, self.shift, self.mask, self.unit = [], [], [], []
+        places: list[tuple[int, int, int, int]] = []
         word, used = 0, 0
         for limit in fields:
             bits = limit.bit_length()
             if used + bits > 64:
                 word, used = word + 1, 0
-            self.word.append(word)
-            self.shift.append(used)
-            self.mask.append((1 << bits) - 1)
-            self.unit.append((1 << used) if bits else 0)
+            places.append((word, min(used, 63), (1 << bits) - 1, (1 << used) if bits else 0))
             used += bits
         self.words = word + 1
-        self.limits = np.array([limit if limit else 1 for limit in fields], dtype=np.uint64)
-        self._word = np.array(self.word)
-        self._shift = np.array([min(shift, 63) for shift in self.shift], dtype=np.uint64)
-        self._mask = np.array(self.mask, dtype=np.uint64)
+        words, shifts, masks, units = zip(*places, strict=True)
+        self.limits = np.array([limit or 1 for limit in fields], dtype=np.uint64)
+        self._word = np.array(words)
+        self._shift, self._mask = np.array(shifts, dtype=np.uint64), np.array(masks, dtype=np.uint64)
         self.units = np.zeros((len(fields), self.words), dtype=np.uint64)
-        for field, (where, unit) in enumerate(zip(self.word, self.unit, strict=True)):
-            self.units[field, where] = unit
+        self.units[np.arange(len(fields)), self._word] = np.array(units, dtype=np.uint64)
 
     def free(self, keys: Words) -> Booleans:
         """[labels, C] whether one more stage of every kind is left."""
@@ -84,15 +81,12 @@ class Labels:
     keys: Words
     parent: Integers
 
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.cost, self.price, self.station, self.kind, self.keys, self.parent
+
     def take(self, index: Integers | Booleans) -> Labels:
-        return Labels(
-            self.cost[index],
-            self.price[index],
-            self.station[index],
-            self.kind[index],
-            self.keys[index],
-            self.parent[index],
-        )
+        return Labels(*(array[index] for array in self.arrays))
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -143,8 +137,7 @@ class Fill:
 def join(parts: list[Labels]) -> Labels:
     if len(parts) == 1:
         return parts[0]
-    names = ("cost", "price", "station", "kind", "keys", "parent")
-    return Labels(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+    return Labels(*map(np.concatenate, zip(*(part.arrays for part in parts), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ class _Question:
             over = relaxed.visits - sizes
             too_many = float(relaxed.visits.sum() - most)
             if (over <= 0).all() and too_many <= 0:
-                self._offer(self._as_cut(relaxed))
+                middle = ((kind, end) for kind, _, end in relaxed.walk)
+                self._offer(self._expand(((0, relaxed.walk[0][1]), *middle)))
                 if self._closed or (fresh and step == 0 and not prices.any() and not stage_price):
                     return
             if idle >= 8:
@@ -141,7 +142,3 @@ class _Question:
             size = self._scale * max(target - relaxed.bound, 1e-3 * target) / length
             prices = np.maximum(0.0, prices + size * direction)
             stage_price = max(0.0, stage_price + size * stage_direction)
-
-    def _as_cut(self, relaxed: Relaxed) -> Cut:
-        first = relaxed.walk[0][1]
-        return self._expand(((0, first), *((kind, end) for kind, _, end in relaxed.walk)))

@@ -63,6 +63,11 @@ class Instance:
     because weights stream from a disk, and replaces the sums and the memory. None otherwise."""
 
     @property
+    def others(self) -> list[int]:
+        """The nodes but the source."""
+        return [node for node in range(self.nodes) if node != self.source]
+
+    @property
     def layers(self) -> int:
         return int(self.compute_s.shape[1])
 
@@ -114,4 +119,10 @@ class Solution:
     @property
     def gap(self) -> float:
         """(value - bound) / value, 0 for an exact solution."""
-        return 0.0 if self.value_s <= 0 else max(0.0, 1.0 - self.bound_s / self.value_s)
+        return gap_of(self.bound_s, self.value_s)
+
+
+def gap_of(bound: float, value: float, rounding: float = 0.0) -> float:
+    """By how much a value is above its bound, as a part of the value; 0 where that is no more than rounding."""
+    gap = 1.0 - bound / value if value > 0 else 0.0
+    return gap if gap > rounding else 0.0

@@ -23,7 +23,7 @@ class Relaxed:
 
     arrived [N+1, C] the least priced time to go for a node about to start at n layers (its own visit already paid);
     worked [N+1, C] the same for one that has just finished at n; `bound` = L(mu); `walk` = (kind, start, end) of the
-    stages after the source's; `walk_s` its unpriced time; `visits` how often each kind is in it. `prices` are what a
+    stages after the source's; `visits` how often each kind is in it. `prices` are what a
     visit costs in all, `paid` what the bound subtracts.
     """
 
@@ -33,7 +33,6 @@ class Relaxed:
     worked: Floats
     bound: float
     walk: tuple[tuple[int, int, int], ...]
-    walk_s: float
     visits: Integers
 
 
@@ -60,10 +59,9 @@ def relax(problem: Problem, prices: Floats, stage_price: float = 0.0) -> Relaxed
     end = int(np.argmin(totals))
     paid = float(prices @ problem.sizes) + stage_price * (problem.instance.max_nodes - 1)
     if not np.isfinite(totals[end]):
-        return Relaxed(charged, paid, arrived, worked, INFINITY, (), INFINITY, np.zeros(count, dtype=np.int64))
+        return Relaxed(charged, paid, arrived, worked, INFINITY, (), np.zeros(count, dtype=np.int64))
     walk, visits = _trace(problem, arrived, worked, priced, end)
-    bound = float(totals[end]) - paid
-    return Relaxed(charged, paid, arrived, worked, bound, walk, float(totals[end] - charged @ visits), visits)
+    return Relaxed(charged, paid, arrived, worked, float(totals[end]) - paid, walk, visits)
 
 
 def _trace(

@@ -53,7 +53,8 @@ class Assignment:
 
 def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignment | None:
     """The paper's latency DP; None when it finds nothing. Time N M^2."""
-    return _LiteralDP(instance).run() if memory is Memory.LITERAL else _TrackedDP(instance, memory).run()
+    costs = _Costs(instance)
+    return _literal(costs) if memory is Memory.LITERAL else _tracked(costs, memory is Memory.DISTINCT)
 
 
 def algorithm_2(instance: Instance) -> Cut | None:
@@ -99,75 +100,60 @@ class _Costs:
         return float(self.compute[self.source, 0] + self.enter[self.source])
 
 
-class _LiteralDP:
+def _literal(costs: _Costs) -> Assignment | None:
     """One memory budget per node for the whole table, taken from whenever a value is improved."""
-
-    def __init__(self, instance: Instance) -> None:
-        self._costs = _Costs(instance)
-
-    def run(self) -> Assignment | None:
-        costs = self._costs
-        layers, nodes, source = costs.layers, costs.nodes, costs.source
-        value = np.full((layers, nodes), np.inf)
-        choice = np.full((layers, nodes), -1, dtype=np.int64)
-        room = costs.room.copy()
-        if not within(costs.need[0], room[source]):
-            return None
-        value[0, source] = costs.first()
-        room[source] -= costs.need[0]
-        for layer in range(1, layers):
-            for node in range(nodes):
-                for before in range(nodes):
-                    total = value[layer - 1, before] + costs.hop[before, node] + costs.compute[node, layer]
-                    if layer == layers - 1:
-                        total += costs.back[node]
-                    if total < value[layer, node] and within(costs.need[layer], room[node]):
-                        value[layer, node], choice[layer, node] = total, before
-                        room[node] -= costs.need[layer]
-        last = int(np.argmin(value[-1]))
-        if not np.isfinite(value[-1, last]):
-            return None
-        chosen = [last]
-        for layer in range(layers - 1, 0, -1):
-            chosen.append(int(choice[layer, chosen[-1]]))
-        return Assignment(tuple(reversed(chosen)), float(value[-1, last]))
+    layers, nodes, source = costs.layers, costs.nodes, costs.source
+    value = np.full((layers, nodes), np.inf)
+    choice = np.full((layers, nodes), -1, dtype=np.int64)
+    room = costs.room.copy()
+    if not within(costs.need[0], room[source]):
+        return None
+    value[0, source] = costs.first()
+    room[source] -= costs.need[0]
+    for layer in range(1, layers):
+        for node in range(nodes):
+            for before in range(nodes):
+                total = value[layer - 1, before] + costs.hop[before, node] + costs.compute[node, layer]
+                if layer == layers - 1:
+                    total += costs.back[node]
+                if total < value[layer, node] and within(costs.need[layer], room[node]):
+                    value[layer, node], choice[layer, node] = total, before
+                    room[node] -= costs.need[layer]
+    last = int(np.argmin(value[-1]))
+    if not np.isfinite(value[-1, last]):
+        return None
+    chosen = [last]
+    for layer in range(layers - 1, 0, -1):
+        chosen.append(int(choice[layer, chosen[-1]]))
+    return Assignment(tuple(reversed(chosen)), float(value[-1, last]))
 
 
-class _TrackedDP:
+def _tracked(costs: _Costs, distinct: bool) -> Assignment | None:
     """Every state keeps the way that led to it and the memory that this way has used on every node."""
-
-    def __init__(self, instance: Instance, memory: Memory) -> None:
-        self._costs, self._distinct = _Costs(instance), memory is Memory.DISTINCT
-        self._most = instance.max_layers
-
-    def run(self) -> Assignment | None:
-        costs = self._costs
-        layers, nodes, source = costs.layers, costs.nodes, costs.source
-        if not within(costs.need[0], costs.room[source]) or self._most[source] < 1:
-            return None
-        value = np.full(nodes, np.inf)
-        used = np.zeros((nodes, nodes))
-        count = np.zeros((nodes, nodes), dtype=np.int64)
-        way = np.full((nodes, layers), -1, dtype=np.int64)
-        value[source], used[source, source], count[source, source] = costs.first(), costs.need[0], 1
-        way[source, 0] = source
-        for layer in range(1, layers):
-            total = value[:, None] + costs.hop + costs.compute[:, layer][None, :]
-            if layer == layers - 1:
-                total = total + costs.back[None, :]
-            need = used + costs.need[layer]
-            fits = (need <= costs.room[None] * (1 + 1e-9)) & (count < self._most[None])
-            if self._distinct:
-                fits &= (count == 0) | np.eye(nodes, dtype=bool)
-            total = np.where(fits, total, np.inf)
-            before = np.argmin(total, axis=0)
-            everyone = np.arange(nodes)
-            value = total[before, everyone]
-            used, count, way = used[before].copy(), count[before].copy(), way[before].copy()
-            used[everyone, everyone] += costs.need[layer]
-            count[everyone, everyone] += 1
-            way[:, layer] = everyone
-        last = int(np.argmin(value))
-        return (
-            Assignment(tuple(int(node) for node in way[last]), float(value[last])) if np.isfinite(value[last]) else None
-        )
+    layers, nodes, source, most = costs.layers, costs.nodes, costs.source, costs.instance.max_layers
+    if not within(costs.need[0], costs.room[source]) or most[source] < 1:
+        return None
+    value = np.full(nodes, np.inf)
+    used = np.zeros((nodes, nodes))
+    count = np.zeros((nodes, nodes), dtype=np.int64)
+    way = np.full((nodes, layers), -1, dtype=np.int64)
+    value[source], used[source, source], count[source, source] = costs.first(), costs.need[0], 1
+    way[source, 0] = source
+    for layer in range(1, layers):
+        total = value[:, None] + costs.hop + costs.compute[:, layer][None, :]
+        if layer == layers - 1:
+            total = total + costs.back[None, :]
+        need = used + costs.need[layer]
+        fits = (need <= costs.room[None] * (1 + 1e-9)) & (count < most[None])
+        if distinct:
+            fits &= (count == 0) | np.eye(nodes, dtype=bool)
+        total = np.where(fits, total, np.inf)
+        before = np.argmin(total, axis=0)
+        everyone = np.arange(nodes)
+        value = total[before, everyone]
+        used, count, way = used[before].copy(), count[before].copy(), way[before].copy()
+        used[everyone, everyone] += costs.need[layer]
+        count[everyone, everyone] += 1
+        way[:, layer] = everyone
+    last = int(np.argmin(value))
+    return Assignment(tuple(way[last].tolist()), float(value[last])) if np.isfinite(value[last]) else None

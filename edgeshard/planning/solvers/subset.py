@@ -16,8 +16,6 @@ from edgeshard.planning.solvers.instance import Cut, Floats, Instance, Solution
 from edgeshard.planning.solvers.scoring import SLACK, score, violations
 from edgeshard.planning.solvers.thresholds import solution, value_of
 
-Booleans = npt.NDArray[np.bool_]
-
 
 def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Solution | None:
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
@@ -72,49 +70,35 @@ class _Tables:
     """
 
     def __init__(self, instance: Instance) -> None:
-        if instance.stage_s is not None:
-            self._of_stages(instance, instance.stage_s)
-            return
-        nodes, layers, source = instance.nodes, instance.layers, instance.source
-        done = np.concatenate([np.zeros((nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
-        held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
-        start, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
-        seconds = instance.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
-        need = instance.stage_bytes + held[None, :] - held[:, None]
-        limit = (instance.capacity_bytes * (1 + SLACK))[:, None, None]
-        few = (end - start)[None] <= instance.max_layers[:, None, None]
-
-        def fits(extra: float) -> Booleans:
-            return np.asarray((need[None] + extra <= limit) & few)
-
-        embed, head, tied = instance.embed_bytes, instance.head_bytes, instance.tied_bytes
-        at_source, head_s = instance.head_on_source, instance.head_s
-        middle = np.where(fits(0.0) & (end > start) & (start >= 1) & (end < layers), seconds, np.inf)
-        both, alone = embed + head - tied, embed
-        first = np.where(fits(both if at_source else alone), seconds, np.inf)[source, 0]
-        first[[0, layers]] = np.inf
-        last = np.where(fits(0.0 if at_source else head), seconds, np.inf)[:, :, layers]
-        last[:, [0, layers]] = np.inf
-        middle[source], last[source] = np.inf, np.inf
-        whole = np.where(fits(both), seconds, np.inf)[source, 0, layers]
-        self.first: Floats = first + instance.embed_s[source] + (head_s[source] if at_source else 0.0)
-        self.middle: Floats = middle
-        self.last: Floats = last + (0.0 if at_source else head_s[:, None])
-        self.single = float(whole + instance.embed_s[source] + head_s[source])
-
-    def _of_stages(self, instance: Instance, seconds: Floats) -> None:
-        """Where the seconds of whole stages are given, memory and all."""
         layers, source = instance.layers, instance.source
         start, end = np.arange(layers + 1)[:, None], np.arange(layers + 1)[None, :]
         few = (end - start)[None] <= instance.max_layers[:, None, None]
-        seconds = np.where(few, seconds, np.inf)
+        if instance.stage_s is not None:  # of whole stages, memory and all
+            middle = np.where(few, instance.stage_s, np.inf)
+            first, last, single = middle[source, 0].copy(), middle[:, :, layers].copy(), middle[source, 0, layers]
+        else:
+            done = np.concatenate([np.zeros((instance.nodes, 1)), np.cumsum(instance.compute_s, axis=1)], axis=1)
+            held = np.concatenate([[0.0], np.cumsum(instance.layer_bytes)])
+            seconds = instance.overhead_s[:, None, None] + done[:, None, :] - done[:, :, None]
+            need = instance.stage_bytes + held[None, :] - held[:, None]
+            limit = (instance.capacity_bytes * (1 + SLACK))[:, None, None]
+
+            def fitting(extra: float) -> Floats:
+                return np.where((need[None] + extra <= limit) & few, seconds, np.inf)
+
+            embed, head = instance.embed_bytes, instance.head_bytes
+            both, embed_s, head_s = embed + head - instance.tied_bytes, instance.embed_s[source], instance.head_s
+            at_source = instance.head_on_source
+            middle = fitting(0.0)
+            first = fitting(both if at_source else embed)[source, 0] + embed_s + (head_s[source] if at_source else 0.0)
+            last = fitting(0.0 if at_source else head)[:, :, layers] + (0.0 if at_source else head_s[:, None])
+            single = fitting(both)[source, 0, layers] + embed_s + head_s[source]
         inner = (end > start) & (start >= 1) & (end < layers)
-        self.middle = np.where(inner, seconds, np.inf)
-        self.first, self.last = seconds[source, 0].copy(), seconds[:, :, layers].copy()
+        self.first, self.last, self.single = first, last, float(single)
+        self.middle: Floats = np.where(inner, middle, np.inf)
         self.first[[0, layers]] = np.inf
         self.last[:, [0, layers]] = np.inf
         self.middle[source], self.last[source] = np.inf, np.inf
-        self.single = float(seconds[source, 0, layers])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +118,7 @@ class _Search:
         self._limit = threshold_s * (1 + SLACK)
         tables = _Tables(instance)
         self._tables = tables
-        self._others = [node for node in range(instance.nodes) if node != instance.source]
+        self._others = instance.others
         self._arrive = np.full((1 << len(self._others), instance.nodes, instance.layers + 1), np.inf)
         hop = instance.hop_s + instance.latency_s
         allowed = instance.hop_s <= self._limit
@@ -189,7 +173,9 @@ class _Search:
         for bit, node in enumerate(self._others):
             inside = sets[(sets >> bit) & 1 == 1]
             if self._instance.asynchronous:
-                worked = self._least(self._arrive[inside, node], self._stage_alone(node))
+                stage = self._tables.middle[node]
+                alone = np.where(stage <= self._limit, stage, np.inf)
+                worked = self._least(self._arrive[inside, node], alone)
             for next_bit, following in enumerate(self._others):
                 free = (inside >> next_bit) & 1 == 0
                 if following == node or not free.any():
@@ -200,10 +186,6 @@ class _Search:
                     value = self._least(self._arrive[inside[free], node], self._step(node, following))
                 grown = inside[free] | (1 << next_bit)
                 self._arrive[grown, following] = np.minimum(self._arrive[grown, following], value)
-
-    def _stage_alone(self, node: int) -> Floats:
-        stage = self._tables.middle[node]
-        return np.where(stage <= self._limit, stage, np.inf)
 
     @staticmethod
     def _least(arrive: Floats, step: Floats) -> Floats:

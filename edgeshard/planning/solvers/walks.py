@@ -7,6 +7,7 @@ a stage, so what a node may hold from layer n on is a window, `reach[kind, n]` i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,18 +32,26 @@ class Kinds:
     def sizes(self) -> Integers:
         return np.array([len(nodes) for nodes in self.members], dtype=np.int64)
 
+    def split(self, mark: Callable[[int], Hashable]) -> Kinds:
+        """Each kind in parts whose nodes have the same mark."""
+        members: list[tuple[int, ...]] = []
+        for nodes in self.members:
+            groups: dict[Hashable, list[int]] = {}
+            for node in nodes:
+                groups.setdefault(mark(node), []).append(node)
+            members += map(tuple, groups.values())
+        return Kinds(tuple(members))
+
 
 def single_kinds(instance: Instance) -> Kinds:
     """Every node its own kind, but nodes that can never be a stage are left out."""
-    others = [node for node in range(instance.nodes) if node != instance.source]
-    return Kinds(((instance.source,), *((node,) for node in others)))
+    return Kinds(((instance.source,), *((node,) for node in instance.others)))
 
 
 def equal_kinds(instance: Instance, most: int) -> Kinds | None:
     """Nodes that may be swapped without changing anything, as kinds; None when there are more than `most`."""
-    left = [node for node in range(instance.nodes) if node != instance.source]
     members: list[tuple[int, ...]] = [(instance.source,)]
-    remaining = np.array(left, dtype=np.int64)
+    remaining = np.array(instance.others, dtype=np.int64)
     while remaining.size:
         if len(members) > most:
             return None

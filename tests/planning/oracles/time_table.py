@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from edgeshard.planning.inputs.fields import check_number, invalid
+from edgeshard.domain.errors import invalid
+from edgeshard.planning.inputs.fields import check_number
 
 
 @dataclass(frozen=True, slots=True)
