@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ def whole_stage(
     dtype: DType = DType.BFLOAT16,
     quantisation: Quantisation | None = None,
     kept: KvFormat | None = None,
-    **changes: object,
+    **changes: Any,
 ) -> StageModel:
     """A Hugging Face directory's model in one stage; keys and values are `kept` so, else in the dtype. `changes` are of
     config.json."""

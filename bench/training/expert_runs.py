@@ -29,7 +29,7 @@ class Mixture:
     stage: StageModel
 
     @classmethod
-    def load(cls, directory: Path, quantisation: Quantisation | None, **changes: object) -> Mixture:
+    def load(cls, directory: Path, quantisation: Quantisation | None, **changes: Any) -> Mixture:
         """`changes` are of config.json."""
         config = json.loads((directory / "config.json").read_text()) | changes
         return cls(config, whole_stage(directory, quantisation=quantisation, **changes))
