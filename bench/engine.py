@@ -20,8 +20,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +29,21 @@ from bench.engine_kernels import kernels
 from bench.engine_limit import measure_limit
 from bench.engine_others import others, tell, usable_llama_cpp
 from bench.engine_rows import Rows
-from bench.engine_site import MODEL, NODES, Setup, Site, write_model
+from bench.engine_site import Setup, Site, site_with
 from bench.engine_streams import Sample, sample_of
 from bench.pages import with_trees
-from bench.pinning import started
-from bench.random_llama import RandomWeights
-from edgeshard.client import Client
-from edgeshard.local.cluster import LocalCluster
 
 _TOKENS_AFTER_LONG_PROMPT = 16
 
 
 async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[str, Any]]:
     """Every row of the plan; the model's files and the daemons' go into `scratch`."""
-    weights = RandomWeights()
-    async with site_with(weights, scratch) as site:
+    async with site_with(scratch) as site:
         if plan.limit:
             await site.profile()  # while they are empty: a node that holds a stage is not measured
         await hold(site, setups(plan.cases), ())
         with (
-            others(scratch, weights, llama_cpp) as beside,
+            others(scratch, llama_cpp) as beside,
             kernels(plan.prompt_tokens, plan.new_tokens) as stages,
         ):
             rows = Rows(stages)
@@ -71,21 +65,9 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
 
 async def run_limit(scratch: Path) -> dict[str, Any]:
     """The row of the long prompt among streams, alone."""
-    async with site_with(RandomWeights(), scratch) as site:
+    async with site_with(scratch) as site:
         await site.profile()
         return await measure_limit(site, LIMIT_S, LONG_CONTEXT)
-
-
-@asynccontextmanager
-async def site_with(weights: RandomWeights, scratch: Path) -> AsyncIterator[Site]:
-    """Both nodes pinned, and the model in the store."""
-    write_model(scratch / "model", weights)
-    cluster = LocalCluster(scratch, NODES, threads=1)
-    async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
-        site = Site(cluster, client)
-        site.pin()
-        await client.add_model(scratch / "model", MODEL)
-        yield site
 
 
 async def hold(site: Site, wanted: Sequence[Setup], held: Sequence[Setup]) -> None:

@@ -15,7 +15,6 @@ from bench.engine_site import NODES
 from bench.engine_streams import Arrival, Sample, Stream, sample_of
 from bench.engine_worker import Worker
 from bench.llama_cpp import LlamaCppRpc, is_build, write_gguf
-from bench.random_llama import RandomWeights
 
 
 def transformers_sample(worker: Worker, streams: int, prompt_tokens: int, new_tokens: int) -> Sample:
@@ -58,12 +57,12 @@ class Others:
 
 
 @contextmanager
-def others(scratch: Path, weights: RandomWeights, llama_cpp: Path | None) -> Iterator[Others]:
+def others(scratch: Path, llama_cpp: Path | None) -> Iterator[Others]:
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(0, "transformers", str(scratch / "model")))
         servers = None
         if llama_cpp is not None:
-            write_gguf(scratch / "model.gguf", weights)
+            write_gguf(scratch / "model.gguf")
             servers = stack.enter_context(LlamaCppRpc(llama_cpp, scratch / "model.gguf", range(len(NODES))))
         worker.receive()
         yield Others(worker, servers)

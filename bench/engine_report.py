@@ -14,8 +14,7 @@ from typing import Any
 
 from bench.engine_cases import FULL
 from bench.engine_rows import LLAMA_CPP
-from bench.many_boxes_report import many_boxes_section
-from bench.pages import figures_comment, wrapped
+from bench.pages import figures_comment, markdown_table, wrapped
 from edgeshard.cli.render.svg import bar_chart, line_chart
 
 Row = dict[str, Any]
@@ -31,9 +30,10 @@ model is a Llama of 316 M random parameters: 24 layers of 1,024, 16 heads, 8 KV 
 16,000. Two real agents have one thread each and are pinned to a core each; "whole" is the same engine as one stage on
 the first agent. Client and coordinator have no core of their own and take their time from the agents'.
 
-[The kernels](benchmarks/kernels.md) and [weights from the disk](benchmarks/memory.md) have pages of their own, and
-[docs/real-models.md](real-models.md) has plans of models that people run. This page and its plots are written from a
-run; `make figures` says whether the code has changed since:
+[The kernels](benchmarks/kernels.md), [weights from the disk](benchmarks/memory.md) and
+[what was measured once](benchmarks/once.md) have pages of their own, and [docs/real-models.md](real-models.md) has
+plans of models that people run. This page and its plots are written from a run; `make figures` says whether the code
+has changed since:
 
 <!-- not run: it wants two idle cores and, in full, most of an hour -->
 ```console
@@ -67,40 +67,7 @@ stage does not compute.
 """
 
 
-SINGLE_BOX = """## Whole on one node, beside engines for one node
-
-bf16, tokens per second of decoding, each engine in a process of its own pinned to its cores, without daemons or a
-client; in turns, medians of the rounds. Prompts have as many tokens as the column says. Here llama.cpp is the source
-that llama-cpp-python 0.3.36 brings, built with `-DGGML_NATIVE=ON`, and ik_llama.cpp the wheel of ik-llama-cpp-python
-0.1.5, with flash attention.
-
-<!-- not run: wants two idle cores and builds of the others -->
-```console
-$ python -m bench.single_box --cores 1 --llama-cpp ~/llama.cpp/build/bin --ik-llama ~/ik/bin/python \\
-    -o .benchmarks/node.json
-```
-"""
-
-IDLE_SPIN = """## Pinned and not: the idle spin
-
-One stream over all agents, with default settings and with `idle_spin_s` 0, in turns. An agent that may run on every
-core does not spin ([docs/configure.md](configure.md)), so that only pinned agents can differ by more than noise.
-
-<!-- not run: wants two idle cores -->
-```console
-$ python -m bench.idle_spin --rounds 6 --tokens 48 -o .benchmarks/spin.json
-$ python -m bench.engine_report .benchmarks/engine.json docs/benchmarks.md --single-box .benchmarks/node.json \\
-    --idle-spin .benchmarks/spin.json
-```
-"""
-
-
-def document(
-    rows: Sequence[Row],
-    single_box: Sequence[Row] = (),
-    idle_spin: Sequence[Row] = (),
-    many_boxes: Sequence[Row] = (),
-) -> str:
+def document(rows: Sequence[Row]) -> str:
     """The page. Sections that the rows have nothing for are left out."""
     quick = " --quick" if _rounds(rows) < FULL.rounds else ""
     introduction = INTRODUCTION.format(quick=quick, rounds=_rounds(rows), load=_load(rows))
@@ -113,9 +80,6 @@ def document(
         _prompts(rows),
         _limit(rows),
         _beside(rows),
-        _single_box(single_box),
-        _idle_spin(idle_spin),
-        many_boxes_section(many_boxes),
     ]
     return wrapped("\n".join(part for part in parts if part))
 
@@ -159,7 +123,7 @@ def _speed(rows: Sequence[Row]) -> str:
         "runs. In the other rows of 2 stages m is set by hand; *best of* takes the best of them for each number of "
         "streams, which nobody knows beforehand.\n"
     )
-    return f"{text}\n{_figures(rows, table)}\n\n![Tokens per second by streams](benchmarks/streams.svg)\n"
+    return f"{text}\n{_figures(rows, table)}\n![Tokens per second by streams](benchmarks/streams.svg)\n"
 
 
 def _cell(rows: Sequence[Row], label: str, streams: int) -> str:
@@ -229,7 +193,7 @@ def _theory(rows: Sequence[Row]) -> str:
                 f"{rate / whole['tokens_per_s']:.2f}" if whole else "",
             ]
         )
-    return _figures(rows, table) + "\n"
+    return _figures(rows, table)
 
 
 def _weights(rows: Sequence[Row]) -> str:
@@ -238,9 +202,7 @@ def _weights(rows: Sequence[Row]) -> str:
         base = next(r for r in _single_by_weights(rows) if r["dtype"] == "bf16" and r["stages"] == row["stages"])
         ratio = row["tokens_per_s"] / base["tokens_per_s"]
         table.append([_cut(row["stages"]), row["dtype"], f"{row['tokens_per_s']:.1f}", f"{ratio:.2f}"])
-    return (
-        f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}\n\n![One stream by weights](benchmarks/weights.svg)\n"
-    )
+    return f"## Weights of 8 and 4 bits\n\n{_figures(rows, table)}\n![One stream by weights](benchmarks/weights.svg)\n"
 
 
 def _prompts(rows: Sequence[Row]) -> str:
@@ -265,7 +227,7 @@ def _prompts(rows: Sequence[Row]) -> str:
         "## Long prompts\n\nOne stream. Unsliced is the mode `sequential`: each chunk of 512 tokens goes through all "
         "stages before the next begins. The last column is the rate of the 16 tokens that follow.\n"
     )
-    return f"{text}\n{_figures(found, table)}\n\n![Time to first token](benchmarks/prompts.svg)\n"
+    return f"{text}\n{_figures(found, table)}\n![Time to first token](benchmarks/prompts.svg)\n"
 
 
 def _limit(rows: Sequence[Row]) -> str:
@@ -301,34 +263,7 @@ def _beside(rows: Sequence[Row]) -> str:
         "## What client and coordinator take\n\nProcessor time for each token, requests and prompts included. It "
         "comes out of the same two cores, so a site with machines of their own for them is that much faster.\n"
     )
-    return f"{text}\n{_figures(rows, table)}\n"
-
-
-def _single_box(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    shapes = list(dict.fromkeys((row["streams"], row["depth"]) for row in rows))
-    head = [f"{streams} stream{'s' * (streams > 1)}, {depth:,} deep" for streams, depth in shapes]
-    table = [["engine, whole", "cores", *head]]
-    for name, cores in dict.fromkeys((row["engine"], row["cores"]) for row in rows):
-        rates = {
-            (row["streams"], row["depth"]): row["tokens_per_s"]
-            for row in rows
-            if (row["engine"], row["cores"]) == (name, cores)
-        }
-        table.append([name, str(cores), *(f"{rates[shape]:.1f}" if shape in rates else "" for shape in shapes)])
-    return f"{SINGLE_BOX}\n{_figures(rows, table, 'python -m bench.single_box')}\n"
-
-
-def _idle_spin(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
-    table = [["agents", "beside", "ms a token: default, off", "ratio", "99th percentile, ms: default, off", "ratio"]]
-    for row in rows:
-        pairs = [f"{row[key]['default']:.1f}, {row[key]['off']:.1f}" for key in ("ms", "p99_ms")]
-        ratios = [f"{row[key]:.2f}" for key in ("ms_ratio", "p99_ratio")]
-        table.append([row["case"], row["beside"], pairs[0], ratios[0], pairs[1], ratios[1]])
-    return f"{IDLE_SPIN}\n{_figures(rows, table, 'python -m bench.idle_spin')}\n"
+    return f"{text}\n{_figures(rows, table)}"
 
 
 def _is_cut(row: Row) -> bool:
@@ -391,28 +326,17 @@ def _load(rows: Iterable[Row]) -> float:
     return next((row["load_1_minute"] for row in rows if "load_1_minute" in row), 0.0)
 
 
-def _figures(rows: Sequence[Row], table: Sequence[Sequence[str]], command: str = COMMAND) -> str:
-    return f"{figures_comment(command, rows)}\n\n{_table(table)}"
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([head, "|" + " --- |" * len(lines[0]), *body])
+def _figures(rows: Sequence[Row], table: Sequence[Sequence[str]]) -> str:
+    return f"{figures_comment(COMMAND, rows)}\n\n{markdown_table(table[0], table[1:])}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
     parser.add_argument("document", type=Path)
-    parser.add_argument("--single-box", type=Path, metavar="FILE", help="of bench.single_box")
-    parser.add_argument("--idle-spin", type=Path, metavar="FILE", help="of bench.idle_spin")
-    parser.add_argument("--many-boxes", type=Path, metavar="FILE", help="of bench.many_boxes")
     options = parser.parse_args()
-    rows, single_box, idle_spin, many_boxes = (
-        json.loads(path.read_text(encoding="utf-8")) if path else []
-        for path in (options.rows, options.single_box, options.idle_spin, options.many_boxes)
-    )
-    options.document.write_text(document(rows, single_box, idle_spin, many_boxes), encoding="utf-8")
+    rows = json.loads(options.rows.read_text(encoding="utf-8"))
+    options.document.write_text(document(rows), encoding="utf-8")
     plots = options.document.with_suffix("")
     plots.mkdir(exist_ok=True)
     for name, picture in charts(rows).items():

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from bench.engine_streams import Arrival, Stream
-from bench.random_llama import CONFIG, RandomWeights
-from bench.site_calls import profiled
+from bench.random_llama import CONFIG, write_checkpoint
+from bench.sites import pinned, profiled
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.requests.generation import Token
-from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b")
@@ -80,13 +76,6 @@ class Setup:
         return values
 
 
-def write_model(directory: Path, weights: RandomWeights) -> None:
-    """The random model as a Hugging Face directory."""
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    save_file(weights.tensors, directory / "model.safetensors", {"format": "pt"})
-
-
 def prompt_of(number: int, tokens: int) -> list[int]:
     return [
         (7919 * number + 31 * position + position * position) % int(CONFIG["vocab_size"]) for position in range(tokens)
@@ -97,7 +86,7 @@ class Site:
     """`cluster` has the agents NODES, `client` is connected to its coordinator."""
 
     def __init__(self, cluster: LocalCluster, client: Client) -> None:
-        self._cluster, self._client = cluster, client
+        self._cluster, self.client = cluster, client
 
     def pin(self) -> None:
         """Each agent to a core of its own. What it starts from now on is pinned with it."""
@@ -109,14 +98,14 @@ class Site:
 
     async def profile(self) -> None:
         """Have both nodes measure themselves with the model. Raises the error of a node that could not."""
-        await profiled(self._client, MODEL, quick=True)
+        await profiled(self.client, MODEL, quick=True)
 
     async def deploy(self, setup: Setup) -> None:
-        await self._client.deploy(parse_spec(setup.spec()), timeout_s=_DEPLOY_S)
+        await self.client.deploy(parse_spec(setup.spec()), timeout_s=_DEPLOY_S)
         self.pin()  # the threads that came with it
 
     async def delete(self, setup: Setup) -> None:
-        await self._client.delete_deployment(setup.name, timeout_s=_DEPLOY_S)
+        await self.client.delete_deployment(setup.name, timeout_s=_DEPLOY_S)
 
     async def stream(self, setup: Setup, prompt: Sequence[int], new_tokens: int) -> Stream:
         """One request from its beginning to its end."""
@@ -128,15 +117,11 @@ class Site:
         self, setup: Setup, prompt: Sequence[int], new_tokens: int, heard: Callable[[Arrival], None]
     ) -> None:
         """Run one request; `heard` is called with each token as it comes."""
-        events = self._client.generate(setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        events = self.client.generate(setup.name, prompt, max_new_tokens=new_tokens, ignore_eos=True)
         async with aclosing(events) as stream:
             async for event in stream:
                 if isinstance(event, Token):
                     heard(Arrival(time.perf_counter(), event.timings))
-
-    async def trace(self, setup: Setup, seconds: float) -> Sequence[StageTrace]:
-        """What the stages do for so long from now on."""
-        return await self._client.trace(setup.name, seconds)
 
     async def warm_up(self, setup: Setup) -> None:
         """A short request: weights that nobody has read for a while are slow at first."""
@@ -158,3 +143,15 @@ def _process_s(pid: int) -> float:
     """To the nanosecond: the kernel's other counters tick a hundred times a second, some tokens have less."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
+
+
+@asynccontextmanager
+async def site_with(scratch: Path, agent_arguments: Sequence[str] = ()) -> AsyncIterator[Site]:
+    """Both nodes pinned, and the model in the store; its directory is `scratch / "model"`."""
+    write_checkpoint(scratch / "model")
+    cluster = LocalCluster(scratch, NODES, threads=1, agent_arguments=agent_arguments)
+    async with pinned(cluster), cluster.client() as client:
+        site = Site(cluster, client)
+        site.pin()
+        await client.add_model(scratch / "model", MODEL)
+        yield site

@@ -1,8 +1,8 @@
 """Two checkouts side by side: is this tree's engine slower than another's?
 
-Each tree serves the quick cases of `bench.engine` with its own daemons, in its own virtual environment; further one
-stream behind a prompt of 4,096 tokens, and new prompts of 1,024 tokens, in prompt tokens per second. Both sites are up
-all the while. Case by case the two take turns, and who begins changes with every round, so that drift of the machine
+Each tree serves the quick cases of its own `bench.engine` with its own daemons, in its own virtual environment; further
+one stream behind a prompt of 4,096 tokens, and new prompts of 1,024 tokens, in prompt tokens per second. Both sites are
+up all the while. Case by case the two take turns, and who begins changes with every round, so that drift of the machine
 weighs on both alike. A ratio is of one round; the median over the rounds is what counts.
 
     git worktree add ../before REVISION && make -C ../before setup
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -21,12 +22,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from bench.trees import Tree  # another checkout, whose `bench` a worker imports, may have none
+from bench.engine import measure
+from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
+from bench.engine_site import Setup, prompt_of, site_with
+from bench.lines import LineProcess
+from bench.sites import write_rows
 
 DEEP_PROMPT, NEW_PROMPT = 4096, 1024
+
+
+class Tree(LineProcess):
+    """The worker of the checkout at `root`, with the modules and the environment of that."""
+
+    def __init__(self, root: Path) -> None:
+        root = root.resolve()
+        command = [str(root / ".venv/bin/python"), "-m", "bench.engine_trees", "--worker"]
+        super().__init__(command, os.environ | {"PYTHONPATH": str(root)}, root)
 
 
 @dataclass(slots=True)
@@ -70,27 +83,13 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
 
 
 async def work() -> None:
-    """A worker: the site of the tree that this process imports, at the command of standard input."""
-    # Imported here: the file runs in another checkout too, whose `bench` this is.
-    from bench.engine import measure
-    from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
-    from bench.engine_site import MODEL, NODES, Setup, Site, prompt_of, write_model
-    from bench.pinning import started
-    from bench.random_llama import RandomWeights
-    from edgeshard.client import Client
-    from edgeshard.local.cluster import LocalCluster
-
+    """A worker: the site of this process's tree, at the command of standard input."""
     decoding = (*QUICK.cases, Case(LONG_WHOLE, 1, DEEP_PROMPT))
     prompts = (LONG_WHOLE, LONG_SPLIT)
     names = [*((case.setup.name, case.streams) for case in decoding), *((f"prompt {s.name}", 1) for s in prompts)]
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
-        write_model(Path(scratch) / "model", RandomWeights())
         # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
-        cluster = LocalCluster(Path(scratch), NODES, threads=1, agent_arguments=("--pack", "never"))
-        async with started(cluster, range(len(NODES))), Client(cluster.address, plaintext=True) as client:
-            site = Site(cluster, client)
-            site.pin()
-            await client.add_model(Path(scratch) / "model", MODEL)
+        async with site_with(Path(scratch), ("--pack", "never")) as site:
             print(json.dumps(names), flush=True)
             asked, held = 0, set[Setup]()
             while line := await asyncio.to_thread(sys.stdin.readline):
@@ -123,11 +122,8 @@ def main() -> int:
         return 0
     if options.before is None:
         parser.error("name the other checkout")
-    from bench.site_calls import write_rows
-    from bench.trees import Tree
-
     with ExitStack() as stack:
-        trees = [stack.enter_context(Tree(root, __file__)) for root in (options.before, Path(__file__).parents[1])]
+        trees = [stack.enter_context(Tree(root)) for root in (options.before, Path(__file__).parents[1])]
         report = [row.report() for row in compare(trees[0], trees[1], options.rounds, options.case)]
     for row in report:
         print(f"{row['case']} x{row['streams']}: {row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})")

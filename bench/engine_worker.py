@@ -65,7 +65,7 @@ def stage_answers(layers: str, rows: int, context: int, steps: int) -> Answer:
     from bench.engine_stage import DecodingStage
 
     first, end = (int(part) for part in layers.split(":"))
-    stage = DecodingStage(LayerRange(first, end), None, rows, context, steps)
+    stage = DecodingStage(LayerRange(first, end), rows, context, steps)
     return lambda question: {"step_s": statistics.median(stage.decode(question["rows"], question["seconds"]))}
 
 

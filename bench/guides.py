@@ -14,18 +14,16 @@ import random
 import re
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from bench.sites import demo_site
 from bench.sizes import sized
 from edgeshard.client import Client, Guide, GuideKind
 from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.local.cluster import LocalCluster
-from tests.chaos.site import DEMO_MODEL
 
 NAME = "tales"
 PROMPT = "Once upon a time there was a king who had three sons"
@@ -202,18 +200,13 @@ async def kill(client: Client, cluster: LocalCluster) -> dict[str, Any]:
 
 
 async def measure(schemas: int, rounds: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="guides-") as scratch:
-        async with (
-            LocalCluster(Path(scratch), ("a", "b", "c", "d"), threads=1) as cluster,
-            Client(cluster.address, plaintext=True) as client,
-        ):
-            await client.add_model(DEMO_MODEL, NAME)
-            await client.deploy(parse_spec({**SPEC, "concurrency": STREAMS}), timeout_s=180.0)
-            return {
-                "proof": await prove(client, schemas),
-                "cost": [await cost(client, rounds, streams) for streams in (1, STREAMS)],
-                "killed": await kill(client, cluster),
-            }
+    async with demo_site(("a", "b", "c", "d"), NAME) as (cluster, client):
+        await client.deploy(parse_spec({**SPEC, "concurrency": STREAMS}), timeout_s=180.0)
+        return {
+            "proof": await prove(client, schemas),
+            "cost": [await cost(client, rounds, streams) for streams in (1, STREAMS)],
+            "killed": await kill(client, cluster),
+        }
 
 
 def main() -> None:

@@ -20,17 +20,14 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from bench.site_calls import arrivals, gaps_s
-from edgeshard.cli.commands.site.demo import even_layers, model_directory
+from bench.sites import arrivals, demo_site, gaps_s
+from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b")
 WHOLE, SPLIT = "whole", "split"
@@ -67,9 +64,8 @@ async def measure(client: Client, deployment: str, token_count: int) -> Run:
     )
 
 
-async def deploy(client: Client, model: Path) -> None:
+async def deploy(client: Client) -> None:
     """The same model twice in the same processes."""
-    await client.add_model(model, "demo")
     layer_count = (await client.stored_model("demo")).layer_count
     for name, stage_count in STAGES.items():
         layers = even_layers(layer_count, NODES[:stage_count])
@@ -80,20 +76,14 @@ async def deploy(client: Client, model: Path) -> None:
 async def compare(rounds: int, token_count: int) -> dict[str, list[Run]]:
     """`rounds` runs of both deployments in turns, after one of each to warm up."""
     runs: dict[str, list[Run]] = {WHOLE: [], SPLIT: []}
-    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-") as directory, model_directory(None) as model:
-        async with (
-            LocalCluster(Path(directory), NODES, threads=1) as site,
-            Client(site.address, plaintext=True) as client,
-        ):
-            await deploy(client, model)
-            for name in runs:
-                await measure(client, name, token_count)
-            for number in range(rounds):
-                for name in (WHOLE, SPLIT) if number % 2 == 0 else (SPLIT, WHOLE):
-                    runs[name].append(await measure(client, name, token_count))
-                    print(
-                        f"round {number + 1}/{rounds} {name}: {runs[name][-1].inter_token_ms:.2f} ms", file=sys.stderr
-                    )
+    async with demo_site(NODES) as (_, client):
+        await deploy(client)
+        for name in runs:
+            await measure(client, name, token_count)
+        for number in range(rounds):
+            for name in (WHOLE, SPLIT) if number % 2 == 0 else (SPLIT, WHOLE):
+                runs[name].append(await measure(client, name, token_count))
+                print(f"round {number + 1}/{rounds} {name}: {runs[name][-1].inter_token_ms:.2f} ms", file=sys.stderr)
     return runs
 
 
@@ -115,7 +105,10 @@ def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
         "inter_token_latency_milliseconds": medians,
         "stage_compute_milliseconds": {name: _stage_medians(runs[name]) for name in runs},
         "tokens_per_run": token_count,
-        "samples": {name: [_sample(run) for run in runs[name]] for name in runs},
+        "samples": {
+            name: [{key: value for key, value in asdict(run).items() if key != "tokens"} for run in runs[name]]
+            for name in runs
+        },
         "added_samples": added,
         "machine": {
             "cores": os.cpu_count(),
@@ -129,12 +122,6 @@ def report(runs: dict[str, list[Run]], token_count: int) -> dict[str, Any]:
 
 def _stage_medians(runs: Sequence[Run]) -> list[float]:
     return [statistics.median(times) for times in zip(*(run.stage_compute_ms for run in runs), strict=True)]
-
-
-def _sample(run: Run) -> dict[str, Any]:
-    sample = asdict(run)
-    del sample["tokens"]
-    return sample
 
 
 def main() -> int:

@@ -27,17 +27,19 @@ from typing import Any
 
 import torch
 from edgeshard_agent.ops import native
+from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.elementwise import rms_norm, swiglu
+from edgeshard_agent.ops.kv_arena import PanelArena
 from edgeshard_agent.ops.linear import PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from bench.attention import Shape, filled, step
 from bench.sizes import sized
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER = sized((1024, 16, 8, 64, 2816), (128, 4, 2, 64, 256))
 SHAPES = (((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER))
 COPIES = sized(16, 1)
+BLOCK_TOKENS = 16
 CONTEXTS = sized((128, 1024, 4096), (16, 32))
 CHUNK_CONTEXTS = sized((512, 1024, 4096), (16, 32))
 SCHEMES = dict.fromkeys((Scheme.BFLOAT16, Scheme.INT8, Scheme.INT4, Scheme.INT2), torch.bfloat16)
@@ -152,9 +154,20 @@ def _repeated(call: Callable[[], object], native_kernels: bool) -> Callable[[], 
     return run
 
 
-def _attention(rows: int, context: int) -> Callable[[], object]:
-    shape = Shape(HEADS, KV_HEADS, HEAD_DIM)
-    return step(shape, filled(shape, rows * context), rows, 1, context)
+def _attention(requests: int, context: int, tokens: int = 1) -> Callable[[], object]:
+    """Attention of the last `tokens` of the `context` positions of each request, whose blocks lie anywhere in the pool,
+    as in one that was used for long."""
+    slots = requests * context
+    arena = PanelArena(slots, KV_HEADS, HEAD_DIM, torch.bfloat16)
+    keys, values = (torch.randn(slots, KV_HEADS, HEAD_DIM) for _ in range(2))
+    arena.write(torch.arange(slots), keys, values)
+    tables = torch.randperm(slots // BLOCK_TOKENS).view(requests, -1).int()
+    edges = torch.arange(0, requests * tokens + 1, tokens, dtype=torch.int32)
+    spans = SpanTables(tables, torch.full((requests,), context, dtype=torch.int32), edges, BLOCK_TOKENS)
+    packed = torch.randn(requests * tokens, HEADS + 2 * KV_HEADS, HEAD_DIM).bfloat16()
+    query, key, value = packed.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    scoring = Scoring(HEAD_DIM**-0.5)
+    return lambda: attend(query, key, value, arena, spans, scoring)
 
 
 def _contiguous_attention(rows: int, context: int) -> Callable[[], object]:
@@ -169,8 +182,7 @@ def chunk_rows(rounds: int) -> list[CallRow]:
     """The last `_CHUNK` tokens of a prompt of `context`, beside torch's own under a mask, over keys in one piece."""
     results = []
     for context in CHUNK_CONTEXTS:
-        shape = Shape(HEADS, KV_HEADS, HEAD_DIM)
-        native_call = step(shape, filled(shape, context), 1, _CHUNK, context)
+        native_call = _attention(1, context, _CHUNK)
         query = torch.randn(_CHUNK, HEADS, HEAD_DIM).bfloat16()
         keys, values = (torch.randn(context, KV_HEADS, HEAD_DIM).bfloat16() for _ in range(2))
         mask = torch.full((_CHUNK, context), -torch.inf).triu(context - _CHUNK + 1).bfloat16()

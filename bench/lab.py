@@ -15,22 +15,20 @@ import asyncio
 import random
 import statistics
 import sys
-import tempfile
-import tomllib
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from bench.pages import figures_comment, with_trees
-from bench.site_calls import write_rows
+from bench.pages import figures_comment, markdown_table, with_trees
+from bench.sites import lab_site, write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.placement import ExplicitStage
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.local.lab_site import Comparison, LabFigures, lab_cluster, make_stand_in, measure, predicted_of
+from edgeshard.local.lab_site import Comparison, LabFigures, measure, predicted_of
 from edgeshard.planning.search.plan import plan
-from edgeshard.planning.simulation.lab import Lab, LabRun, parse_lab
+from edgeshard.planning.simulation.lab import Lab, LabRun
 
 LINKS_MBIT = sized(((10, 0.005), (50, 0.002), (200, 0.0005)), ((200, 0.0005),))
 LIMITS = {"time_per_token_s": 0.10, "throughput_tps": 0.10, "ttft_s": 0.15}
@@ -100,11 +98,9 @@ async def measure_median(client: Client, lab: Lab, run: LabRun, rounds: int) -> 
     return LabFigures(*(statistics.median(values) for values in zip(*map(astuple, samples), strict=True)))
 
 
-async def measure_setting(lab: Lab, lab_file: Path, label: str, rounds: int, seed: int) -> list[dict[str, Any]]:
-    rows, directory = [], lab_file.parent
-    make_stand_in(lab, directory / "stand-in")
-    async with lab_cluster(lab, lab_file, directory) as site, Client(site.address, plaintext=True) as client:
-        await client.add_model(directory / "stand-in", "stand-in")
+async def measure_setting(text: str, label: str, rounds: int, seed: int) -> list[dict[str, Any]]:
+    rows = []
+    async with lab_site(text) as (lab, client):
         for name, stages in placements(lab, seed)[: sized(5, 1)]:
             for run in (LabRun(stages, "sequential", 1), LabRun(stages, "no-bubbles", len(stages))):
                 measured = await measure_median(client, lab, run, rounds)
@@ -126,20 +122,15 @@ def within(row: dict[str, Any]) -> bool:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table; deviations are (predicted - measured) / measured."""
-    lines = [
-        "| links | placement | mode | streams | ms per token, predicted | measured | off | tokens/s off | TTFT off |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["links", "placement", "mode", "streams", "ms per token, predicted", "measured", "off"]
+    cells = []
     for row in rows:
         predicted, measured = (1000 * row[f"{kind}_time_per_token_s"] for kind in ("predicted", "measured"))
         off = [f"{100 * row[f'deviation_{name}']:+.1f} %" for name in ("time_per_token_s", "throughput_tps", "ttft_s")]
-        lines.append(
-            f"| {row['links']} | {row['name']}: {row['placement']} | {row['mode']} | {row['streams']} "
-            f"| {predicted:.1f} | {measured:.1f} | {off[0]} | {off[1]} | {off[2]} |"
-        )
-    inside = sum(within(row) for row in rows)
-    head = f"{inside} of {len(rows)} runs are within 10 % (time per token, tokens/s) and 15 % (TTFT).\n"
-    return head + "\n" + "\n".join(lines) + "\n"
+        placed = [row["links"], f"{row['name']}: {row['placement']}", row["mode"], str(row["streams"])]
+        cells.append([*placed, f"{predicted:.1f}", f"{measured:.1f}", *off])
+    inside = f"{sum(within(row) for row in rows)} of {len(rows)} runs are within 10 % (time per token, tokens/s)"
+    return f"{inside} and 15 % (TTFT).\n\n{markdown_table([*head, 'tokens/s off', 'TTFT off'], cells)}"
 
 
 def main() -> int:
@@ -152,13 +143,9 @@ def main() -> int:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for bandwidth, latency in LINKS_MBIT:
-        with tempfile.TemporaryDirectory(prefix="edgeshard-bench-lab-") as scratch:
-            lab_file = Path(scratch) / "lab.toml"
-            text = CLUSTER.format(bandwidth=bandwidth * 1e6, latency=latency, new_tokens=arguments.new_tokens)
-            lab_file.write_text(text, encoding="utf-8")
-            lab = parse_lab(tomllib.loads(text), lambda name: {})
-            label = f"{bandwidth} Mb/s, {1000 * latency:g} ms"
-            rows += asyncio.run(measure_setting(lab, lab_file, label, arguments.rounds, arguments.seed))
+        text = CLUSTER.format(bandwidth=bandwidth * 1e6, latency=latency, new_tokens=arguments.new_tokens)
+        label = f"{bandwidth} Mb/s, {1000 * latency:g} ms"
+        rows += asyncio.run(measure_setting(text, label, arguments.rounds, arguments.seed))
     write_rows(arguments.output, rows)
     if arguments.table is not None:
         measured = figures_comment("python -m bench.lab", with_trees(rows))

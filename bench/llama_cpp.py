@@ -51,7 +51,7 @@ def is_build(folder: Path) -> bool:
     return all((folder / name).is_file() for name in ("ggml-rpc-server", "llama-batched-bench"))
 
 
-def write_gguf(path: Path, weights: RandomWeights) -> None:
+def write_gguf(path: Path) -> None:
     """The random Llama in bfloat16. llama.cpp's rotary layout has other rows; of random ones any order is as random."""
     import gguf
     import torch
@@ -67,6 +67,7 @@ def write_gguf(path: Path, weights: RandomWeights) -> None:
     writer.add_layer_norm_rms_eps(CONFIG["rms_norm_eps"])
     writer.add_vocab_size(CONFIG["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
+    weights = RandomWeights()
     for name in weights.names():
         tensor = weights.read(name)
         if tensor.dim() == 1:
@@ -85,16 +86,6 @@ def _gguf_name(name: str) -> str:
         return _NAMES[name]
     _, _, layer, rest = name.split(".", 3)
     return f"blk.{layer}.{_LAYER_NAMES[rest]}"
-
-
-def batched_bench(
-    folder: Path, model: Path, threads: int, prompt_tokens: int, new_tokens: int, streams: Sequence[int]
-) -> list[str]:
-    """The command that decodes `streams` at once, each number after the other; a line of JSON for each."""
-    context = max(streams) * (prompt_tokens + new_tokens)
-    command = [str(folder / "llama-batched-bench"), "-m", str(model), "-t", str(threads), "-tb", str(threads)]
-    command += ["-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
-    return [*command, "-npl", ",".join(str(count) for count in streams), "--output-format", "jsonl"]
 
 
 class LlamaCppRpc:
@@ -126,8 +117,10 @@ class LlamaCppRpc:
     def rates(self, prompt_tokens: int, new_tokens: int, streams: Sequence[int]) -> list[Rate]:
         """As `llama-batched-bench` tells them, every number of streams once."""
         servers = ",".join(f"127.0.0.1:{port}" for port in self._ports)
-        command = batched_bench(self._folder, self._model, 1, prompt_tokens, new_tokens, streams)
-        command += ["--rpc", servers, "-ngl", "99"]
+        context = max(streams) * (prompt_tokens + new_tokens)
+        command = [str(self._folder / "llama-batched-bench"), "-m", str(self._model), "-t", "1", "-tb", "1"]
+        command += ["-c", str(context), "-npp", str(prompt_tokens), "-ntg", str(new_tokens)]
+        command += ["-npl", ",".join(map(str, streams)), "--output-format", "jsonl", "--rpc", servers, "-ngl", "99"]
         ended = subprocess.run(
             command, capture_output=True, text=True, env=self._environment(), timeout=600, check=True
         )

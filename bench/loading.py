@@ -19,19 +19,45 @@ import statistics
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import CHUNK_BYTES, THREADS, cached_share
+from edgeshard_agent.store.packed_units import PackedUnits
 from edgeshard_agent.store.unit_sources import UnitSources
 
-from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
+from bench.random_llama import CONFIG, write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
-from edgeshard.domain.models.dtypes import DType
+from bench.sizes import sized
+from edgeshard.architectures import parse_config
+from edgeshard.architectures.unit_forms import UnitForm
+from edgeshard.architectures.units import tensors_of_units
+from edgeshard.domain.ids import Digest
+from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.residency import in_disk_blocks
+
+BIG_CONFIG: dict[str, Any] = {
+    **CONFIG,
+    "hidden_size": sized(2048, 256),
+    "intermediate_size": sized(5632, 512),
+    "num_attention_heads": sized(32, 4),
+    "num_key_value_heads": sized(8, 2),
+}
+"""1.15 G parameters in 24 layers: 90 MB a layer in bfloat16."""
+MODEL = Digest("b16" + "0" * 61)
+"""Stands for the digest of its manifest."""
+
+
+def sources_in(directory: Path, layers: LayerRange, quantisation: Quantisation | None = None) -> UnitSources:
+    """Where the units of a stage in bfloat16 come from, whose packed files are in the folder packed of `directory`."""
+    form = UnitForm(MODEL, DType.BFLOAT16, quantisation, parse_config(BIG_CONFIG))
+    sources = UnitSources(PackedUnits(directory / "packed"), form, tensors_of_units(BIG_CONFIG, layers, quantisation))
+    sources.choose()
+    return sources
 
 
 def load(directory: Path, layers: LayerRange, *, packed: bool = True) -> tuple[float, float, UnitSources]:
@@ -100,7 +126,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     checkpoint, layers = options.directory / "checkpoint", LayerRange(0, options.layers)
-    write_checkpoint(checkpoint)
+    write_checkpoint(checkpoint, BIG_CONFIG)
     everything = LayerRange(0, BIG_CONFIG["num_hidden_layers"])
     began = time.perf_counter()
     units = load(options.directory, everything)[2].kept

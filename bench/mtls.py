@@ -14,19 +14,18 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from bench.sites import demo_site
 from bench.sizes import sized
 from edgeshard import Client
 from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.local.cluster import LocalCluster
-from tests.chaos.site import DEMO_MODEL
 
 NODES = sized(("a", "b", "c"), ("a",))
 KINDS = {"plaintext": False, "mTLS": True}
@@ -42,42 +41,23 @@ class Sample:
 
 
 async def main(rounds: int, streams: int) -> int:
-    with tempfile.TemporaryDirectory(prefix="mtls-") as scratch:
-        sites = {
-            kind: LocalCluster(_made(Path(scratch) / kind), NODES, secure=secure) for kind, secure in KINDS.items()
-        }
-        clients: dict[str, Client] = {}
-        try:
-            for kind, site in sites.items():
-                await site.start()
-                clients[kind] = site.client()
-                await _deployed(clients[kind], streams)
-            for count in (1, streams):
-                await _compare(sites, clients, count, rounds)
-        finally:
-            for client in clients.values():
-                await client.close()
-            for site in sites.values():
-                await site.stop()
+    spec = {"name": "tales", "model": "tales", "source": "a", "layers": even_layers(12, NODES), "max_context": 512}
+    async with AsyncExitStack() as stack:
+        sites = {}
+        for kind, secure in KINDS.items():
+            sites[kind] = await stack.enter_async_context(demo_site(NODES, "tales", secure=secure))
+            deployed = parse_spec({**spec, "dtype": "float32", "concurrency": streams})
+            await sites[kind][1].deploy(deployed, timeout_s=120.0)
+        for count in (1, streams):
+            await _compare(sites, count, rounds)
     return 0
 
 
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
-
-
-async def _deployed(client: Client, streams: int) -> None:
-    await client.add_model(DEMO_MODEL, "tales")
-    spec = {"name": "tales", "model": "tales", "source": "a", "layers": even_layers(12, NODES), "max_context": 512}
-    await client.deploy(parse_spec({**spec, "dtype": "float32", "concurrency": streams}), timeout_s=120.0)
-
-
-async def _compare(sites: dict[str, LocalCluster], clients: dict[str, Client], streams: int, rounds: int) -> None:
-    samples: dict[str, list[Sample]] = {kind: [] for kind in clients}
+async def _compare(sites: dict[str, tuple[LocalCluster, Client]], streams: int, rounds: int) -> None:
+    samples: dict[str, list[Sample]] = {kind: [] for kind in sites}
     for turn in range(-1, rounds):
-        for kind in sorted(clients, reverse=bool(turn % 2)):
-            sample = await _sample(sites[kind], clients[kind], streams)
+        for kind in sorted(sites, reverse=bool(turn % 2)):
+            sample = await _sample(*sites[kind], streams)
             samples[kind] += [sample] if turn >= 0 else []  # the first warms up
     pairs = list(zip(samples["mTLS"], samples["plaintext"], strict=True))
     for kind, found in samples.items():

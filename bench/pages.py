@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def with_trees(rows: Iterable[Mapping[str, Any]], rooms: Sequence[str] = SITE) -
 def figures_comment(command: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """What stands in front of a table (`tools/figures.py`): the command, and the trees its rows were measured on."""
     return marker(command, rows[0].get("trees") or dict.fromkeys(SITE, UNKNOWN))
+
+
+def run_page_program(module: str, output: Path, files: Callable[[], Mapping[str, str]]) -> int:
+    """The command line of a program that computes the same files every time: 1 where --check finds that one differs."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--output", type=Path, default=output, metavar="DIR")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    arguments = parser.parse_args()
+    return write_or_check(arguments.output, files(), arguments.check)
 
 
 def write_or_check(folder: Path, files: Mapping[str, str], check: bool) -> int:

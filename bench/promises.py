@@ -20,25 +20,19 @@ import statistics
 import sys
 import tempfile
 import time
-import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_site import LAYERS, NODES, prompt_of, write_model
-from bench.pinning import started
-from bench.random_llama import RandomWeights
-from bench.site_calls import arrivals, gaps_s, profiled, write_rows
+from bench.engine_site import LAYERS, MODEL, NODES, prompt_of, site_with
+from bench.sites import arrivals, gaps_s, lab_site, profiled, write_rows
 from bench.sizes import sized
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, parse_spec
 from edgeshard.domain.deployments.placement import Prediction
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.local.cluster import LocalCluster
-from edgeshard.local.lab_site import VOCABULARY, lab_cluster, make_stand_in
-from edgeshard.planning.simulation.lab import parse_lab
+from edgeshard.local.lab_site import VOCABULARY
 
-MODEL = "llama-316m"
 PROMPTS = sized((64, 1024, 3000), (32, 64))
 NEW_TOKENS = sized(32, 8)
 SHORT, LONG = (32, 160), sized((3000, 16), (300, 4))
@@ -200,24 +194,17 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
     return result
 
 
-async def run_lab(rounds: int, scratch: Path) -> dict[str, Any]:
+async def run_lab(rounds: int) -> dict[str, Any]:
     """The requests that change, on two emulated nodes: unlike two cores of one machine, they do not slow each other."""
-    lab_file = scratch / "lab.toml"
-    lab_file.write_text(LAB, encoding="utf-8")
-    lab = parse_lab(tomllib.loads(LAB), lambda name: {})
-    make_stand_in(lab, scratch / "stand-in")
-    async with lab_cluster(lab, lab_file, scratch) as cluster, Client(cluster.address, plaintext=True) as client:
-        await client.add_model(scratch / "stand-in", MODEL)
+    async with lab_site(LAB, MODEL) as (_, client):
         site = Promises(client, "emulated", rounds, "float32")
         await site.profile(quick=True)
         return await changing(site, LAB_SHORT, LAB_LONG, rounds)
 
 
 async def run(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    write_model(scratch / "model", RandomWeights())
-    cluster = LocalCluster(scratch, NODES, threads=1)
-    async with started(cluster, (0, 1)) as running, Client(running.address, plaintext=True) as client:
-        await client.add_model(scratch / "model", MODEL)
+    async with site_with(scratch) as two_nodes:
+        client = two_nodes.client
         site = Promises(client, "promised", arguments.rounds)
         await site.profile(arguments.quick)
         halves = f"{NODES[0]}=0:{LAYERS // 2},{NODES[1]}={LAYERS // 2}:{LAYERS}"
@@ -253,8 +240,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-promises-") as scratch:
         report = asyncio.run(run(arguments, Path(scratch)))
-    with tempfile.TemporaryDirectory(prefix="edgeshard-bench-promises-") as scratch:
-        report["changing_lab"] = asyncio.run(run_lab(arguments.rounds, Path(scratch)))
+    report["changing_lab"] = asyncio.run(run_lab(arguments.rounds))
     report["within_limit"] = kept(report)
     print(json.dumps(report, indent=1))
     write_rows(arguments.output, report)

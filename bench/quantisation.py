@@ -18,23 +18,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
-from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.weights import StageWeights
 
-from bench.safetensors_directory import SafetensorsDirectory
+from bench.scoring import nats, whole_stage
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, KvFormat, Quantisation
-from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Sampling
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "edgeshard" / "demo_model"
 VALIDATION = ROOT / "tests" / "data" / "fairy-tales.valid.txt"
-CONTEXT, HALF, BLOCK = 512, 256, 16
 SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
     "float32": (DType.FLOAT32, None),
     "bf16": (DType.BFLOAT16, None),
@@ -44,48 +37,24 @@ SCHEMES: dict[str, tuple[DType, Quantisation | None]] = {
 
 def demo_stage(scheme: str, kept: KvFormat | None = None) -> StageModel:
     """The whole demo model in one stage; keys and values are `kept` so, else in the dtype."""
-    dtype, quantisation = SCHEMES[scheme]
-    config = json.loads((MODEL / "config.json").read_text())
-    return StageModel.with_kv(
-        StageWeights.load(
-            SafetensorsDirectory(MODEL),
-            config,
-            LayerRange(0, config["num_hidden_layers"]),
-            dtype=dtype,
-            device="cpu",
-            quantisation=quantisation,
-        ),
-        KvMemory(kept or dtype, CONTEXT // BLOCK, BLOCK),
-    )
+    return whole_stage(MODEL, *SCHEMES[scheme], kept)
 
 
 def bits_per_byte(stage: StageModel, text: str) -> float:
     """The text's negative log2-likelihood under the stage, divided by its bytes in UTF-8."""
-    nats, _ = score(stage, text)
-    return nats / math.log(2) / len(text.encode())
+    return score(stage, text)[0] / math.log(2) / len(text.encode())
 
 
 def perplexity(stage: StageModel, text: str) -> float:
     """Of a token of the text."""
-    nats, tokens = score(stage, text)
-    return math.exp(nats / tokens)
+    lost, tokens = score(stage, text)
+    return math.exp(lost / tokens)
 
 
 def score(stage: StageModel, text: str) -> tuple[float, int]:
     """The text's negative log-likelihood under the stage in nats, and the tokens it is the sum over."""
     ids = Tokenizer.load(MODEL / "tokenizer.json").encode(text)
-    nats = 0.0
-    for number, start in enumerate(range(0, len(ids) - 1, HALF)):
-        begin = max(0, start - HALF)
-        window = ids[begin : start + HALF + 1]
-        grant = KvGrant(number, 0, tuple(range(CONTEXT // BLOCK)))
-        span = Span(number, 0, len(window) - 1, sampling=Sampling())
-        frees = (number - 1,) if number else ()
-        logits = stage.logits(StepPlan(frees, (grant,), (span,)), np.array(window[:-1], dtype=np.int64))
-        first = start - begin
-        targets = torch.tensor(window[first + 1 :])
-        nats += float(torch.nn.functional.cross_entropy(logits[first:].float(), targets, reduction="sum"))
-    return nats, len(ids) - 1
+    return nats(stage, ids), len(ids) - 1
 
 
 def main() -> int:
@@ -97,20 +66,20 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for scheme in SCHEMES:
         stage = demo_stage(scheme)
-        nats, tokens = score(stage, text)
-        bits = nats / math.log(2) / len(text.encode())
+        lost, tokens = score(stage, text)
+        bits = lost / math.log(2) / len(text.encode())
         rows.append(
             {
                 "weights": scheme,
                 "bits_per_byte": round(bits, 4),
                 "perplexity_per_byte": round(2**bits, 4),
-                "perplexity": round(math.exp(nats / tokens), 4),
+                "perplexity": round(math.exp(lost / tokens), 4),
                 "parameter_bytes": stage.parameter_bytes,
             }
         )
         if scheme != "float32":
             small = perplexity(demo_stage(scheme, KvFormat.INT4), text)
-            rows[-1]["perplexity_of_kv_int4_over_whole"] = round(small / math.exp(nats / tokens) - 1, 5)
+            rows[-1]["perplexity_of_kv_int4_over_whole"] = round(small / math.exp(lost / tokens) - 1, 5)
         print(f"{scheme}: {bits:.4f} bits per byte", file=sys.stderr)
     for row in rows:
         row["bits_over_bf16"] = round(row["bits_per_byte"] - rows[1]["bits_per_byte"], 4)

@@ -1,11 +1,15 @@
-"""Llamas with random weights, made anew each time from a seed: one that engines are compared with, and a tied one."""
+"""A llama with random weights, the same each time: what engines are compared with."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from bench.sizes import sized
 from edgeshard.architectures import expected_tensors
@@ -34,35 +38,41 @@ CONFIG: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 """316 M parameters."""
-TIED_CONFIG: dict[str, Any] = {
-    **CONFIG,
-    "intermediate_size": sized(3072, 256),
-    "num_hidden_layers": 28,
-    "head_dim": 128,
-    "vocab_size": sized(151_936, 1024),
-    "tie_word_embeddings": True,
-}
-"""596 M parameters, a quarter of them in one matrix that is embedding and LM head, as small models of today have it."""
 _SPREAD = 0.02
 
 
 class RandomWeights:
-    """A model's tensors in bfloat16, by their names in a checkpoint: a source that `StageWeights.load` reads from.
+    """A model's tensors in bfloat16 by their names in a checkpoint, each drawn from its own name when it is read: a
+    source for `StageWeights.load`. With `layers` they are those of one stage."""
 
-    With `layers` they are those of one stage.
-    """
-
-    def __init__(self, seed: int = 5, config: dict[str, Any] = CONFIG, layers: LayerRange | None = None) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in expected_tensors(config, layers).items():
-            values = torch.ones(tensor.shape, dtype=torch.bfloat16)
-            if len(tensor.shape) > 1:
-                values.normal_(0.0, _SPREAD, generator=generator)
-            self.tensors[name if name == "lm_head.weight" else f"model.{name}"] = values
+    def __init__(self, config: dict[str, Any] = CONFIG, layers: LayerRange | None = None) -> None:
+        self._expected = {
+            name if name == "lm_head.weight" else f"model.{name}": tensor
+            for name, tensor in expected_tensors(config, layers).items()
+        }
 
     def names(self) -> Collection[str]:
-        return self.tensors.keys()
+        return self._expected.keys()
 
     def read(self, name: str) -> torch.Tensor:
-        return self.tensors[name]
+        values = torch.ones(self._expected[name].shape, dtype=torch.bfloat16)
+        if values.dim() > 1:
+            values.normal_(0.0, _SPREAD, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+        return values
+
+
+def write_checkpoint(directory: Path, config: dict[str, Any] = CONFIG) -> None:
+    """The model as a Hugging Face directory with a file for each layer; nothing where it is there already."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    weights, files = RandomWeights(config), dict[str, list[str]]()
+    for name in weights.names():
+        part = name.split(".layers.")[1].split(".")[0] if ".layers." in name else "ends"
+        files.setdefault(f"part-{part}.safetensors", []).append(name)
+    for file, names in files.items():
+        save_file({name: weights.read(name) for name in names}, directory / file, {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    places = {name: file for file, names in files.items() for name in names}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")

@@ -19,7 +19,6 @@ import json
 import os
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,8 +30,9 @@ from typing import Any
 import psutil
 
 from bench.flatness import MIB, ProcessSample, Sample, growth, problems
+from bench.sites import demo_site
 from bench.sizes import sized
-from edgeshard.cli.commands.site.demo import even_layers, model_directory
+from edgeshard.cli.commands.site.demo import even_layers
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, ResourceExhaustedError
@@ -42,6 +42,8 @@ from edgeshard.local.child_daemons import Daemon
 from edgeshard.local.cluster import LocalCluster
 
 NODES = ("a", "b", "c")
+VOCABULARY = 4096
+"""The demo model's."""
 DEPLOYMENT = "soak"
 MAX_CONTEXT = 256
 CONCURRENCY = 2
@@ -61,12 +63,12 @@ class Question:
     answer: tuple[int, ...] = ()
 
 
-def questions(chance: random.Random, vocabulary: int, count: int = sized(32, 4)) -> list[Question]:
+def questions(chance: random.Random, count: int = sized(32, 4)) -> list[Question]:
     """Prompts of 2 to 190 tokens, some with one of three beginnings; answers of 4 to 64, a third of them sampled."""
-    beginnings = [[chance.randrange(3, vocabulary) for _ in range(96)] for _ in range(3)]
+    beginnings = [[chance.randrange(3, VOCABULARY) for _ in range(96)] for _ in range(3)]
     made = []
     for number in range(count):
-        tail = [chance.randrange(3, vocabulary) for _ in range(chance.choice((2, 9, 30, 90)))]
+        tail = [chance.randrange(3, VOCABULARY) for _ in range(chance.choice((2, 9, 30, 90)))]
         prompt = tail if number % 2 else [*chance.choice(beginnings), *tail]
         options = GenerateOptions(max_new_tokens=chance.randint(4, 64), ignore_eos=True)
         if number % 3 == 0:
@@ -221,16 +223,13 @@ def _spec(layer_count: int) -> dict[str, object]:
 
 async def soak(minutes: float, gap_s: float, sample_s: float, seed: int) -> dict[str, Any]:
     """Run it; the report as JSON types."""
-    with tempfile.TemporaryDirectory(prefix="edgeshard-soak-") as directory, model_directory(None) as model:
-        async with LocalCluster(Path(directory), NODES) as site, Client(site.address, plaintext=True) as client:
-            await client.add_model(model, "demo")
-            stored = await client.stored_model("demo")
-            vocabulary = int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-            await client.deploy(parse_spec(_spec(stored.layer_count)), timeout_s=120)
-            chance = random.Random(seed)
-            load = Load(client, chance, questions(chance, vocabulary))
-            await load.learn()
-            return await _watched(load, Gauges(site, client), minutes * 60, gap_s, sample_s)
+    async with demo_site(NODES) as (site, client):
+        stored = await client.stored_model("demo")
+        await client.deploy(parse_spec(_spec(stored.layer_count)), timeout_s=120)
+        chance = random.Random(seed)
+        load = Load(client, chance, questions(chance))
+        await load.learn()
+        return await _watched(load, Gauges(site, client), minutes * 60, gap_s, sample_s)
 
 
 async def _watched(load: Load, gauges: Gauges, seconds: float, gap_s: float, sample_s: float) -> dict[str, Any]:

@@ -32,8 +32,9 @@ from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weight_loading import Packing
 from edgeshard_agent.model.weights.weights import StageWeights
 
-from bench.big_llama import BIG_CONFIG, sources_in, write_checkpoint
 from bench.cgroups import capped, command_inside, most_bytes
+from bench.loading import BIG_CONFIG, sources_in
+from bench.random_llama import write_checkpoint
 from bench.safetensors_directory import SafetensorsDirectory
 from bench.sizes import sized
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -173,7 +174,7 @@ def main() -> None:
     if options.case:
         case(options)
         return
-    write_checkpoint(options.directory / "checkpoint")
+    write_checkpoint(options.directory / "checkpoint", BIG_CONFIG)
     for sweep in options.sweeps:
         plain = measured(options, None, sweep)
         size, computed = plain["weights"] / 1e9, plain["sweep_s"]

@@ -2,7 +2,7 @@
 
 `make test` compares some of them. Where the cuts are few a plan must be the best there is; on large sites no cut that
 a long random search finds may beat the certified bound; and with more nodes, memory, bandwidth, batch or concurrency
-no plan may be worse by more than its gap. How near plans and bounds come is printed.
+no plan may be worse by more than its gap. How near plans and bounds come is printed. For energy the sites have watts.
 
     pytest bench/test_planner_plans.py -s
 """
@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from bench.sizes import sized
-from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.search import rate_search, request_search
 from edgeshard.planning.search.plan import PlanResult, plan
+from tests.planning.oracles import energies
 from tests.planning.oracles.brute_plans import best_value
 from tests.planning.oracles.instances import grown, random_problem
 from tests.planning.oracles.random_search import RandomSearch
@@ -29,16 +30,31 @@ COUNTED = range(sized(300, 2))
 SEARCHED = range(sized(1000, 8))
 LARGE = range(sized(1000, 4))
 CHAINS = range(sized(100, 2))
+WITH_WATTS = range(sized(300, 1))
 STARTS = 4
 LOOKS = {Objective.REQUEST: 40, Objective.TTFT: 40, Objective.LATENCY: 3000, Objective.THROUGHPUT: 2000}
 """Cuts a climb of the random search may look at, about."""
 SAME = 1e-9
+SAME_JOULES = 1e-6
 OBJECTIVES = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY, Objective.THROUGHPUT)
 
 
 def seconds(result: PlanResult) -> float:
     """What the objective minimises, infinite without a plan; of a throughput, the seconds a token takes."""
     return inf if result.prediction is None else result.prediction.cost(result.problem.goal)
+
+
+def joules(result: PlanResult) -> float:
+    """Of a token, infinite without a plan."""
+    return inf if result.prediction is None else result.prediction.joules_per_token or 0.0
+
+
+def searched(problem: PlanProblem, monkeypatch: pytest.MonkeyPatch) -> PlanResult:
+    """The plan with nothing counted out."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rate_search, "MOST_COUNTED", 0)
+        patch.setattr(request_search, "MOST_CUTS", 0)
+        return plan(problem, alternatives=0)
 
 
 def tell(gaps: dict[Objective, list[float]], lost: dict[Objective, list[float]]) -> None:
@@ -64,10 +80,7 @@ def test_bounds_are_not_broken_where_nothing_is_counted_out(monkeypatch: pytest.
     gaps, lost = defaultdict[Objective, list[float]](list), defaultdict[Objective, list[float]](list)
     for seed in SEARCHED:
         problem = random_problem(seed, OBJECTIVES[seed % len(OBJECTIVES)])
-        with monkeypatch.context() as patch:
-            patch.setattr(rate_search, "MOST_COUNTED", 0)
-            patch.setattr(request_search, "MOST_CUTS", 0)
-            found = plan(problem, alternatives=0)
+        found = searched(problem, monkeypatch)
         best_s = seconds(plan(problem, alternatives=0))
         assert (found.prediction is None) == (best_s == inf), seed
         if found.gap is None:
@@ -76,6 +89,23 @@ def test_bounds_are_not_broken_where_nothing_is_counted_out(monkeypatch: pytest.
         gaps[problem.goal].append(found.gap)
         lost[problem.goal].append(1 - best_s / seconds(found))
     tell(gaps, lost)
+
+
+def test_energy_plans_are_the_best_and_bounds_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps, lost = list[float](), list[float]()
+    for seed in WITH_WATTS:
+        problem = energies.random_problem(seed)
+        least_j = energies.least_energy(problem).joules_per_token
+        counted = plan(problem, alternatives=0)
+        assert joules(counted) == pytest.approx(least_j, rel=SAME_JOULES), seed
+        if least_j == inf:
+            continue
+        found = searched(problem, monkeypatch)
+        gap, own_j = found.gap or 0.0, joules(found)
+        assert own_j * (1 - gap) <= least_j * (1 + SAME_JOULES) and own_j >= least_j * (1 - SAME_JOULES), seed
+        gaps.append(gap)
+        lost.append(max(0.0, own_j / least_j - 1 - SAME_JOULES) if least_j else 0.0)
+    tell({Objective.ENERGY: gaps}, {Objective.ENERGY: lost})
 
 
 def test_no_cut_of_a_large_site_beats_its_bound() -> None:

@@ -4,6 +4,8 @@ A comment beside figures says what measured them, and which trees of git the roo
 
     <!-- figures: python -m bench.hop @ agent:0123456789 edgeshard/rpc:89abcdef01 -->
 
+Where the command ends with "(of COMMIT)" its program is no longer kept, and that commit has it.
+
     python -m tools.figures                     all of them, and what has changed since
     python -m tools.figures --stamp FILE[:N]    after measuring again: today's trees into FILE's comments, or line N's
 """
@@ -22,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMIT = re.compile(r" \(of ([0-9a-f]{8})\)$")
+"""Behind the command of a program that is no longer kept."""
 DIGITS = 10
 """Of a tree's hash."""
 UNKNOWN = "unknown"
@@ -35,6 +39,12 @@ class Figures:
     line: int
     command: str
     trees: Mapping[str, str]
+
+    @property
+    def commit(self) -> str | None:
+        """The last one that has the program, where it is no longer kept."""
+        found = COMMIT.search(self.command)
+        return found[1] if found else None
 
     def changed(self, now: Mapping[str, str]) -> list[str]:
         return [room for room, tree in self.trees.items() if now[room] != tree]
@@ -118,8 +128,9 @@ def main() -> int:
     for page, figures in found.items():
         for one in figures:
             changed = one.changed(now)
-            stale += bool(changed)
+            stale += bool(changed) and one.commit is None
             told = f"stale, for these have changed since: {', '.join(changed)}" if changed else "current"
+            told = told if one.commit is None else "measured once"
             print(f"{page.relative_to(ROOT)}:{one.line}: {one.command}: {told}")
     print(f"{stale} of {sum(map(len, found.values()))} are stale", file=sys.stderr)
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +16,9 @@ from pathlib import Path
 from bench.edgeshard_paper.experiments import TESTBED, Outcome, Row
 from bench.edgeshard_paper.paper_numbers import PERFORMANCE, REQUESTS, STRATEGIES, Quoted
 from bench.lab import measure_median
-from edgeshard.client import Client
+from bench.sites import lab_site
 from edgeshard.domain.deployments.placement import parse_layers
-from edgeshard.local.lab_site import LabFigures, lab_cluster, make_stand_in, predicted_of
+from edgeshard.local.lab_site import LabFigures, predicted_of
 from edgeshard.planning.simulation.lab import LabRun, parse_lab
 
 MODEL = "llama2-7b"
@@ -75,19 +74,12 @@ def measure_all(runs: Iterable[LabRun]) -> Measurements:
 
 
 async def _measure_all(runs: Sequence[LabRun]) -> Measurements:
-    lab = parse_lab(tomllib.loads(lab_text()), lambda name: {})
     found: Measurements = {}
-    with tempfile.TemporaryDirectory(prefix="edgeshard-paper-lab-") as scratch:
-        directory = Path(scratch)
-        lab_file = directory / "lab.toml"
-        lab_file.write_text(lab_text(), encoding="utf-8")
-        make_stand_in(lab, directory / "stand-in")
-        async with lab_cluster(lab, lab_file, directory) as site, Client(site.address) as client:
-            await client.add_model(directory / "stand-in", "stand-in")
-            for number, run in enumerate(runs, 1):
-                print(f"{number}/{len(runs)}: {run.placement}, {run.streams} at once", file=sys.stderr)
-                # Several requests average by themselves.
-                found[run] = await measure_median(client, lab, run, ROUNDS if run.streams == 1 else 1)
+    async with lab_site(lab_text()) as (lab, client):
+        for number, run in enumerate(runs, 1):
+            print(f"{number}/{len(runs)}: {run.placement}, {run.streams} at once", file=sys.stderr)
+            # Several requests average by themselves.
+            found[run] = await measure_median(client, lab, run, ROUNDS if run.streams == 1 else 1)
     return found
 
 

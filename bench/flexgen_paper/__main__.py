@@ -8,7 +8,6 @@ change.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from types import MappingProxyType
 
 from bench.flexgen_paper.machine import OPT_6_7B, OPT_30B, OPT_175B, T4, TierMachine, TierModel, TierWorkload
 from bench.flexgen_paper.offloading import FLEXGEN, Runtime, TierPolicy, best_at, best_policy, frontier, policies
-from bench.pages import NONE, markdown_table, write_or_check
+from bench.pages import NONE, markdown_table, run_page_program
 from edgeshard.cli.render.svg import line_chart
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
@@ -53,11 +52,7 @@ BOUNDS_S = (600, 1200, 2500, 5000, 10000, 20000)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.flexgen_paper")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
-    arguments = parser.parse_args()
-    return write_or_check(arguments.output, files(), arguments.check)
+    return run_page_program("bench.flexgen_paper", OUTPUT, files)
 
 
 def files() -> dict[str, str]:

@@ -105,12 +105,6 @@ class TierPolicy:
     def tokens_per_s(self) -> float:
         return self.sequences * self.new / self.seconds
 
-    @property
-    def lowest_tier(self) -> str:
-        """The slowest tier that holds anything: gpu, host or disk."""
-        held = [sum(self.fractions[tier::3]) for tier in range(3)]
-        return "disk" if held[2] > _KEPT else "host" if held[1] > _KEPT else "gpu"
-
 
 def tier_costs(
     machine: TierMachine, model: TierModel, work: TierWorkload, runtime: Runtime, batch: int, batches: int

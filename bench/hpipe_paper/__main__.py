@@ -8,24 +8,24 @@ change.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from bench.hpipe_paper.experiments import run_all
 from bench.hpipe_paper.report import page, pictures
-from bench.pages import write_or_check
+from bench.pages import run_page_program
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "paper"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.hpipe_paper")
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
-    arguments = parser.parse_args()
+def files() -> dict[str, str]:
+    """The page and its pictures, by name."""
     results = run_all()
-    return write_or_check(arguments.output, {"hpipe.md": page(results), **pictures(results)}, arguments.check)
+    return {"hpipe.md": page(results), **pictures(results)}
+
+
+def main() -> int:
+    return run_page_program("bench.hpipe_paper", OUTPUT, files)
 
 
 if __name__ == "__main__":

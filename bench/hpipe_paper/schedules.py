@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.hpipe import balanced_partition
+from bench.hpipe_paper.partition import balanced_partition
 from bench.hpipe_paper.testbed import MACHINES
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import EdgeShardError

@@ -1,9 +1,8 @@
-"""What recorded routing teaches: the table that forecasts experts, and how often a cache would have had them."""
+"""What recorded routing teaches: the table that forecasts experts."""
 
 from __future__ import annotations
 
 import numpy as np
-from edgeshard_agent.experts.cache import Counts, ExpertCache
 from edgeshard_agent.experts.table import Choices, ExpertTable, Floats, probability
 from numpy.typing import NDArray
 
@@ -48,13 +47,3 @@ def _regression(inputs: Floats, outcomes: Floats) -> Floats:
         uphill = inputs.T @ (outcomes - probability(inputs @ weights.astype(np.float32)))
         weights += curvature @ (uphill - penalty[:, None] * weights)
     return weights.astype(np.float32)
-
-
-def replay(choices: Choices, cache: ExpertCache) -> Counts:
-    """What a cache does on recorded routing, token by token, where what is read ahead is always there in time."""
-    for token in choices:
-        for layer, chosen in enumerate(token):
-            for expert in cache.likely(layer):
-                cache.bring(layer, expert)
-            cache.choose(layer, chosen[None])
-    return cache.counts

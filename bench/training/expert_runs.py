@@ -6,7 +6,6 @@ The model is a Hugging Face directory such as `bench/training/train_mixture_mode
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,11 @@ import numpy as np
 import torch
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.experts.table import Choices
-from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.blocks import Block, MixtureMlp
 from edgeshard_agent.model.stage import StageModel
-from edgeshard_agent.model.weights.weights import StageWeights
 
-from bench.safetensors_directory import SafetensorsDirectory
-from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Sampling
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
-
-CONTEXT, HALF, BLOCK = 512, 256, 16
+from bench.scoring import HALF, nats, scored, whole_stage
+from edgeshard.domain.models.dtypes import Quantisation
 
 
 @dataclass(frozen=True)
@@ -37,50 +29,19 @@ class Mixture:
     stage: StageModel
 
     @classmethod
-    def load(cls, directory: Path, quantisation: Quantisation | None, **changes: object) -> Mixture:
+    def load(cls, directory: Path, quantisation: Quantisation | None, **changes: Any) -> Mixture:
         """`changes` are of config.json."""
         config = json.loads((directory / "config.json").read_text()) | changes
-        stage = StageModel.with_kv(
-            StageWeights.load(
-                SafetensorsDirectory(directory),
-                config,
-                LayerRange(0, config["num_hidden_layers"]),
-                dtype=DType.BFLOAT16,
-                device="cpu",
-                quantisation=quantisation,
-            ),
-            KvMemory(DType.BFLOAT16, CONTEXT // BLOCK, BLOCK),
-        )
-        return cls(config, stage)
+        return cls(config, whole_stage(directory, quantisation=quantisation, **changes))
 
     def mixtures(self) -> list[MixtureMlp]:
         """Of the layers that have experts, in order."""
         blocks = (module for module in self.stage.weights.modules.modules() if isinstance(module, Block))
         return [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
 
-    def logits(self, ids: list[int], overlap: int = HALF) -> Iterator[tuple[torch.Tensor, list[int]]]:
-        """(logits [tokens, vocab], the tokens that followed) of a text, piece by piece.
-
-        Every token but those at the text's beginning sees `overlap` tokens or more.
-        """
-        step = CONTEXT - overlap
-        for number, start in enumerate(range(0, len(ids) - 1, step)):
-            begin = max(0, start - overlap)
-            window = ids[begin : start + step + 1]
-            grant = KvGrant(number, 0, tuple(range(CONTEXT // BLOCK)))
-            span = Span(number, 0, len(window) - 1, sampling=Sampling())
-            plan = StepPlan((number - 1,) if number else (), (grant,), (span,))
-            logits = self.stage.logits(plan, np.array(window[:-1], dtype=np.int64))
-            yield logits[start - begin :].float(), window[start - begin + 1 :]
-
     def nats_per_token(self, ids: list[int], overlap: int = HALF) -> float:
-        """Mean negative log-likelihood of the tokens of a text. Without `overlap` it takes half the time."""
-        total, count = 0.0, 0
-        for logits, following in self.logits(ids, overlap):
-            total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(following), reduction="sum"))
-            count += len(following)
-        self.stage.execute(StepPlan(frees=tuple(self.stage.pool.requests)))
-        return total / count
+        """Mean negative log-likelihood of the tokens of a text."""
+        return nats(self.stage, ids, overlap) / (len(ids) - 1)
 
     def routing(self, ids: list[int]) -> Choices:
         """[tokens, mixtures, chosen]: what the routers chose for every token of a text but its last."""
@@ -91,13 +52,12 @@ class Mixture:
             for mixture in self.mixtures()
         ]
         pieces = []
-        for logits, _ in self.logits(ids):
+        for logits, _ in scored(self.stage, ids):
             chosen = torch.stack([torch.softmax(s, -1, torch.float32).topk(per_token).indices for s in seen], dim=1)
             pieces.append(chosen[-len(logits) :].sort(-1).values.to(torch.int16).numpy())
             seen.clear()
         for handle in handles:
             handle.remove()
-        self.stage.execute(StepPlan(frees=tuple(self.stage.pool.requests)))
         return np.concatenate(pieces)
 
 

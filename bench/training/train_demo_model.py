@@ -21,6 +21,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,7 @@ def build_model(arguments: argparse.Namespace) -> LlamaForCausalLM:
 def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     """The nearest semi-orthogonal matrix to each [..., rows, columns] matrix, by a quintic Newton-Schulz iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = (
-        matrix.bfloat16()
-    )  # the iteration only needs the direction; bfloat16 is several times faster on CPUs that have it
+    x = matrix.bfloat16()  # only the direction is needed; bfloat16 is several times faster on CPUs that have it
     transposed = x.size(-2) > x.size(-1)
     if transposed:
         x = x.mT
@@ -197,25 +196,27 @@ def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
     return (steps - step) / (steps - flat_until)
 
 
-def train(model: LlamaForCausalLM, ids: list[int], arguments: argparse.Namespace, device: str) -> None:
+def batches(ids: list[int], arguments: argparse.Namespace, device: str) -> Iterator[torch.Tensor]:
+    """Blocks [batch, window + 1] for ever: each epoch cuts the text at a new random offset, in a new order."""
     data = torch.tensor(ids, device=device)
+    generator = torch.Generator().manual_seed(arguments.seed)
+    while True:
+        offset = int(torch.randint(arguments.window, (1,), generator=generator))
+        starts = torch.arange(offset, len(ids) - arguments.window - 1, arguments.window)
+        order = starts[torch.randperm(len(starts), generator=generator)]
+        for rows in order[: len(order) // arguments.batch * arguments.batch].view(-1, arguments.batch):
+            yield torch.stack([data[s : s + arguments.window + 1] for s in rows.tolist()])
+
+
+def train(model: LlamaForCausalLM, ids: list[int], arguments: argparse.Namespace, device: str) -> None:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = Muon(matrices, momentum=0.95, weight_decay=arguments.weight_decay)
     adam = torch.optim.AdamW(others, lr=arguments.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    generator = torch.Generator().manual_seed(arguments.seed)
-    order, cursor, average = torch.empty(0, dtype=torch.long), 0, 0.0
-    started = time.monotonic()
-    for step in range(arguments.steps):
+    average, started = 0.0, time.monotonic()
+    for step, block in zip(range(arguments.steps), batches(ids, arguments, device), strict=False):
         factor = learning_rate_factor(step, arguments.steps, arguments.warmup)
         adam.param_groups[0]["lr"] = arguments.adam_lr * factor
-        if cursor + arguments.batch > len(order):  # a new epoch: windows at a new random offset, in a new order
-            offset = int(torch.randint(arguments.window, (1,), generator=generator))
-            starts = torch.arange(offset, len(ids) - arguments.window - 1, arguments.window)
-            order, cursor = starts[torch.randperm(len(starts), generator=generator)], 0
-        rows = [data[s : s + arguments.window + 1] for s in order[cursor : cursor + arguments.batch].tolist()]
-        cursor += arguments.batch
-        block = torch.stack(rows)
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = forward_loss(model, block[:, :-1], block[:, 1:], arguments.dropout)
         torch.autograd.backward(loss)
@@ -247,20 +248,22 @@ CHAT_TEMPLATE = """\
 """
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[str, Any]) -> None:
+def save(
+    model: PreTrainedModel,
+    tensors: dict[str, torch.Tensor],
+    tokenizer: Tokenizer,
+    out: Path,
+    record: dict[str, Any],
+    written: tuple[str, ...] = ("num_hidden_layers",),
+) -> None:
+    """The tensors, the config, the tokenizer with its settings and template, as transformers reads them, and the
+    record of the training. `written` are keys of the config that are there though they have a default's value."""
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in model.named_parameters()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     config = {k: v for k, v in model.config.to_diff_dict().items() if not k.startswith("_")}
-    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
-    config |= {"num_hidden_layers": model.config.num_hidden_layers}
-    write_json(out / "config.json", config)
-    save_tokenizer(tokenizer, model.config.max_position_embeddings, out)
+    config |= {"architectures": [type(model).__name__], "model_type": model.config.model_type, "dtype": "bfloat16"}
+    write_json(out / "config.json", config | {name: getattr(model.config, name) for name in written})
     write_json(out / "training.json", record)
-
-
-def save_tokenizer(tokenizer: Tokenizer, context: int, out: Path) -> None:
-    """The tokenizer with its settings and template, as transformers reads them."""
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     write_json(out / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
     write_json(
@@ -271,7 +274,7 @@ def save_tokenizer(tokenizer: Tokenizer, context: int, out: Path) -> None:
             "bos_token": "<s>",
             "eos_token": "</s>",
             "clean_up_tokenization_spaces": False,
-            "model_max_length": context,
+            "model_max_length": model.config.max_position_embeddings,
         },
     )
     tokenizer.save(str(out / "tokenizer.json"))
@@ -291,8 +294,30 @@ def sample(model: PreTrainedModel, tokenizer: Tokenizer, prompt: str, device: st
     return str(tokenizer.decode(ids))
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def training_record(
+    model: PreTrainedModel, texts: dict[str, str], ids: list[int], arguments: argparse.Namespace, device: str
+) -> dict[str, Any]:
+    """The settings, and the bits per byte that the weights to be shipped, those in bfloat16, reach."""
+    model.train(False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    reached = bits_per_byte(model, ids, len(texts["valid"].encode()), arguments.context, device)
+    print(f"{reached:.4f} bits per byte on the validation text")
+    left_out = ("corpus", "out", "checkpoint", "checkpoint_steps", "tokenizer")
+    return {
+        "settings": {name: value for name, value in vars(arguments).items() if name not in left_out},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "valid_bits_per_byte": round(reached, 4),
+        "torch": torch.__version__,
+        "device": device,
+        "corpus_sha256": {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()},
+    }
+
+
+def options_of(description: str) -> argparse.ArgumentParser:
+    """What both models' training may be told, with the demo model's defaults."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt")
     parser.add_argument("--out", type=Path, default=Path("edgeshard/demo_model"))
     parser.add_argument("--steps", type=int, default=1700)
@@ -311,47 +336,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    return parser
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = options_of(__doc__ or "").parse_args()
     torch.set_num_threads(arguments.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     texts = read_corpus(arguments.corpus)
     tokenizer = train_tokenizer(texts["train"])
     assert tokenizer.decode(tokenizer.encode(texts["valid"]).ids) == texts["valid"]
     ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}
-    valid_bytes = len(texts["valid"].encode())
     model = build_model(arguments)
     torch.nn.Module.to(model, device)
-    parameters = sum(p.numel() for p in model.parameters())
     print(
-        f"{parameters / 1e6:.2f} M parameters, {len(ids['train'])} training tokens, "
-        f"{valid_bytes / len(ids['valid']):.2f} bytes per token",
+        f"{model.num_parameters() / 1e6:.2f} M parameters, {len(ids['train'])} training tokens, "
+        f"{len(texts['valid'].encode()) / len(ids['valid']):.2f} bytes per token",
         file=sys.stderr,
     )
     started = time.monotonic()
     train(model, ids["train"], arguments, device)
-    model.train(False)
-    with torch.no_grad():  # score what is shipped: the bfloat16 weights
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16().float())
-    reached = bits_per_byte(model, ids["valid"], valid_bytes, arguments.context, device)
-    settings = {
-        k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k not in ("corpus", "out")
-    }
-    record = {
-        "settings": settings,
-        "parameters": parameters,
-        "valid_bits_per_byte": round(reached, 4),
-        "train_seconds": round(time.monotonic() - started),
-        "torch": torch.__version__,
-        "device": device,
-        "corpus_sha256": {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()},
-    }
-    save(model, tokenizer, arguments.out, record)
-    print(f"{reached:.4f} bits per byte on the validation text")
+    record = training_record(model, texts, ids["valid"], arguments, device)
+    tensors = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in model.named_parameters()}
+    save(model, tensors, tokenizer, arguments.out, record | {"train_seconds": round(time.monotonic() - started)})
     print(sample(model, tokenizer, "Once upon a time", device))
 
 

@@ -16,12 +16,9 @@ and continued from where it exists; the batches are those of a run that was neve
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +30,15 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from bench.training.train_demo_model import (
     VOCABULARY,
     Muon,
-    bits_per_byte,
+    batches,
     encode_corpus,
     learning_rate_factor,
+    options_of,
     read_corpus,
     sample,
-    save_tokenizer,
+    save,
     show_progress,
-    write_json,
+    training_record,
 )
 
 
@@ -131,18 +129,6 @@ def forward_loss(
     return loss, balance_loss(result.router_logits, arguments.active)
 
 
-def batches(ids: list[int], arguments: argparse.Namespace) -> Iterator[torch.Tensor]:
-    """Blocks [batch, window + 1] for ever: each epoch cuts the text at a new random offset, in a new order."""
-    data = torch.tensor(ids)
-    generator = torch.Generator().manual_seed(arguments.seed)
-    while True:
-        offset = int(torch.randint(arguments.window, (1,), generator=generator))
-        starts = torch.arange(offset, len(ids) - arguments.window - 1, arguments.window)
-        order = starts[torch.randperm(len(starts), generator=generator)]
-        for rows in order[: len(order) // arguments.batch * arguments.batch].view(-1, arguments.batch):
-            yield torch.stack([data[s : s + arguments.window + 1] for s in rows.tolist()])
-
-
 class Training:
     """The model's three optimisers, and what a checkpoint holds of them."""
 
@@ -209,7 +195,7 @@ def train(model: Qwen3MoeForCausalLM, ids: list[int], arguments: argparse.Namesp
     if arguments.checkpoint is not None and arguments.checkpoint.exists():
         first, average = training.load(arguments.checkpoint)
     started = time.monotonic()
-    for step, block in zip(range(arguments.steps), batches(ids, arguments), strict=False):
+    for step, block in zip(range(arguments.steps), batches(ids, arguments, "cpu"), strict=False):
         if step < first:
             continue
         torch.manual_seed(arguments.seed * 1_000_003 + step)  # dropout's, so that a run that was stopped goes on alike
@@ -254,47 +240,19 @@ def published_tensors(model: Qwen3MoeForCausalLM) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def save(model: Qwen3MoeForCausalLM, tokenizer: Tokenizer, out: Path, record: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(published_tensors(model), out / "model.safetensors", metadata={"format": "pt"})
-    config = {k: v for k, v in model.config.to_diff_dict().items() if not k.startswith("_")}
-    config |= {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "dtype": "bfloat16"}
-    config |= {
-        name: getattr(model.config, name)
-        for name in ("num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings")
-    }
-    write_json(out / "config.json", config)
-    save_tokenizer(tokenizer, model.config.max_position_embeddings, out)
-    write_json(out / "training.json", record)
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--corpus", type=Path, required=True, help="directory with *.train.txt and *.valid.txt")
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options_of(__doc__ or "")
+    parser.set_defaults(out=None, steps=1000, batch=8, intermediate=64, layers=8, dropout=0.0, threads=1)
     parser.add_argument("--tokenizer", type=Path, default=Path("edgeshard/demo_model/tokenizer.json"))
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=8, help="windows per step")
-    parser.add_argument("--window", type=int, default=256, help="tokens per window")
-    parser.add_argument("--context", type=int, default=512, help="max_position_embeddings")
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--intermediate", type=int, default=64, help="of each expert")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--experts", type=int, default=16)
+    parser.add_argument("--experts", type=int, default=16, help="in each layer, as wide as --intermediate")
     parser.add_argument("--active", type=int, default=2, help="experts per token")
     parser.add_argument("--balance", type=float, default=0.02, help="weight of the balance loss")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.003)
-    parser.add_argument("--weight-decay", type=float, default=0.1)
-    parser.add_argument("--dropout", type=float, default=0.0, help="on the embedded tokens, while training")
-    parser.add_argument("--warmup", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, help="a safetensors file to continue from and to write")
     parser.add_argument("--checkpoint-steps", type=int, default=100)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.out is None:
+        parser.error("--out is where the model goes")
+    return arguments
 
 
 def main() -> None:
@@ -303,30 +261,16 @@ def main() -> None:
     texts = read_corpus(arguments.corpus)
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer))
     ids = {part: encode_corpus(tokenizer, text) for part, text in texts.items()}
-    valid_bytes = len(texts["valid"].encode())
     model = build_model(arguments)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = model.num_parameters()
     print(f"{parameters / 1e6:.2f} M parameters, {len(ids['train'])} training tokens", file=sys.stderr, flush=True)
     started = time.monotonic()
     train(model, ids["train"], arguments)
-    model.train(False)
-    with torch.no_grad():  # score what is shipped: the bfloat16 weights
-        for parameter in model.parameters():
-            parameter.copy_(parameter.bfloat16().float())
-    reached = bits_per_byte(model, ids["valid"], valid_bytes, arguments.context, "cpu")
-    left_out = ("corpus", "out", "checkpoint", "checkpoint_steps", "tokenizer")
-    record = {
-        "settings": {k: v for k, v in vars(arguments).items() if k not in left_out},
-        "parameters": parameters,
-        "valid_bits_per_byte": round(reached, 4),
-        "train_seconds": round(time.monotonic() - started),
-        "expert_shares": expert_shares(model, ids["valid"], arguments),
-        "torch": torch.__version__,
-        "device": "cpu",
-        "corpus_sha256": {part: hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()},
-    }
-    save(model, tokenizer, arguments.out, record)
-    print(f"{reached:.4f} bits per byte on the validation text")
+    record = training_record(model, texts, ids["valid"], arguments, "cpu")
+    record |= {"train_seconds": round(time.monotonic() - started)}
+    record |= {"expert_shares": expert_shares(model, ids["valid"], arguments)}
+    written = ("num_hidden_layers", "num_experts", "num_experts_per_tok", "tie_word_embeddings")
+    save(model, published_tensors(model), tokenizer, arguments.out, record, written)
     print(sample(model, tokenizer, "Once upon a time", "cpu"))
 
 

@@ -10,7 +10,6 @@ import pytest
 from bench.engine_report import charts, document
 from bench.engine_streams import Arrival, Sample, Stream, median_sample, percentile, sample_of
 from bench.engine_theory import ideal_tokens_per_s, simulated_tokens_per_s
-from bench.many_boxes_report import with_section
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.requests.generation import StageTiming
 
@@ -132,27 +131,6 @@ def test_the_page_tells_of_a_promised_latency() -> None:
     }
     rows.append(row(section="limit", streams=9, prompt_tokens=4096, ttft_alone_s=9.0, **limit))
     assert "0.271 s at the 99th" in " ".join(document(rows).split())
-
-
-def test_the_page_tells_of_many_boxes_where_they_were_measured() -> None:
-    many = {
-        "nodes": 1000,
-        "heartbeats_per_second": 1028.6,
-        "coordinator_processor_share": 0.157,
-        "heartbeat_milliseconds": {"p50": 36.3, "p99": 61.1},
-        "death_noticed_seconds": {"connection_closed": [0.002, 0.0076], "silent": [9.79]},
-        "seconds_until_all_are_back_after_a_restart": 3.29,
-        "load_1_minute": 1.2,
-    }
-    rows = [row(), row(dtype="int8")]
-    assert "| 1,000 | 1029 | 15.7 % | 36, 61 | 8 | 9.8 | 3.3 |" in document(rows, many_boxes=[many])
-    assert "Many nodes" not in document(rows)
-    page = document(rows)
-    once = with_section(page, [many])
-    assert once.startswith(page.rstrip()) and "| 1,000 | 1029 |" in once and "up to 1.2." in once
-    assert with_section(once, [many]) == once
-    again = with_section(f"{once}\n## Behind\n", [{**many, "nodes": 100}])
-    assert "| 100 | 1029 |" in again and "| 1,000 |" not in again and again.endswith("\n\n## Behind\n")
 
 
 def test_the_short_run_has_every_engine_mode_and_weight_format() -> None:

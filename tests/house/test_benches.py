@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shlex
 import shutil
@@ -14,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edgeshard.storage.forms import EXPERT_TABLE
+
 pytestmark = pytest.mark.timing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +24,6 @@ TEXT = "tests/data/fairy-tales.valid.txt"
 ENGINE_CASE = "no-bubbles-bf16-s1-m1-c512 x1"
 
 RUNS = [
-    ["attention --rounds 1"],
-    ["brute_energy --sites 1"],
-    ["capped {tmp} --agents a --cap 0 --tokens 4"],
     ["edgeshard_paper --output {tmp}"],
     [
         "engine --quick -o {tmp}/engine.json",
@@ -34,40 +32,23 @@ RUNS = [
     ],
     [f"engine_trees {{root}} --rounds 1 --case '{ENGINE_CASE}'"],
     ["engine_worker stage 0:1 1 4 2"],
-    [
-        "experts hits {tmp}/mixture --text {text} --bytes 500",
-        "experts time {tmp}/mixture {tmp}/packed --text {text} --bytes 500 --tokens 8",
-    ],
-    ["fit_noise --sites 1 --quick --noise 0.03"],
     ["flexgen_paper --check"],
     ["gateway --streams 2 --tokens 5 --slow 2"],
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check"],
-    ["huge_pages --turns 1"],
-    ["idle_spin --rounds 1 --tokens 4"],
-    ["ik_llama {tmp}/model.gguf 1 1 4 4 512"],
     ["kernels --quick"],
-    ["kv_int4 --positions 64 --pairs 1 --steps 2 --streams 1"],
-    ["kv_zeroing --rounds 1"],
     ["lab --rounds 1 --new-tokens 2"],
-    ["lab_prompt --rounds 1"],
     ["loading {tmp} --rounds 1"],
-    ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json", "many_boxes_report {tmp}/nodes.json {tmp}/page.md"],
-    ["metrics"],
     ["mtls --rounds 1 --streams 2"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
     ["real_models --check"],
-    ["sampling --steps 4 --vocabularies 500 --threads 1", "sampling --compare 64"],
-    ["single_box --rounds 1 --cores 1"],
     ["soak --minutes 0.01 --gap 0.1 --every 1"],
-    ["standby_steps --times 1"],
     ["streaming {tmp} --budgets 50 --sweeps 1 --steps 1"],
     ["test_planner_exact"],
     ["test_planner_plans"],
     ["test_planner_speed"],
-    ["token_cost --rounds 1 --stages 2 --streams 1"],
 ]
 """Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
 LIMITS = {"lab", "promises"}
@@ -86,17 +67,14 @@ def _is_program(path: Path) -> bool:
 
 def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
-    if name == "ik_llama" and importlib.util.find_spec("ik_llama_cpp") is None:
-        return "needs ik-llama-cpp-python"
-    if name in ("engine", "engine_trees", "idle_spin", "promises", "token_cost") and (
-        len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None
-    ):
+    needs_two = name in ("engine", "engine_trees", "promises")
+    if needs_two and (len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None):
         return "needs two cores, and taskset"
     return ""
 
 
 def run(line: str, directory: Path) -> None:
-    name, *words = shlex.split(line.format(tmp=directory, root=ROOT, text=TEXT))
+    name, *words = shlex.split(line.format(tmp=directory, root=ROOT))
     command = ["pytest", "-q", f"bench/{name}.py"] if name.startswith("test_") else [f"bench.{name}"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     ended = subprocess.run(
@@ -123,13 +101,17 @@ def test_a_program_runs(lines: list[str], tmp_path: Path) -> None:
     name = lines[0].split()[0]
     if reason := why_not(name):
         pytest.skip(reason)
-    if name == "experts":
-        shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
-        table = ["bench.training.measure_experts", "table", str(tmp_path / "mixture"), "--text", TEXT, "--bytes", "500"]
-        subprocess.run([sys.executable, "-m", *table], cwd=ROOT, check=True, timeout=TIMEOUT_S)
     (tmp_path / "page.md").touch()
     for line in lines:
         run(line, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(TIMEOUT_S)
+def test_the_table_of_experts_is_learned(tmp_path: Path) -> None:
+    shutil.copytree(BENCH / "mixture_model", tmp_path / "mixture")
+    run(f"training.measure_experts table {{tmp}}/mixture --text {TEXT} --bytes 500", tmp_path)
+    assert (tmp_path / "mixture" / EXPERT_TABLE).exists()
 
 
 @pytest.mark.long

@@ -65,12 +65,17 @@ def test_a_comment_names_a_program_and_rooms_that_are_there(name: str) -> None:
     text = (ROOT / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert len(figures_of(text)) == len(re.findall(r"^ *<!-- figures\b", text, re.MULTILINE)), "one is malformed"
+    answered = (ROOT / "docs" / "decisions" / "0112-kept-benchmarks.md").read_text().splitlines()
     for found in figures_of(text):
         module, target = (re.search(form, found.command) for form in (r"python -m ([\w.]+)", r"^make ([a-z-]+)"))
         assert module or target, f"{name}:{found.line}: neither `python -m MODULE` nor `make TARGET`"
         if module:
             path = ROOT / module[1].replace(".", "/")
-            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), f"{name}:{found.line}"
+            kept = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+            assert kept == (found.commit is None), f"{name}:{found.line}: (of COMMIT) is of programs that are not kept"
+            if not kept:
+                row = next((line for line in answered if f"`{path.name}.py`" in line), "")
+                assert f"| {found.commit} |" in row, f"{name}:{found.line}: the decision has no such program and commit"
         assert target is None or target[1] in targets, f"{name}:{found.line}"
         for room, tree in found.trees.items():
             assert (ROOT / room).exists(), f"{name}:{found.line}: there is no {room}"
@@ -103,6 +108,7 @@ def test_a_room_that_changes_makes_its_figures_stale_until_they_are_stamped(tmp_
     page = f"# A\n\n{marker('python -m bench.hop', first)}\n\nfigures\n"
     (found,) = figures_of(page)
     assert found == Figures(3, "python -m bench.hop", first) and not found.changed(trees_now(rooms, tmp_path))
+    assert found.commit is None and Figures(3, "make gone (of 01234567)", first).commit == "01234567"
     (tmp_path / "agent" / "b.py").write_text("2\n")
     now = trees_now(rooms, tmp_path)
     assert found.changed(now) == ["agent"], "what is not committed counts, too"

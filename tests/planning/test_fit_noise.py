@@ -1,12 +1,12 @@
-"""Plans from noisy profiles, by the random sites of `bench/fit_noise.py`, which makes 200 for each noise."""
+"""Plans from noisy profiles, on the random sites of `oracles/noisy_profiles.py`."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.fit_noise import LIMITS, OBJECTIVES, run
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
+from tests.planning.oracles.noisy_profiles import LIMITS, OBJECTIVES, run
 from tests.support.forms import one_in
 
 SITES = 30
@@ -16,14 +16,14 @@ SITES = 30
 @pytest.mark.parametrize("noise", one_in(3, LIMITS))
 def test_noise_costs_a_plan_little(noise: float, objective: Objective) -> None:
     found = run(noise, objective, SITES, FULL_GRID, seed=1)
-    assert found["plans"] == SITES and found["beyond_limit"] == 0
-    assert not found["falling_costs"]
+    assert len(found.losses) == SITES and max(found.losses) <= LIMITS[noise]
+    assert not found.falling_costs
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_without_noise_nothing_is_lost(objective: Objective) -> None:
-    assert run(0.0, objective, 10, FULL_GRID, seed=1)["worst_loss"] <= 0.01
+    assert run(0.0, objective, 10, FULL_GRID, seed=1).losses[-1] <= 0.01
 
 
 def test_no_cost_of_a_quick_profile_falls_however_noisy() -> None:
-    assert not run(0.6, Objective.REQUEST, 20, QUICK_GRID, seed=1)["falling_costs"]
+    assert not run(0.6, Objective.REQUEST, 20, QUICK_GRID, seed=1).falling_costs

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.hpipe import StageSeconds, slicing_seconds
 from bench.hpipe_paper import __main__ as command
 from bench.hpipe_paper import schedules
 from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table
@@ -17,6 +16,7 @@ from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.simulation.simulated_pipeline import ring
 from edgeshard.planning.simulation.timing import HopTimes, StageTimes
+from tests.planning.oracles.slicings import StageSeconds, slicing_seconds
 
 LLAMA, GPT = MODELS
 

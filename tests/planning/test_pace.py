@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.hpipe import slicing_seconds
 from edgeshard.domain.deployments.step_cost import StageCost, inter_token_s
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.step_budget import prompt_slices, slice_unit, stage_costs
@@ -13,6 +12,7 @@ from edgeshard.planning.inputs.problem import PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import built_in_model
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import score
+from tests.planning.oracles.slicings import slicing_seconds
 
 CUT = Cut((0, 1), (16, 32))
 EVEN = StageCost((1, 2048), (0.01, 0.02), (0.01, 2.057), 0.0, 1e-6, 0.001, 0.0, 1e-5)

@@ -9,11 +9,12 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from bench.hpipe import balanced_partition, half_layers, slice_times, slicing_seconds
+from bench.hpipe_paper.partition import balanced_partition
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.slicing import best_slices
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
+from tests.planning.oracles.slicings import slice_times, slicing_seconds
 
 
 def growing(fixed: float, each: float, attention: float) -> Callable[[int, int], float]:
@@ -133,10 +134,8 @@ def test_no_partition_has_a_faster_slowest_device(seed: int) -> None:
 
 def test_half_layers_balance_better_than_layers() -> None:
     """Three layers on two equal devices: 2 + 1 layers, or one and a half each."""
-    halves = half_layers([1.0] * 3, [1.0] * 3)
-    assert halves == (1.0,) * 6
     assert balanced_partition([[2.0] * 3] * 2) in ((1, 3), (2, 3))
-    assert balanced_partition([halves] * 2) == (3, 6)
+    assert balanced_partition([[1.0] * 6] * 2) == (3, 6)
 
 
 def test_fewer_units_than_devices_is_no_partition() -> None:

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from edgeshard_agent.experts.cache import Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
+from edgeshard_agent.experts.cache import Counts, Expert, ExpertCache, ForecastCache, LeastRecentlyUsed, Sizes
 from edgeshard_agent.experts.table import Choices, ExpertTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.training.expert_learning import learn, replay
+from bench.training.expert_learning import learn
 from edgeshard.domain.errors import InvalidArgumentError
 
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
+
+
+def replay(choices: Choices, cache: ExpertCache) -> Counts:
+    """What a cache does on recorded routing, token by token, where what is read ahead is always there in time."""
+    for token in choices:
+        for layer, chosen in enumerate(token):
+            for expert in cache.likely(layer):
+                cache.bring(layer, expert)
+            cache.choose(layer, chosen[None])
+    return cache.counts
 
 
 def routing(tokens: int, seed: int = 0) -> Choices:

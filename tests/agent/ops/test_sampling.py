@@ -101,7 +101,6 @@ def assert_as_the_reference(logits: torch.Tensor, samplers: list[RequestSampler]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocab", one_in(3, [1, 2, 17, 255, 256, 1000, 257, 5003]))
 def test_every_kernel_chooses_what_the_reference_does(vocab: int, dtype: torch.dtype, kernels: str) -> None:
-    """More draws of larger vocabularies: python -m bench.sampling --compare."""
     chance = np.random.default_rng(vocab)
     for number, kind in enumerate(KINDS):
         logits = made_rows(kind, 24, vocab, 100 * vocab + number).to(dtype)

@@ -4,24 +4,16 @@ Every node has true times of its own: a block takes as long as its weights take 
 soft or a sharp bend between them, plus attention. A profile has these times at the profiler's points, each times a
 random factor within 1 - noise and 1 + noise. `plan` is given the fits of such profiles, and the true times; what it
 answers is scored with the true times: cut and load, and for one request the slices that the head would cut by the fits.
-Exits 1 where a fitted cost falls or a plan loses more than LIMITS.
-
-    python -m bench.fit_noise [--sites 200] [--noise 0.1] [--objective request] [--quick] [--seed 1]    JSON
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf
 from random import Random
 from types import MappingProxyType
-from typing import Any
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import attended_pairs
@@ -35,7 +27,7 @@ from edgeshard.planning.inputs.problem import ComputeTimes, Objective, PlanProbl
 from edgeshard.planning.inputs.shapes import BlockSpec, ModelSpec, model_from_config
 from edgeshard.planning.search.plan import plan, predict
 from edgeshard.planning.solvers.solve import solve_throughput
-from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Grid
+from edgeshard.profiles.grid import Grid
 
 LIMITS = {0.03: 0.05, 0.1: 0.1, 0.3: 0.25}
 """Of how much worse a plan may be than the one from the true times, by the noise of the samples."""
@@ -222,62 +214,36 @@ def _falls(what: str, seconds: list[float]) -> Iterator[str]:
             yield f"{what}: {more:.3g} s after {less:.3g} s"
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What came of one random site: its plan's loss, None where nothing fits, and the costs that fall."""
+@dataclass(slots=True)
+class Noisy:
+    """What came of some random sites: how much worse each plan is, rising, and the fitted costs that fall."""
 
-    loss: float | None
-    falling: tuple[str, ...]
+    losses: list[float] = field(default_factory=list)
+    falling_costs: list[str] = field(default_factory=list)
 
 
-def made_site(number: int, noise: float, objective: Objective, grid: Grid, seed: int) -> Site:
+def made_site(
+    number: int, noise: float, objective: Objective, grid: Grid, seed: int
+) -> tuple[float | None, Iterator[str]]:
+    """The loss of one random site's plan, None where nothing fits, and the costs that fall."""
     chance = Random(f"{seed}/{number}/{noise}")
     problem, true = made_problem(chance)
     problem = replace(problem, objective=objective)
     noisy = {
         name: MeasuredTimes.of(profile_of(times, problem.model, grid, noise, chance)) for name, times in true.items()
     }
-    return Site(loss(problem, true, noisy), tuple(falls(problem, noisy)))
+    return loss(problem, true, noisy), falls(problem, noisy)
 
 
-def run(noise: float, objective: Objective, sites: int, grid: Grid, seed: int) -> dict[str, Any]:
-    """The figures of so many sites; those where nothing fits are not counted."""
-    made = (made_site(number, noise, objective, grid, seed) for number in itertools.count())
-    found = list(itertools.islice((site for site in made if site.loss is not None), sites))
-    losses = sorted(site.loss for site in found if site.loss is not None)
-    limit = LIMITS.get(noise, inf)
-    return {
-        "noise": noise,
-        "objective": objective,
-        "plans": len(losses),
-        "falling_costs": sum(len(site.falling) for site in found),
-        "same_plan": sum(value <= _ROUNDING - 1 for value in losses),
-        "p90_loss": losses[int(0.9 * (len(losses) - 1))],
-        "worst_loss": losses[-1],
-        "beyond_limit": sum(value > limit for value in losses),
-        "limit": LIMITS.get(noise),
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sites", type=int, default=200)
-    parser.add_argument(
-        "--noise", type=float, action="append", help="of 0.03, 0.1 and 0.3 one or more; all when absent"
-    )
-    parser.add_argument("--objective", type=Objective, action="append", help="request, throughput; both when absent")
-    parser.add_argument("--quick", action="store_true", help="the points of a quick profile")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    grid = QUICK_GRID if options.quick else FULL_GRID
-    rows = [
-        run(noise, objective, options.sites, grid, options.seed)
-        for noise in options.noise or LIMITS
-        for objective in options.objective or OBJECTIVES
-    ]
-    print(json.dumps({"benchmark": "fit_noise", "grid": "quick" if options.quick else "full", "rows": rows}, indent=2))
-    return int(any(row["falling_costs"] or row["beyond_limit"] for row in rows))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(noise: float, objective: Objective, sites: int, grid: Grid, seed: int) -> Noisy:
+    """So many sites; those where nothing fits are not counted."""
+    found = Noisy()
+    for number in itertools.count():
+        lost, falling = made_site(number, noise, objective, grid, seed)
+        if lost is not None:
+            found.losses.append(lost)
+            found.falling_costs += falling
+            if len(found.losses) == sites:
+                break
+    found.losses.sort()
+    return found
