@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,7 @@ def run(layers: Layers, cache: ExpertCache, choices: Choices, *, free: bool = Fa
     reader = ChunkReader(unit_checksum, threads=1, pace=None if free else disk.pace)
     store = ExpertStore(layers.units, range(len(layers.units)), cache, reader)
     for number, mixture in enumerate(layers.mixtures):
-        mixture.source = store.layer(number)
+        mixture.source = partial(store.use, number)
     if free:
         every = np.arange(len(layers.mixtures[0].experts))
         for number in range(len(layers.mixtures)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -118,11 +118,8 @@ class GatedMlp(nn.Module):
         return result
 
 
-class ExpertSource(Protocol):
-    """The source of one layer's experts, if they are not all in memory."""
-
-    def use(self, chosen: torch.Tensor) -> Iterator[int]:
-        """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
+ExpertSource = Callable[[torch.Tensor], Iterator[int]]
+"""The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
 
 
 class MixtureMlp(nn.Module):
@@ -134,6 +131,7 @@ class MixtureMlp(nn.Module):
         kinds = options.expert_integers or (options.integers,) * experts
         self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, replace(options, integers=kind)) for kind in kinds)
         self.source: ExpertSource | None = None
+        """Brings the layer's experts into memory; None where all of them are there."""
         self._per_token = options.style.experts_per_token
         self._normalised = options.style.normalised_experts
 
@@ -152,7 +150,7 @@ class MixtureMlp(nn.Module):
             for index in sorted(set(chosen.flatten().tolist())):
                 result.index_add_(0, *self._part(index, x, best, chosen))
             return result
-        parts = {index: self._part(index, x, best, chosen) for index in self.source.use(chosen)}
+        parts = {index: self._part(index, x, best, chosen) for index in self.source(chosen)}
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result

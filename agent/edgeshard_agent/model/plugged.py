@@ -56,8 +56,8 @@ class LayerModules(StageModules):
             hidden = block(hidden, step=step)
         return hidden
 
-    def accept(self, name: str, value: torch.Tensor) -> None:
-        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), value)
+    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), whole(value))
 
 
 class LayerProjection(Projection):

@@ -74,7 +74,7 @@ class PackedLinear:
     ) -> None:
         self.scheme = scheme
         self.group = group
-        self.out_features, self.in_features = _matrix(weight).shape
+        self.out_features, self.in_features = packing.matrix(weight).shape
         self._held: _NativeWeight | _ReferenceWeight
         if native.native_available():
             self._held = _NativeWeight(weight, scheme, bias, group)
@@ -222,15 +222,12 @@ class _NativeWeight:
     def __init__(
         self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
     ) -> None:
-        out_features, in_features = _matrix(weight).shape
-        half_scales = False
-        if isinstance(weight, QuantizedWeight):
-            packed = packing.pack_stored(weight, scheme)
-            half_scales = weight.scales.dtype is torch.float16
-        elif scheme.is_quantized:
+        out_features, in_features = packing.matrix(weight).shape
+        half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
+        if scheme.is_quantized:
             packed = packing.pack_quantized(weight, scheme, group)
         else:
-            packed = packing.pack_float(weight, scheme)
+            packed = packing.pack_float(packing.matrix(weight), scheme)
         form = PackedForm(scheme.value, group, out_features, in_features, half_scales)
         padded = None if bias is None else pad(bias.float(), (0, form.panels * packing.PANEL - out_features))
         self._describe(form, packed, padded)
@@ -337,10 +334,6 @@ class _ReferenceWeight:
         else:
             result = linear(x, self._weight, None if self._bias is None else self._bias.to(x.dtype))
         out.copy_(result)
-
-
-def _matrix(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    return weight.values if isinstance(weight, QuantizedWeight) else weight
 
 
 def _check_weights(weights: Sequence[torch.Tensor]) -> None:

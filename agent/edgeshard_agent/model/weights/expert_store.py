@@ -84,13 +84,10 @@ class ExpertStore:
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
         self._thread.start()
 
-    def layer(self, number: int) -> LayerExperts:
-        """The source of one mixture's experts, by its number among the mixtures."""
-        return LayerExperts(self, number)
-
     def use(self, layer: int, chosen: torch.Tensor) -> Iterator[int]:
-        """Experts of a layer as they are in memory; each is there until the next one is asked for.
+        """The chosen experts of a layer, each once; one is in memory until the next is asked for.
 
+        `layer` is its number among the mixtures; `chosen` is [tokens, per token].
         Raises DataLossError where a file is damaged.
         """
         uses = self._choose(layer, chosen)
@@ -272,14 +269,3 @@ class ExpertStore:
     def _fail(self, error: EdgeShardError) -> None:
         with self._changed:
             self._state.failure = error
-
-
-@dataclass(frozen=True, slots=True)
-class LayerExperts:
-    """One layer's experts, as its mixture asks for them."""
-
-    store: ExpertStore
-    number: int
-
-    def use(self, chosen: torch.Tensor) -> Iterator[int]:
-        yield from self.store.use(self.number, chosen)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,7 +237,7 @@ class _WeightLoading:
         blocks = [block for block in self.modules.layers.values() if isinstance(block, Block)]
         places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
         for number, mixture in enumerate(places):
-            mixture.source = store.layer(number)
+            mixture.source = partial(store.use, number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
         """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
@@ -265,7 +266,7 @@ class _WeightLoading:
             self._read(unit, file)
             return
         self._settle(0)
-        self.meter.begin(self._making)
+        self.meter.begin(WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING)
         self._load(unit)
         if self.packing.writes:
             self._write(unit)
@@ -292,11 +293,6 @@ class _WeightLoading:
         small = unit_memory(file.header.small_bytes)
         file.read_small(self.reader, small.numpy().data)
         return AdoptedUnit(unit, file, small)
-
-    @property
-    def _making(self) -> WeightLoadingWork:
-        """The work on a unit that stays in memory and has no packed file."""
-        return WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING
 
     def _load(self, unit: ModelUnit) -> None:
         """Load its tensors that are left; one that is in two units is loaded into both at once."""
