@@ -11,34 +11,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from edgeshard.domain.control.commands import (
-    ActivateHead,
-    CommandResult,
-    KeepStandby,
-    MeasureCompute,
-    PrepareStage,
-    ProbeLinks,
-    ReleaseStage,
-    StageCommand,
-    TraceSteps,
-)
+from edgeshard.domain.control import commands
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
-from edgeshard_agent.core import standby
+from edgeshard_agent.core import events, standby
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
-from edgeshard_agent.core.events import (
-    ActionStarted,
-    CommandReceived,
-    Event,
-    HeadActivated,
-    StageBroke,
-    StageClosed,
-    StageEvent,
-    StageLoaded,
-    StageLoadFailed,
-    Started,
-)
 from edgeshard_agent.core.measuring import (
     ControlLost,
     Measuring,
@@ -73,7 +51,7 @@ class SlotPhase(StrEnum):
 class Slot:
     """One deployment on this node: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
 
-    wanted: PrepareStage | None = None
+    wanted: commands.PrepareStage | None = None
     activate: bool = False
     phase: SlotPhase = SlotPhase.EMPTY
     epoch: Epoch = NO_EPOCH
@@ -90,24 +68,24 @@ class AgentState:
     reported: bool = False
     """Whether the coordinator is told that the node has started."""
     slots: dict[DeploymentName, Slot] = field(default_factory=dict)
-    results: dict[OperationId, CommandResult] = field(default_factory=dict)
+    results: dict[OperationId, commands.CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
-    unsent: tuple[CommandResult, ...] = ()
+    unsent: tuple[commands.CommandResult, ...] = ()
     measuring: Measuring = field(default_factory=Measuring)
     traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
     standbys: dict[DeploymentName, Standby] = field(default_factory=dict)
 
 
-def apply(state: AgentState, event: Event) -> AgentState:
+def apply(state: AgentState, event: events.Event) -> AgentState:
     """Fold one event into the state."""
     match event:
-        case Started():
+        case events.Started():
             return replace(state, facts=event.facts)
-        case CommandReceived():
+        case events.CommandReceived():
             return _command(state, event)
-        case ActionStarted():
+        case events.ActionStarted():
             return _started(state, event.action)
-        case StageClosed():
+        case events.StageClosed():
             return _closed(state, event.deployment)
         case MeasuringEnded() | MeasuringStopped() | ControlLost():
             return _measuring_event(state, event)
@@ -115,7 +93,7 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _traced(state, event)
         case StandbySet():
             return _with_standbys(state, *standby.ended(state.standbys, event))
-        case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
+        case events.StageLoaded() | events.StageLoadFailed() | events.HeadActivated() | events.StageBroke():
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
                 return state  # of an epoch that was superseded while the action ran
@@ -158,16 +136,16 @@ def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
     return None
 
 
-def _command(state: AgentState, event: CommandReceived) -> AgentState:
+def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
     known = state.results.get(event.operation_id)
     if known is not None:
         return replace(state, unsent=(*state.unsent, known))
     match event.command:
-        case MeasureCompute() | ProbeLinks():
+        case commands.MeasureCompute() | commands.ProbeLinks():
             return _measure(state, MeasuringTask(event.operation_id, event.command))
-        case TraceSteps():
+        case commands.TraceSteps():
             return _trace(state, WantedTrace(event.operation_id, event.command))
-        case KeepStandby():
+        case commands.KeepStandby():
             return _with_standbys(state, *standby.asked(state.standbys, event.operation_id, event.command))
         case _:
             return _stage_command(state, event.operation_id, event.command)
@@ -196,8 +174,8 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
     return replace(state, traces={**state.traces, command.deployment: wanted})
 
 
-def _stage_command(state: AgentState, operation_id: OperationId, command: StageCommand) -> AgentState:
-    if isinstance(command, ReleaseStage):
+def _stage_command(state: AgentState, operation_id: OperationId, command: commands.StageCommand) -> AgentState:
+    if isinstance(command, commands.ReleaseStage):
         state = _with_standbys(state, *standby.released(state.standbys, command.deployment, command.epoch))
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
@@ -206,11 +184,11 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: StageC
     if command.epoch < newest:
         return _answer(state, operation_id, StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch"))
     match command:
-        case PrepareStage():
+        case commands.PrepareStage():
             return _prepare(state, slot, operation_id, command)
-        case ActivateHead():
+        case commands.ActivateHead():
             return _activate(state, slot, operation_id, command)
-        case ReleaseStage():
+        case commands.ReleaseStage():
             if slot.phase is SlotPhase.EMPTY and slot.wanted is None:
                 return _answer(state, operation_id)
             state = _answer_all(state, slot.prepares + slot.activates, _superseded())
@@ -220,7 +198,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: StageC
             assert_never(command)
 
 
-def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: PrepareStage) -> AgentState:
+def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.PrepareStage) -> AgentState:
     if slot.wanted is not None and slot.wanted.epoch == command.epoch:
         if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
             return _answer(state, operation_id)
@@ -230,14 +208,14 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
         return _with_slot(state, command.deployment, slot)
     state = _answer_all(state, slot.prepares + slot.activates, _superseded())
     wanted = state.measuring.wanted
-    if wanted is not None and isinstance(wanted.command, MeasureCompute):
+    if wanted is not None and isinstance(wanted.command, commands.MeasureCompute):
         state = _answer(state, wanted.operation_id, stage_came())
         state = replace(state, measuring=replace(state.measuring, wanted=None))
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
 
-def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: ActivateHead) -> AgentState:
+def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.ActivateHead) -> AgentState:
     if slot.wanted is None or slot.wanted.epoch != command.epoch or slot.wanted.stage != 0:
         error = FailedPreconditionError(
             f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
@@ -299,29 +277,29 @@ def _traced(state: AgentState, event: TraceEnded) -> AgentState:
         return state  # replaced, or wanted no more
     others = {name: other for name, other in state.traces.items() if name != event.deployment}
     # Not kept among the results: it is large, and used once.
-    result = CommandResult(event.operation_id, event.error, trace=event.trace)
+    result = commands.CommandResult(event.operation_id, event.error, trace=event.trace)
     return replace(state, traces=others, unsent=(*state.unsent, result))
 
 
-def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:
+def _progressed(state: AgentState, slot: Slot, event: events.StageEvent) -> AgentState:
     if slot.phase is SlotPhase.CLOSING:
         return state
     match event:
-        case StageLoaded():
+        case events.StageLoaded():
             state = _answer_all(state, slot.prepares, None, event.status)
             return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
-        case StageLoadFailed():
+        case events.StageLoadFailed():
             # The node holds nothing and wants nothing: the coordinator decides what comes next.
             state = _answer_all(state, slot.prepares + slot.activates, event.error)
             return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
-        case HeadActivated():
+        case events.HeadActivated():
             if slot.phase is not SlotPhase.ACTIVATING:
                 return state  # the stage broke meanwhile, which was the answer
             state = _answer_all(state, slot.activates, event.error)
             phase = SlotPhase.ACTIVE if event.error is None else SlotPhase.READY
             slot = replace(slot, phase=phase, activate=event.error is None, activates=())
             return _with_slot(state, event.deployment, slot)
-        case StageBroke():
+        case events.StageBroke():
             state = _answer_all(state, slot.activates, _broken())
             broken = replace(slot, phase=SlotPhase.BROKEN, activate=False, activates=())
             return _with_slot(state, event.deployment, broken)
@@ -372,6 +350,6 @@ def _answer_all(
 def _answer(
     state: AgentState, operation_id: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
 ) -> AgentState:
-    result = CommandResult(operation_id, error, status)
+    result = commands.CommandResult(operation_id, error, status)
     kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
     return replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))

@@ -19,17 +19,8 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.process.logs import debug_logged
+from edgeshard_agent.core import events
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
-from edgeshard_agent.core.events import (
-    ActionStarted,
-    Event,
-    HeadActivated,
-    StageBroke,
-    StageClosed,
-    StageLoaded,
-    StageLoadFailed,
-    Started,
-)
 from edgeshard_agent.core.machine import worth_keeping
 from edgeshard_agent.core.measuring import (
     MeasuringEnded,
@@ -101,7 +92,7 @@ class Hosting:
         self._report_started = report_started
         self._given: Tools | None = None
         self._state = AgentState()
-        self._ring: EventRing[AgentState, Event] = EventRing()
+        self._ring: EventRing[AgentState, events.Event] = EventRing()
         self._stages: dict[DeploymentName, HostedStage] = {}
         self._heads: dict[DeploymentName, Head] = {}
         """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
@@ -113,7 +104,7 @@ class Hosting:
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
         """Begin to compute with these tools."""
         self._given = tools
-        self.post(Started(facts))
+        self.post(events.Started(facts))
 
     @property
     def _tools(self) -> Tools:
@@ -128,18 +119,18 @@ class Hosting:
     def stages(self) -> tuple[HostedStage, ...]:
         return tuple(self._stages.values())
 
-    def recorded(self) -> tuple[AgentState, RingView[AgentState, Event]]:
+    def recorded(self) -> tuple[AgentState, RingView[AgentState, events.Event]]:
         """The state, and the newest events that led to it."""
         return self._state, self._ring.view(self._state)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: events.Event) -> None:
         self._apply(event)
         for action in reconcile(self._state):
-            self._apply(ActionStarted(action))
+            self._apply(events.ActionStarted(action))
             self._start(action)
         self._around.changed()
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: events.Event) -> None:
         before, now = self._state, self._around.clock.now()
         try:
             self._state = apply(before, event)
@@ -181,7 +172,7 @@ class Hosting:
             case StartTrace():
                 self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
 
-    def _run(self, subject: str, work: Callable[[], Awaitable[Event]]) -> None:
+    def _run(self, subject: str, work: Callable[[], Awaitable[events.Event]]) -> None:
         """Do one thing at a time per deployment, and for the measuring; a newer action ends an older one first."""
         former = self._tasks.get(subject)
 
@@ -197,14 +188,14 @@ class Hosting:
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
 
-    async def _load_stage(self, prepare: PrepareStage) -> Event:
+    async def _load_stage(self, prepare: PrepareStage) -> events.Event:
         deployment, epoch = prepare.deployment, prepare.epoch
         what = f"loading stage {prepare.stage}"
         stage = await _tried(lambda: self._open_stage(prepare), "stage_load_crashed", what, deployment=deployment)
         if isinstance(stage, EdgeShardError):
-            return StageLoadFailed(deployment, epoch, stage)
+            return events.StageLoadFailed(deployment, epoch, stage)
         log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
-        return StageLoaded(deployment, epoch, stage.status())
+        return events.StageLoaded(deployment, epoch, stage.status())
 
     async def _open_stage(self, prepare: PrepareStage) -> HostedStage:
         deployment = prepare.deployment
@@ -254,33 +245,33 @@ class Hosting:
             raise
         return retired
 
-    async def _set_standby(self, command: KeepStandby) -> Event:
+    async def _set_standby(self, command: KeepStandby) -> events.Event:
         what, deployment = "loading a standby", command.deployment
         load = self._tools.load_standby
         error = await _tried(lambda: self._standbys.set(command, load), "standby_crashed", what, deployment=deployment)
         return StandbySet(command, error)
 
-    async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> Event:
+    async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> events.Event:
         what = "activating the head"
         error = await _tried(
             lambda: self._stages[deployment].activate(), "activate_crashed", what, deployment=deployment
         )
-        return HeadActivated(deployment, epoch, error)
+        return events.HeadActivated(deployment, epoch, error)
 
-    async def _close_stage(self, deployment: DeploymentName) -> Event:
+    async def _close_stage(self, deployment: DeploymentName) -> events.Event:
         await self._drop(deployment)
         await self._keep_head(deployment, None)
         log.info("stage_released", deployment=deployment)
-        return StageClosed(deployment)
+        return events.StageClosed(deployment)
 
-    async def _run_measuring(self, task: MeasuringTask) -> Event:
+    async def _run_measuring(self, task: MeasuringTask) -> events.Event:
         error = await _tried(lambda: self._tools.measure(task), "measuring_crashed", "measuring")
         return MeasuringEnded(task, error)
 
-    async def _stop_measuring(self) -> Event:
+    async def _stop_measuring(self) -> events.Event:
         return MeasuringStopped()  # the measuring itself was cancelled before this began
 
-    async def _trace(self, action: StartTrace) -> Event:
+    async def _trace(self, action: StartTrace) -> events.Event:
         command = action.command
         stage = self._stages.get(command.deployment)
         if stage is not None:
@@ -328,7 +319,7 @@ class Hosting:
             await self._around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
-        self.post(StageBroke(deployment, epoch))
+        self.post(events.StageBroke(deployment, epoch))
 
 
 async def _tried(work: Callable[[], Awaitable[T]], event: str, what: str, **about: str) -> T | EdgeShardError:
@@ -353,8 +344,8 @@ def _standby_task(deployment: DeploymentName) -> str:
     return f"(standby) {deployment}"
 
 
-def _say(event: Event) -> None:
-    if isinstance(event, ActionStarted):
+def _say(event: events.Event) -> None:
+    if isinstance(event, events.ActionStarted):
         log.debug("action_issued", **labels(event.action))
     else:
         log.debug("event_applied", **labels(event))
