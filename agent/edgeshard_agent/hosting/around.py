@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.control.commands import KeepStandby, PrepareStage
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, StageFilling
-from edgeshard.domain.nodes.profile import MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import Emulation, MeasuredNode, Reports
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.net.link_sender import Carrier
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
-    from edgeshard_agent.engine.stage_runner import Pace
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.model.stage import StageModel
@@ -116,16 +113,6 @@ def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
     return command.spec.quantisation_of(node)
 
 
-class Emulation(Protocol):
-    """A device and links that stages pretend to have (`edgeshard_agent.lab.emulation`)."""
-
-    def pace(self, layers: LayerRange, clock: Clock) -> Pace:
-        """The pace of a stage of these layers."""
-
-    def carrier(self, receiver: NodeName, window: int) -> Carrier:
-        """The carrier of a stage's link to another node."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostServices:
     """Services that all stages of a node share."""
@@ -169,15 +156,6 @@ class Tools:
     load_standby: LoadStandby
     measure: Measuring
     wire: Wire
-
-
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Receivers of measurements: the coordinator, and for links also the comparison with live traffic."""
-
-    report: Callable[[ProfileReport], Awaitable[None]]
-    progress: Callable[[CommandProgress], None]
-    probed: Callable[[tuple[MeasuredLink, ...]], None]
 
 
 MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]

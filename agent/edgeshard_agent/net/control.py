@@ -10,19 +10,7 @@ from dataclasses import dataclass, replace
 import grpc
 import structlog
 
-from edgeshard.domain.control.commands import (
-    AgentMessage,
-    CommandProgress,
-    CommandResult,
-    ControlHello,
-    ControlMessage,
-    DumpPart,
-    Heartbeat,
-    HeartbeatChange,
-    ProfileReport,
-    Registration,
-    Term,
-)
+from edgeshard.domain.control import commands
 from edgeshard.domain.control.heartbeats import (
     HOLDING_INTERVAL_S,
     IDLE_INTERVAL_S,
@@ -86,8 +74,8 @@ class ControlClient:
     channel: grpc.aio.Channel
     target: str
     """The coordinator's address, for messages."""
-    registration: Registration
-    on_command: Callable[[OperationId, ControlMessage], None]
+    registration: commands.Registration
+    on_command: Callable[[OperationId, commands.ControlMessage], None]
     statuses: Callable[[], tuple[StageStatus, ...]]
     available_bytes: Callable[[], int]
     huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]]
@@ -100,7 +88,7 @@ class ControlClient:
 
     def __post_init__(self) -> None:
         self._stub = CoordinatorServiceStub(self.channel)
-        self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[commands.AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._told_started = False
@@ -114,21 +102,18 @@ class ControlClient:
         self.registration = replace(self.registration, facts=facts, starting=False)
         self._changed.set()
 
-    def send_results(self, results: tuple[CommandResult, ...]) -> None:
+    def send_results(self, results: tuple[commands.CommandResult, ...]) -> None:
         for result in results:
             self._outgoing.put_nowait(result)
 
-    def send_progress(self, progress: CommandProgress) -> None:
-        self._outgoing.put_nowait(progress)
-
-    def send_suspicion(self, suspected: LinkSuspected) -> None:
-        self._outgoing.put_nowait(suspected)
+    def send(self, news: commands.CommandProgress | LinkSuspected) -> None:
+        self._outgoing.put_nowait(news)
 
     def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):
             self._outgoing.put_nowait(part)
 
-    async def report(self, report: ProfileReport) -> None:
+    async def report(self, report: commands.ProfileReport) -> None:
         """Report measurements; later registrations carry the new facts too. Raises the coordinator's refusal."""
         if report.facts is not None:
             self.registration = replace(self.registration, facts=report.facts)
@@ -168,7 +153,7 @@ class ControlClient:
         log.info("registered", coordinator=self.target, starting=registration.starting)
         self._check_placeable()
 
-    def _follow(self, term: Term) -> None:
+    def _follow(self, term: commands.Term) -> None:
         """Raises UnavailableError for a term below one that this node has followed."""
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
@@ -189,7 +174,7 @@ class ControlClient:
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
-        hello = ControlHello(self.registration.node_id, self.registration.incarnation)
+        hello = commands.ControlHello(self.registration.node_id, self.registration.incarnation)
         await call.write(agent_message_to_wire(hello))
         try:
             await until_one_ends(
@@ -213,7 +198,7 @@ class ControlClient:
             try:
                 operation_id, command = command_from_wire(message)
             except EdgeShardError as error:
-                self.send_results((CommandResult(OperationId(message.operation_id), error),))
+                self.send_results((commands.CommandResult(OperationId(message.operation_id), error),))
             else:
                 self.on_command(operation_id, command)
         if await call.code() is not grpc.StatusCode.OK:
@@ -232,20 +217,20 @@ class ControlClient:
         """Whoever asked over a stream that ended waits no more."""
         kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
         for message in kept:
-            if not isinstance(message, DumpPart):
+            if not isinstance(message, commands.DumpPart):
                 self._outgoing.put_nowait(message)
 
     async def _send_heartbeats(self, call: Control) -> None:
         """The first of the stream whole, then what changed. Each is made when it can be written, and so is never old:
         a stage whose release was answered is in none that follows."""
-        told: Heartbeat | None = None
+        told: commands.Heartbeat | None = None
         while True:
             if not (self._told_started or self.registration.starting):
                 await self._register()
             huge_pages = await self.huge_pages(self.statuses())
             async with self._writing:
                 now = self._heartbeat(huge_pages)
-                said: Heartbeat | HeartbeatChange = now
+                said: commands.Heartbeat | commands.HeartbeatChange = now
                 if told is None:
                     told = now
                 else:
@@ -267,9 +252,9 @@ class ControlClient:
                     await call.write(agent_message_to_wire(self.condition()))
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
-    def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
+    def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
         node_id, incarnation = self.registration.node_id, self.registration.incarnation
-        return Heartbeat(
+        return commands.Heartbeat(
             node_id,
             incarnation,
             self.statuses(),
@@ -280,7 +265,7 @@ class ControlClient:
         )
 
 
-def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
+def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
     """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
     try:
         request = agent_message_to_wire(message)
@@ -289,7 +274,7 @@ def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
         log.error("message_not_sent", kind=type(message).__name__, size=request.ByteSize())
     except (TypeError, ValueError) as error:  # a value that no message holds
         log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
-    if not isinstance(message, CommandResult):
+    if not isinstance(message, commands.CommandResult):
         return None
     failure = InternalError("the node's answer could not be sent; its log says why")
-    return agent_message_to_wire(CommandResult(message.operation_id, failure))
+    return agent_message_to_wire(commands.CommandResult(message.operation_id, failure))

@@ -83,9 +83,8 @@ def config() -> dict[str, Any]:
 def measured(config: dict[str, Any]) -> tuple[ComputeProfile, float, list[tuple[str, int, int]]]:
     told: list[tuple[str, int, int]] = []
     began = time.process_time()
-    profiler = Profiler(
-        config, DType.FLOAT32, "cpu", 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:]))
-    )
+    form = LayerForm(config, DType.FLOAT32, "cpu")
+    profiler = Profiler(form, 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:])))
     return profiler.run(), time.process_time() - began, told
 
 
@@ -164,7 +163,7 @@ def test_quantised_layers_are_measured_as_a_stage_holds_them(
     small = Grid((1, 16), (0,), (1, 2), (8,), Effort(1, 1, 1, 0.0))
     config = tiny_config | {"tie_word_embeddings": tied}
     model = model_from_config("tiny", config)
-    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, quantisation, cache=1).run()
+    profile = Profiler(LayerForm(config, DType.BFLOAT16, "cpu", quantisation), 1, small, cache=1).run()
     embedding, block, head = profile.layers
     assert profile.quantisation is quantisation
     assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, quantisation)
@@ -175,7 +174,7 @@ def test_quantised_layers_are_measured_as_a_stage_holds_them(
 
 def test_what_cannot_run_quantised_is_not_measured_so(tiny_config: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
-        Profiler(tiny_config, DType.BFLOAT16, "meta", 1, quantisation=Quantisation.INT8).run()
+        Profiler(LayerForm(tiny_config, DType.BFLOAT16, "meta", Quantisation.INT8), 1).run()
     assert refusal.value.field == "quantisation" and "CPU" in refusal.value.message
 
 
@@ -183,8 +182,8 @@ def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
 
     def rotated(limit: int | None) -> int:
-        profiler = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=CACHE, memory_limit_bytes=limit)
-        return profiler.run().layers[1].rotated_bytes
+        form = LayerForm(tiny_config, DType.FLOAT32, "cpu")
+        return Profiler(form, 1, small, cache=CACHE, memory_limit_bytes=limit).run().layers[1].rotated_bytes
 
     layer = 4 * block_sorts(tiny_config)[0].parameters
     assert layer <= rotated(1 << 20) < 1 << 20 < rotated(None)
@@ -245,7 +244,7 @@ PLUGGED = MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 3
 def test_every_sort_is_measured(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
     config = tiny_config | family
-    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, cache=1 << 10).run()
+    profile = Profiler(LayerForm(config, DType.BFLOAT16, "cpu"), 1, small, cache=1 << 10).run()
     middle = profile.layers[1:-1]
     assert [layer.kind for layer in middle] == [sort.kind for sort in block_sorts(config)]
     assert (profile.layers[0].parameters, profile.layers[-1].parameters) == outer_parameters(config)
