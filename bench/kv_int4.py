@@ -36,9 +36,8 @@ KINDS = (KvFormat.BFLOAT16, KvFormat.INT4)
 def filled(stage: StageModel, kept: KvFormat, streams: int, positions: int, steps: int) -> KvPool:
     """A pool in which each stream has so many positions, with room for its steps."""
     blocks, shape = -(-(positions + steps) // BLOCK_TOKENS), stage.shape
-    pool = KvPool(
-        stage.layers, blocks * streams, BLOCK_TOKENS, shape.kv_heads, shape.head_dim, kept, "cpu", scratch=False
-    )
+    memory = KvMemory(kept, blocks * streams, BLOCK_TOKENS)
+    pool = KvPool(stage.layers, memory, shape.kv_heads, shape.head_dim, "cpu", scratch=False)
     grants = tuple(
         KvGrant(stream, 0, tuple(range(stream * blocks, (stream + 1) * blocks))) for stream in range(streams)
     )

@@ -18,7 +18,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -129,8 +129,8 @@ class BlockRotation:
                 if hasattr(part, "layer_idx"):
                     part.layer_idx = index
         self.modules: StageModules = built[0]
-        blocks, layers = -(-kv_tokens // BLOCK_TOKENS), LayerRange(0, copies)
-        self.pool = KvPool(layers, blocks, BLOCK_TOKENS, shape.kv_heads, shape.head_dim, dtype, device)
+        memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
+        self.pool = KvPool(LayerRange(0, copies), memory, shape.kv_heads, shape.head_dim, device)
         self._next = 0
 
     @property

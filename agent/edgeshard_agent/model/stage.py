@@ -16,7 +16,6 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
-from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
@@ -97,9 +96,7 @@ class StageModel:
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        heads, gathers = (shape.kv_heads, shape.head_dim), recorder is not None
-        pool = KvPool(weights.layers, kv.blocks, kv.block_tokens, *heads, kv.kept, device, gathers)
-        pool.swap = SwapSpace(kv.swap_bytes // pool.block_bytes, kv.swap_directory)
+        pool = KvPool(weights.layers, kv, shape.kv_heads, shape.head_dim, device, scratch=recorder is not None)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
