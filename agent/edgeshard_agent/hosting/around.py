@@ -136,26 +136,23 @@ class HostServices:
     """What a long prompt may take in a head's process of its own."""
 
 
-Load = Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
-"""Fetches and loads a stage, but for the weights that are held already."""
 LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
-"""The same for a standby, beside the steps of this node."""
-Measuring = Callable[[MeasuringTask], Awaitable[None]]
-"""Measures and reports; cancelled, it leaves nothing in memory."""
-Wire = Callable[
-    [PrepareStage, LoadedModel, HostServices, Callable[[DeploymentName, Epoch], None], "Head | None"], "HostedStage"
-]
-"""A stage of loaded weights, not yet started; the callback is told when it breaks. The head is the former epoch's."""
+"""Fetches and loads a standby beside the steps of this node, but for the weights that are held already."""
+Broken = Callable[[DeploymentName, Epoch], None]
+"""Told when a stage breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
-    load: Load
+    load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
+    """Fetches and loads a stage, but for the weights that are held already."""
     load_standby: LoadStandby
-    measure: Measuring
-    wire: Wire
+    measure: Callable[[MeasuringTask], Awaitable[None]]
+    """Measures and reports; cancelled, it leaves nothing in memory."""
+    wire: Callable[[PrepareStage, LoadedModel, HostServices, Broken, Head | None], HostedStage]
+    """Makes a stage of loaded weights, and does not start it. The head is that of the former epoch."""
 
 
 MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]

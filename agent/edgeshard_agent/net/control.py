@@ -253,16 +253,8 @@ class ControlClient:
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
-        node_id, incarnation = self.registration.node_id, self.registration.incarnation
-        return commands.Heartbeat(
-            node_id,
-            incarnation,
-            self.statuses(),
-            self.available_bytes(),
-            huge_pages,
-            self.others_share(),
-            self.packed()[:MOST_PACKED],
-        )
+        node, now = self.registration, (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
+        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[:MOST_PACKED])
 
 
 def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:

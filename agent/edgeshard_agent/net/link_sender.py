@@ -209,15 +209,8 @@ class LinkSender:
 
     async def _open(self, call: Exchange) -> None:
         hop = self.hop
-        hello = LinkHello(
-            deployment=hop.deployment,
-            epoch=hop.epoch,
-            from_stage=hop.from_stage,
-            to_stage=hop.to_stage,
-            dialler_sends=True,
-            wire_version=WIRE_VERSION,
-        )
-        await _write(call, hello)
+        hops = hop.deployment, hop.epoch, hop.from_stage, hop.to_stage
+        await _write(call, LinkHello(*hops, dialler_sends=True, wire_version=WIRE_VERSION))
         answer = await call.read()
         if not isinstance(answer, pb.ExchangeResponse):
             await _raise_end(call)

@@ -77,7 +77,7 @@ class PackedLinear:
         self.out_features, self.in_features = packing.matrix(weight).shape
         self._held: _NativeWeight | _ReferenceWeight
         if native.native_available():
-            self._held = _NativeWeight(weight, scheme, bias, group)
+            self._held = _NativeWeight.pack(weight, scheme, bias, group)
         else:
             if scheme.is_quantized and isinstance(weight, torch.Tensor):
                 weight = quantize_weight(weight, scheme, group)
@@ -131,7 +131,13 @@ class PackedLinear:
         made = cls.__new__(cls)
         made.scheme, made.group = Scheme.parse(form.scheme), form.group
         made.out_features, made.in_features = form.out_features, form.in_features
-        made._held = _NativeWeight.of(form, memory, bias)
+        if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.padded_rows):
+            raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
+        if memory is not None and (memory.dtype, memory.numel()) != (torch.uint8, form.size):
+            raise InvalidArgumentError(
+                f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
+            )
+        made._held = _NativeWeight(form, memory, bias)
         return made
 
     @property
@@ -219,9 +225,10 @@ class _NativeWeight:
 
     __slots__ = ("_function", "_struct", "address", "bias", "packed", "padding")
 
-    def __init__(
-        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
+    @classmethod
+    def pack(
+        cls, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
+    ) -> _NativeWeight:
         out_features, in_features = packing.matrix(weight).shape
         half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
         if scheme.is_quantized:
@@ -229,24 +236,10 @@ class _NativeWeight:
         else:
             packed = packing.pack_float(packing.matrix(weight), scheme)
         form = PackedForm(scheme.value, group, out_features, in_features, half_scales)
-        padded = None if bias is None else pad(bias.float(), (0, form.panels * packing.PANEL - out_features))
-        self._describe(form, packed, padded)
+        padded = None if bias is None else pad(bias.float(), (0, form.padded_rows - out_features))
+        return cls(form, packed, padded)
 
-    @classmethod
-    def of(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> _NativeWeight:
-        if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.panels * packing.PANEL):
-            raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
-        made = cls.__new__(cls)
-        made._describe(form, None, bias)
-        if memory is not None:
-            if memory.dtype is not torch.uint8 or memory.numel() != form.size:
-                raise InvalidArgumentError(
-                    f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
-                )
-            made.place(memory)
-        return made
-
-    def _describe(self, form: PackedForm, packed: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    def __init__(self, form: PackedForm, packed: torch.Tensor | None, bias: torch.Tensor | None) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear

@@ -242,7 +242,9 @@ class MicroBatchTuner:
         """
         modelled = self._modelled_s(parts, count, longest)
         own = [
-            others for (of, others), measured in self._measured.items() if of == parts and self._counts(measured, hope)
+            others
+            for (of, others), measured in self._measured.items()
+            if of == parts and (not hope or self._is_new(measured))
         ]
         if own:
             nearest = min(own, key=lambda others: max(count, others) / min(count, others))
@@ -253,9 +255,6 @@ class MicroBatchTuner:
             return None
         known = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
         return modelled * min([1.0, *(seconds / before for seconds, before in known if before)])
-
-    def _counts(self, measured: _Measured, hope: bool) -> bool:
-        return not hope or self._is_new(measured)
 
     def _modelled_s(self, parts: int, count: int, longest: Sequence[Piece]) -> float | None:
         decodes = -(-count // parts)

@@ -55,6 +55,10 @@ def _mincore() -> Callable[..., int]:
     return function
 
 
+Wanted = Callable[[], bool]
+"""Whether a read is still wanted."""
+
+
 class ReadAbandonedError(Exception):
     """A read ended before its end, because nobody wants it any more. What it had filled holds no meaning."""
 
@@ -89,7 +93,7 @@ class ChunkReader:
         arrived: Callable[[int, memoryview], None],
         *,
         cached: bool | None = None,
-        wanted: Callable[[], bool] | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
@@ -126,7 +130,7 @@ class ChunkReader:
             if errors:
                 raise errors[0]
 
-    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Callable[[], bool] | None) -> None:
+    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Wanted | None) -> None:
         """Read a chunk at once; with `wanted` in pieces, and no more once it is not wanted."""
         most = _PIECE_BYTES if wanted is not None else max(1, len(chunk))
         for at in range(0, len(chunk), most):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
@@ -42,20 +42,20 @@ class Retries:
     stall_s: float = 30.0
 
 
+@dataclass(slots=True)
 class _Tally:
     """Bytes here, summed over the blobs of one fetch."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._by_blob: dict[Digest, int] = {}
+    total: int
+    progress: Progress | None
+    done: int = 0
+    by_blob: dict[Digest, int] = field(default_factory=dict)
 
     def set(self, digest: Digest, size: int) -> None:
-        self._done += size - self._by_blob.get(digest, 0)
-        self._by_blob[digest] = size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+        self.done += size - self.by_blob.get(digest, 0)
+        self.by_blob[digest] = size
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
 class Fetcher:
