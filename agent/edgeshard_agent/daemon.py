@@ -107,7 +107,7 @@ async def serve(settings: AgentSettings) -> None:
         renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(node.client, partial(node.compute, notifier), settings.name, settings.ready_file, address)
+        await _until_stopped(node.client, partial(node.compute, notifier), settings, address)
     finally:
         notifier.stopping()
         await node.metrics.stop()
@@ -283,11 +283,7 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
 
 
 async def _until_stopped(
-    client: ControlClient,
-    start: Callable[[], Coroutine[Any, Any, None]],
-    name: str,
-    ready_file: Path | None,
-    address: str,
+    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], settings: AgentSettings, address: str
 ) -> None:
     """Join, start, and serve until a signal. Raises why the node cannot join or cannot start."""
     stopped = asyncio.Event()
@@ -298,20 +294,19 @@ async def _until_stopped(
     starting = asyncio.create_task(start())
     stopping = asyncio.create_task(stopped.wait())
     placeable = asyncio.create_task(client.placeable.wait())
-    waited_for: set[asyncio.Task[Any]] = {running, starting, stopping, placeable}
+    tasks: tuple[asyncio.Task[Any], ...] = (running, starting, stopping, placeable)
+    waited_for = set(tasks)
     try:
         while not (running.done() or stopping.done()):
             done, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             if placeable in done:
-                tell_ready(
-                    f"node {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
-                )
-                if ready_file is not None:
-                    write_ready_file(ready_file, address)
+                what = "`edgectl get nodes` lists it, `edgectl deploy` places layers"
+                tell_ready(f"node {settings.name} serves on {address}. {what}")
+                if settings.ready_file is not None:
+                    write_ready_file(settings.ready_file, address)
     finally:
-        tasks = (running, starting, stopping, placeable)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

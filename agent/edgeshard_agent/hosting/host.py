@@ -19,16 +19,9 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.process.logs import debug_logged
-from edgeshard_agent.core import events
+from edgeshard_agent.core import events, measuring
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
 from edgeshard_agent.core.machine import worth_keeping
-from edgeshard_agent.core.measuring import (
-    MeasuringEnded,
-    MeasuringStopped,
-    MeasuringTask,
-    StartMeasuring,
-    StopMeasuring,
-)
 from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
@@ -74,22 +67,21 @@ class _Loading:
         )
 
 
+@dataclass(eq=False)
 class Hosting:
     """Owns the agent's state: `post` folds an event in and starts what follows from it.
 
-    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. `send_results` gets the
-    answers to commands, `report_started` the node's facts once it can compute. Before `start` it computes nothing.
+    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. Before `start` it
+    computes nothing.
     """
 
-    def __init__(
-        self,
-        around: HostServices,
-        send_results: Callable[[tuple[CommandResult, ...]], None],
-        report_started: Callable[[DeviceFacts], None],
-    ) -> None:
-        self._around = around
-        self._send_results = send_results
-        self._report_started = report_started
+    around: HostServices
+    send_results: Callable[[tuple[CommandResult, ...]], None]
+    """Gets the answers to commands."""
+    report_started: Callable[[DeviceFacts], None]
+    """Gets the node's facts once it can compute."""
+
+    def __post_init__(self) -> None:
         self._given: Tools | None = None
         self._state = AgentState()
         self._ring: EventRing[AgentState, events.Event] = EventRing()
@@ -97,7 +89,7 @@ class Hosting:
         self._heads: dict[DeploymentName, Head] = {}
         """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
         self._loading: dict[DeploymentName, _Loading] = {}
-        self._standbys = Standbys(around.changed)
+        self._standbys = Standbys(self.around.changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: set[asyncio.Task[None]] = set()
 
@@ -128,10 +120,10 @@ class Hosting:
         for action in reconcile(self._state):
             self._apply(events.ActionStarted(action))
             self._start(action)
-        self._around.changed()
+        self.around.changed()
 
     def _apply(self, event: events.Event) -> None:
-        before, now = self._state, self._around.clock.now()
+        before, now = self._state, self.around.clock.now()
         try:
             self._state = apply(before, event)
         except Exception as error:
@@ -154,18 +146,18 @@ class Hosting:
     def _start(self, action: Action) -> None:
         match action:
             case ReportStarted():
-                self._report_started(action.facts)
+                self.report_started(action.facts)
             case SendResults():
-                self._send_results(action.results)
+                self.send_results(action.results)
             case LoadStage():
                 self._run(action.prepare.deployment, partial(self._load_stage, action.prepare))
             case OpenHead():
                 self._run(action.deployment, partial(self._open_head, action.deployment, action.epoch))
             case CloseStage():
                 self._run(action.deployment, partial(self._close_stage, action.deployment))
-            case StartMeasuring():
+            case measuring.StartMeasuring():
                 self._run(_MEASURING, partial(self._run_measuring, action.task))
-            case StopMeasuring():
+            case measuring.StopMeasuring():
                 self._run(_MEASURING, self._stop_measuring)
             case SetStandby():
                 self._run(_standby_task(action.command.deployment), partial(self._set_standby, action.command))
@@ -208,7 +200,7 @@ class Hosting:
             del self._loading[deployment]
         # Registered before it starts: a failed start is followed by a close, which must find it.
         head = self._heads.get(deployment) if prepare.stage == 0 else None
-        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke, head)
+        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self.around, self._broke, head)
         await self._keep_head(deployment, stage.head)
         stage.start()
         return stage
@@ -237,9 +229,9 @@ class Hosting:
         pin = former.loaded.pin
         try:
             # To its end, though this be called off: what streams has threads that only that ends.
-            retired = await asyncio.shield(self._around.worker.run(former.loaded.retired, prepare.placed.layers))
+            retired = await asyncio.shield(self.around.worker.run(former.loaded.retired, prepare.placed.layers))
             del former
-            await self._around.worker.run(gc.collect)
+            await self.around.worker.run(gc.collect)
         except BaseException:
             pin.release()
             raise
@@ -264,12 +256,12 @@ class Hosting:
         log.info("stage_released", deployment=deployment)
         return events.StageClosed(deployment)
 
-    async def _run_measuring(self, task: MeasuringTask) -> events.Event:
+    async def _run_measuring(self, task: measuring.MeasuringTask) -> events.Event:
         error = await _tried(lambda: self._tools.measure(task), "measuring_crashed", "measuring")
-        return MeasuringEnded(task, error)
+        return measuring.MeasuringEnded(task, error)
 
     async def _stop_measuring(self) -> events.Event:
-        return MeasuringStopped()  # the measuring itself was cancelled before this began
+        return measuring.MeasuringStopped()  # the measuring itself was cancelled before this began
 
     async def _trace(self, action: StartTrace) -> events.Event:
         command = action.command
@@ -292,7 +284,7 @@ class Hosting:
         await former.stop()
         if former.loaded.key != model_key(prepare) or former.loaded.model.is_damaged:
             return None
-        await self._around.worker.run(former.loaded.model.reset)
+        await self.around.worker.run(former.loaded.model.reset)
         return former.loaded
 
     async def _keep_head(self, deployment: DeploymentName, head: Head | None) -> None:
@@ -313,10 +305,10 @@ class Hosting:
         stage.loaded.pin.release()
         # On the compute thread, behind a step that may still use it. Calls that still end refer to the stage, so that
         # the collector alone would leave its weights where they are.
-        self._around.worker.submit(stage.loaded.model.release)
+        self.around.worker.submit(stage.loaded.model.release)
         del stage
-        if not self._around.worker.hangs:  # else its memory comes back when the step does
-            await self._around.worker.run(gc.collect)
+        if not self.around.worker.hangs:  # else its memory comes back when the step does
+            await self.around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
         self.post(events.StageBroke(deployment, epoch))

@@ -22,6 +22,7 @@ from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights.weight_loading import Filled
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import idle_spin
@@ -69,7 +70,7 @@ class StageModel:
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
-        self._store, self._residency, self._experts = weights.store, weights.residency, weights.experts
+        self._filled = weights.filled
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
@@ -110,12 +111,12 @@ class StageModel:
     @property
     def is_damaged(self) -> bool:
         """Whether weights could not be read from the disk, so that the stage must be loaded again."""
-        return any(store is not None and store.failure is not None for store in (self._store, self._experts))
+        return any(store.failure is not None for store in self._filled.stores)
 
     @property
     def streaming(self) -> StageStreaming | None:
         """The state of streamed layers; None where none pass through its memory."""
-        store, residency = self._store, self._residency
+        store, residency = self._filled.store, self._filled.residency
         if store is None or residency is None:
             return None
         counts = store.counts
@@ -124,13 +125,13 @@ class StageModel:
     @property
     def experts(self) -> StageExperts | None:
         """The state of experts on the disk; None where there are none."""
-        return None if self._experts is None else self._experts.status
+        experts = self._filled.experts
+        return None if experts is None else experts.status
 
     def observe_reads(self, observer: ReadObserver | None) -> None:
         """Tell `observer` of each layer, or expert, that is read from the disk from now on."""
-        for store in (self._store, self._experts):
-            if store is not None:
-                store.observer = observer
+        for store in self._filled.stores:
+            store.observer = observer
 
     @property
     def parameter_bytes(self) -> int:
@@ -153,7 +154,7 @@ class StageModel:
         weights = self.weights
         self._sampler.retire()
         del self._modules, self._static
-        self._store = self._experts = None
+        self._filled = Filled()
         self.pool.release()
         return weights
 

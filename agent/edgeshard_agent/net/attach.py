@@ -25,7 +25,7 @@ from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, re
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
-from edgeshard_agent.net.streams import status_of, until_one_ends
+from edgeshard_agent.net.streams import end, status_of, until_one_ends
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
@@ -76,11 +76,7 @@ class HeadStream:
         self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
+        await end(self._task, self._channel)
 
     def emit(self, output: HeadOutput) -> None:
         """Queue an output for the coordinator; never blocks."""

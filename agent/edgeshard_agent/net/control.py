@@ -10,14 +10,7 @@ from dataclasses import dataclass, replace
 import grpc
 import structlog
 
-from edgeshard.domain.control import commands
-from edgeshard.domain.control.heartbeats import (
-    HOLDING_INTERVAL_S,
-    IDLE_INTERVAL_S,
-    MOST_PACKED,
-    change_between,
-    with_change,
-)
+from edgeshard.domain.control import commands, heartbeats
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.domain.nodes.condition import Condition
@@ -234,11 +227,12 @@ class ControlClient:
                 if told is None:
                     told = now
                 else:
-                    said = change_between(told, now)
-                    told = with_change(told, said)
+                    said = heartbeats.change_between(told, now)
+                    told = heartbeats.with_change(told, said)
                 await call.write(agent_message_to_wire(said))
             try:
-                await asyncio.wait_for(self._changed.wait(), HOLDING_INTERVAL_S if now.stages else IDLE_INTERVAL_S)
+                longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
+                await asyncio.wait_for(self._changed.wait(), longest_s)
                 if self._told_started:
                     await asyncio.sleep(PROMPT_HEARTBEAT_S)
             except TimeoutError:
@@ -254,7 +248,7 @@ class ControlClient:
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
         node, now = self.registration, (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
-        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[:MOST_PACKED])
+        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[: heartbeats.MOST_PACKED])
 
 
 def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:

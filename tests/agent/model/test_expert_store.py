@@ -98,8 +98,8 @@ def budget_of(plain: StageModel, share: float) -> int:
 
 
 def store_of(stage: StageModel) -> ExpertStore:
-    assert stage.weights.experts is not None
-    return stage.weights.experts
+    assert stage.weights.filled.experts is not None
+    return stage.weights.filled.experts
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
 def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
     plain = load(PLAIN, None)
     stage = load(PLAIN, units(tmp_path / "packed"), budget=2 * plain.parameter_bytes)
-    assert stage.weights.experts is None
+    assert stage.weights.filled.experts is None
     for found, wanted in zip(steps(stage), steps(plain), strict=True):
         assert torch.equal(found, wanted)
 

@@ -66,11 +66,20 @@ class Packing:
 
 @dataclass(slots=True)
 class Filled:
-    """The outcome of a load: the store of streamed layers or experts, and the layers that stay in memory."""
+    """The outcome of a load."""
 
     store: WeightStore | None = None
+    """Through which some layers pass; None where all stay in memory."""
     experts: ExpertStore | None = None
+    """Which experts are in memory; None where all are, or where whole layers pass."""
     residency: Residency | None = None
+    """Which layers stay in memory; None where nobody asked."""
+
+    @property
+    def stores(self) -> list[WeightStore | ExpertStore]:
+        """Those that read from the disk."""
+        known: tuple[WeightStore | ExpertStore | None, ...] = (self.store, self.experts)
+        return [store for store in known if store is not None]
 
 
 def fill(
