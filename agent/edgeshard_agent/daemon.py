@@ -191,15 +191,9 @@ class _Node:
 
     def _make_client(self) -> ControlClient:
         own, settings = self._own, self._settings
-        registration = Registration(
-            own.node_id,
-            NodeName(settings.name),
-            _advertised(settings, self._address),
-            WIRE_VERSION,
-            own.shown(own.facts),
-            secrets.token_hex(8),
-            starting=True,
-        )
+        name, address, incarnation = NodeName(settings.name), _advertised(settings, self._address), secrets.token_hex(8)
+        facts = own.shown(own.facts)
+        registration = Registration(own.node_id, name, address, WIRE_VERSION, facts, incarnation, starting=True)
         return ControlClient(
             self._ends.control,
             settings.coordinator,

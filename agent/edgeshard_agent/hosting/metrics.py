@@ -43,12 +43,8 @@ class AgentMetrics:
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        yield gauge(
-            "edgeshard_build_info",
-            "Always 1; the labels say which version runs.",
-            ("version", "wire_version"),
-            [((__version__, str(WIRE_VERSION)), 1)],
-        )
+        versions, meaning = (__version__, str(WIRE_VERSION)), "Always 1; the labels say which version runs."
+        yield gauge("edgeshard_build_info", meaning, ("version", "wire_version"), [(versions, 1)])
         yield gauge("edgeshard_cache_bytes", "Fetched weights on the disk.", (), [((), self._cache.used_bytes)])
         yield gauge("edgeshard_cache_limit_bytes", "What they may take.", (), [((), self._cache.limit_bytes)])
         packed = self._cache.packed.used_bytes

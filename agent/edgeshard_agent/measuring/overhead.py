@@ -82,7 +82,8 @@ async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     modules: Any = rotation.modules
     modules.run = timed
     # A stage in the middle: hidden states come in and go out.
-    modules.context = _in_between(modules.context)
+    decoder = replace(modules.context.decoder, shape=replace(shape, layer_count=3))
+    modules.context = replace(modules.context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
     model = StageModel(StageWeights(shape, LAYERS_IN_BETWEEN, rotation.modules), rotation.pool)
     worker, around = ComputeThread(threads), _Ring()
     runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
@@ -97,11 +98,6 @@ async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     size = (prompt - 1) * shape.frame_width * dtype.itemsize
     growth = max(0.0, many.seconds - few.seconds) / size if size else 0.0
     return StepOverhead(few.seconds, growth, few.spread)
-
-
-def _in_between(context: Any) -> Any:
-    decoder = replace(context.decoder, shape=replace(context.shape, layer_count=3))
-    return replace(context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +134,7 @@ class _Bench:
     def _step(self, number: int, tokens: int) -> ForwardStep:
         # Each step is a new request's first: its blocks come back with the next step.
         blocks = tuple(range(-(-tokens // BLOCK_TOKENS)))
-        plan = StepPlan(
-            frees=(number - 1,) if number else (),
-            grants=(KvGrant(number, 0, blocks),),
-            spans=(Span(number, 0, tokens),),
-        )
+        frees, grant, span = (number - 1,) if number else (), KvGrant(number, 0, blocks), Span(number, 0, tokens)
+        plan = StepPlan(frees=frees, grants=(grant,), spans=(span,))
         dtype, width = self.model.dtype, self.model.shape.frame_width
         return ForwardStep(number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize)))

@@ -244,16 +244,11 @@ class StageModel:
         """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
         if not self.is_last:
             raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
-        hidden = self._advance(plan, inputs)
-        if hidden is None:
-            return torch.empty(0, self.shape.vocab_size)
-        return self._modules.head(hidden)
-
-    def _advance(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor | None:
-        """Validate, commit, and run the blocks: hidden states [T, width], None for a step without spans."""
         step = self._begin(plan, inputs)
         self._run([step])
-        return step.hidden
+        if step.hidden is None:  # of no spans
+            return torch.empty(0, self.shape.vocab_size)
+        return self._modules.head(step.hidden)
 
     def _run(self, steps: Sequence[_Begun]) -> None:
         """The blocks, for all steps that have spans."""

@@ -147,11 +147,7 @@ class PackedLinear:
     @property
     def form(self) -> PackedForm | None:
         """The form that `adopt` takes for this layer; None where it is not packed for native kernels."""
-        native_weight = self._native
-        if native_weight is None:
-            return None
-        half = native_weight.half_scales
-        return PackedForm(self.scheme.value, self.group, self.out_features, self.in_features, half)
+        return None if self._native is None else self._native.form
 
     @property
     def packed_memory(self) -> torch.Tensor | None:
@@ -223,7 +219,7 @@ def _one_thread() -> Iterator[None]:
 class _NativeWeight:
     """A weight in the layout of the native kernels, and the struct that describes it to them."""
 
-    __slots__ = ("_function", "_struct", "address", "bias", "packed", "padding")
+    __slots__ = ("_function", "_struct", "address", "bias", "form", "packed", "padding")
 
     @classmethod
     def pack(
@@ -243,7 +239,7 @@ class _NativeWeight:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        self.packed, self.bias = packed, bias
+        self.form, self.packed, self.bias = form, packed, bias
         scheme = Scheme.parse(form.scheme)
         # Rows are padded where they are rounded to integers; for floats the caller pads them.
         self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
@@ -263,10 +259,6 @@ class _NativeWeight:
     def place(self, memory: torch.Tensor | None) -> None:
         self.packed = memory
         self._struct.weights = None if memory is None else memory.data_ptr()
-
-    @property
-    def half_scales(self) -> bool:
-        return bool(self._struct.half_scales)
 
     @property
     def nbytes(self) -> int:

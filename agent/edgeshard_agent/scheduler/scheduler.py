@@ -230,18 +230,9 @@ class Scheduler:
         log-probability is known. Raises InvalidArgumentError, ResourceExhaustedError or
         AlreadyExistsError, changing nothing.
         """
-        number = self._take_number()
-        sequence = Sequence(
-            number,
-            number if arrival is None else arrival,
-            request_id,
-            client,
-            generation,
-            [*prompt, *emitted],
-            len(prompt),
-            text,
-            scored=scored,
-        )
+        number, tokens = self._take_number(), [*prompt, *emitted]
+        arrival = number if arrival is None else arrival
+        sequence = Sequence(number, arrival, request_id, client, generation, tokens, len(prompt), text, scored=scored)
         if generation.max_new_tokens == 0 and not is_unscored(sequence):
             return RequestEnd(request_id, FinishReason.LENGTH, "")
         if emitted and (reason := self._finish_reason(sequence)) is not None:

@@ -133,7 +133,7 @@ def test_copies_are_enough_and_not_one_more(size: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
 def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
     rotation = BlockRotation(LayerForm(tiny_config, DType.FLOAT32, "cpu"), 3, 3, 64)
-    weights = [block.mlp.gate_up._packed for block in rotation._blocks]
+    weights = [block.mlp.gate_up.packed for block in rotation._blocks]
     assert len({id(weight) for weight in weights}) == 3
     stored = sum(weight_bytes(block) for block in rotation._blocks)
     assert rotation.rotated_bytes == stored == 3 * 4 * block_sorts(tiny_config)[0].parameters

@@ -72,16 +72,8 @@ def unit_bytes(unit: ModelUnit) -> UnitBytes | None:
         form, memory = packed.form, packed.packed_memory
         if form is None or memory is None:
             return None
-        entry = PackedEntry(
-            name,
-            0,
-            memory.numel(),
-            (form.out_features, form.in_features),
-            _dtype_name(projection.dtype),
-            form.scheme,
-            form.group,
-            form.half_scales,
-        )
+        shape, dtype = (form.out_features, form.in_features), _dtype_name(projection.dtype)
+        entry = PackedEntry(name, 0, memory.numel(), shape, dtype, form.scheme, form.group, form.half_scales)
         large.append((entry, memory))
     for name, _, _, tensor in unit.tensors():
         data = tensor.detach()

@@ -63,7 +63,8 @@ class WeightStore:
         """Reads begun, some of which may be finished before one that began earlier: they count once that has."""
         self._used = 0
         """Reads that were used or passed over; those from here up to `counts.layers_read` are in memory."""
-        self._failure: EdgeShardError | None = None
+        self.failure: EdgeShardError | None = None
+        """Why nothing can be read any more."""
         self._closed = False
         self.counts = StoreCounts()
         self._ended_s = 0.0
@@ -80,11 +81,6 @@ class WeightStore:
         """Bytes that one round reads."""
         return sum(unit.large_bytes for _, units in self._layers for unit in units)
 
-    @property
-    def failure(self) -> EdgeShardError | None:
-        """Why nothing can be read any more."""
-        return self._failure
-
     def streams(self, layer: int) -> bool:
         return layer in self._places
 
@@ -98,8 +94,8 @@ class WeightStore:
             for _ in range(skipped):
                 self._pass_one()
             while self.counts.layers_read <= self._used:
-                if self._failure is not None:
-                    raise self._failure
+                if self.failure is not None:
+                    raise self.failure
                 if self._closed:
                     raise InternalError("weights were used after they were given back")
                 self._changed.wait()
@@ -163,7 +159,7 @@ class WeightStore:
             while not self._is_over and self.counts.layers_read != number:
                 self._changed.wait()
             if failure is not None and not self._is_over:
-                self._failure = failure
+                self.failure = failure
             elif not self._is_over:
                 self.counts.bytes_read += size
                 self.counts.layers_read += 1
@@ -175,7 +171,7 @@ class WeightStore:
 
     @property
     def _is_over(self) -> bool:
-        return self._closed or self._failure is not None
+        return self._closed or self.failure is not None
 
     def _read_layer(self, number: int) -> int:
         _, units = self._layers[number % len(self._layers)]
