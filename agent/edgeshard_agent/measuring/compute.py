@@ -6,24 +6,14 @@ torch's number of threads is that of the caller.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 import torch
 
-from edgeshard.architectures import (
-    Architecture,
-    ModelShape,
-    expected_tensors,
-    name_in_block,
-    parse_config,
-    read_config,
-)
+from edgeshard.architectures import ModelShape
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.models.model import LayerRange, Part
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
@@ -35,7 +25,7 @@ from edgeshard.domain.nodes.profile import (
     device_fingerprint,
 )
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.machine import available_bytes
@@ -56,7 +46,6 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
 from edgeshard_agent.ops.native import kernel_names, native_available
 
-_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 _REST_S = 2.0
 """Long enough for a sensor to read the power at rest."""
 
@@ -84,33 +73,16 @@ class BlockSort:
     window: int
 
 
-def block_sorts(config: Mapping[str, Any]) -> tuple[BlockSort, ...]:
-    """The distinct blocks of a model: dense or of experts, and by their window. Raises UnsupportedModelError."""
-    decoder = read_config(config)
-    shape, windows = decoder.shape, decoder.windows()
-    tensors: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(shape.layer_count)]
-    for tensor in expected_tensors(config).values():
-        if not isinstance(tensor.unit, Part):
-            tensors[tensor.unit].append((name_in_block(tensor.name), tensor.shape))
-    members: dict[tuple[int, _Tensors], list[int]] = {}
-    for index in range(shape.layer_count):
-        members.setdefault((windows[index], tuple(tensors[index])), []).append(index)
-    return tuple(_sort(decoder.architecture, window, parts, indices) for (window, parts), indices in members.items())
-
-
-def _sort(architecture: Architecture, window: int, tensors: _Tensors, indices: list[int]) -> BlockSort:
-    sparse = any(architecture.is_expert(name) for name, _ in tensors)
-    kind = LayerKind.MOE_BLOCK if sparse else LayerKind.BLOCK
-    return BlockSort(kind, indices[0], len(indices), sum(math.prod(size) for _, size in tensors), window)
-
-
-def outer_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Parameters of the embedding and of norm + head; a tied one is in both."""
-    sizes = dict.fromkeys(Part, 0)
-    for tensor in expected_tensors(config, LayerRange(0, parse_config(config).layer_count)).values():
-        if isinstance(tensor.unit, Part):
-            sizes[tensor.unit] += math.prod(tensor.shape)
-    return sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
+def block_sorts(model: ModelSpec) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their size and window."""
+    members: dict[tuple[LayerKind, int, int], list[int]] = {}
+    for index, block in enumerate(model.blocks):
+        kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
+        members.setdefault((kind, block.parameters, block.window), []).append(index)
+    return tuple(
+        BlockSort(kind, indices[0], len(indices), parameters, window)
+        for (kind, parameters, window), indices in members.items()
+    )
 
 
 @dataclass(slots=True)
@@ -164,7 +136,7 @@ class Profiler:
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
         cache = self.cache if self.cache is not None else cache_bytes(device)
         meter = PowerMeter(find_sensor(device))
-        sorts = block_sorts(form.config)
+        sorts = block_sorts(self._model)
         points = len(self._prefill) + len(self._decode)
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
@@ -248,8 +220,9 @@ class Profiler:
 
     def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
         head = kind is LayerKind.HEAD
-        form, parameters = self.form, outer_parameters(self.form.config)[head]
-        size = self._model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
+        form, model = self.form, self._model
+        parameters = model.head_parameters if head else model.embedding_parameters
+        size = model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
         copies = self._copies(kind, copies_needed(size, cache), parameters, size)
         rotation = OuterRotation(form, head, copies)
         grid = self._grid

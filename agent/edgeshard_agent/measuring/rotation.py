@@ -174,13 +174,10 @@ class OuterRotation:
 
     def __init__(self, form: LayerForm, head: bool, copies: int) -> None:
         layer = form.shape.layer_count - 1 if head else 0
-        self._copies: list[StageModules] = []
+        self._copies = [form.modules(layer) for _ in range(copies)]
         self._next = 0
-        self.rotated_bytes = 0
-        for _ in range(copies):
-            modules = form.modules(layer)
-            self.rotated_bytes += fill(modules, form.dtype, form.device, skip=modules.context.architecture.block_list)
-            self._copies.append(modules)
+        blocks = self._copies[0].context.architecture.block_list
+        self.rotated_bytes = sum(fill(modules, form.dtype, form.device, skip=blocks) for modules in self._copies)
 
     def __len__(self) -> int:
         return len(self._copies)

@@ -19,13 +19,7 @@ from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import is_sendable
-from edgeshard.wire.control import (
-    agent_message_to_wire,
-    command_from_wire,
-    registration_to_wire,
-    report_to_wire,
-    term_from_wire,
-)
+from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.net.streams import status_of, until_one_ends
@@ -111,7 +105,7 @@ class ControlClient:
         if report.facts is not None:
             self.registration = replace(self.registration, facts=report.facts)
         try:
-            await self._stub.ReportProfile(report_to_wire(report), timeout=REPORT_TIMEOUT_S)
+            await self._stub.ReportProfile(wire.report_to_wire(report), timeout=REPORT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"the coordinator at {self.target}") from None
 
@@ -140,8 +134,8 @@ class ControlClient:
 
     async def _register(self) -> None:
         registration = self.registration
-        answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
-        self._follow(term_from_wire(answer))
+        answer = await self._stub.Register(wire.registration_to_wire(registration), timeout=5)
+        self._follow(wire.term_from_wire(answer))
         self._told_started = not registration.starting
         log.info("registered", coordinator=self.target, starting=registration.starting)
         self._check_placeable()
@@ -168,7 +162,7 @@ class ControlClient:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
         hello = commands.ControlHello(self.registration.node_id, self.registration.incarnation)
-        await call.write(agent_message_to_wire(hello))
+        await call.write(wire.agent_message_to_wire(hello))
         try:
             await until_one_ends(
                 self._read(call), self._write(call), self._send_heartbeats(call), self._send_conditions(call)
@@ -189,7 +183,7 @@ class ControlClient:
             self._check_placeable()
         while isinstance(message := await call.read(), pb.ControlResponse):
             try:
-                operation_id, command = command_from_wire(message)
+                operation_id, command = wire.command_from_wire(message)
             except EdgeShardError as error:
                 self.send_results((commands.CommandResult(OperationId(message.operation_id), error),))
             else:
@@ -229,7 +223,7 @@ class ControlClient:
                 else:
                     said = heartbeats.change_between(told, now)
                     told = heartbeats.with_change(told, said)
-                await call.write(agent_message_to_wire(said))
+                await call.write(wire.agent_message_to_wire(said))
             try:
                 longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
                 await asyncio.wait_for(self._changed.wait(), longest_s)
@@ -243,7 +237,7 @@ class ControlClient:
         while True:
             if self.condition is not None:
                 async with self._writing:  # read now, so that its time is that of the message
-                    await call.write(agent_message_to_wire(self.condition()))
+                    await call.write(wire.agent_message_to_wire(self.condition()))
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
@@ -254,7 +248,7 @@ class ControlClient:
 def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
     """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
     try:
-        request = agent_message_to_wire(message)
+        request = wire.agent_message_to_wire(message)
         if is_sendable(request):
             return request
         log.error("message_not_sent", kind=type(message).__name__, size=request.ByteSize())
@@ -263,4 +257,4 @@ def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
     if not isinstance(message, commands.CommandResult):
         return None
     failure = InternalError("the node's answer could not be sent; its log says why")
-    return agent_message_to_wire(commands.CommandResult(message.operation_id, failure))
+    return wire.agent_message_to_wire(commands.CommandResult(message.operation_id, failure))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
@@ -69,9 +70,7 @@ class PackedLinear:
 
     __slots__ = ("_held", "group", "in_features", "out_features", "scheme")
 
-    def __init__(
-        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
+    def __init__(self, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
         self.scheme = scheme
         self.group = group
         self.out_features, self.in_features = packing.matrix(weight).shape
@@ -79,16 +78,16 @@ class PackedLinear:
         if native.native_available():
             self._held = _NativeWeight.pack(weight, scheme, bias, group)
         else:
-            if scheme.is_quantized and isinstance(weight, torch.Tensor):
+            if scheme.is_quantized and isinstance(weight, Tensor):
                 weight = quantize_weight(weight, scheme, group)
             self._held = _ReferenceWeight(weight, scheme, bias, group)
 
     @classmethod
     def pack(
         cls,
-        weight: torch.Tensor | Sequence[torch.Tensor],
+        weight: Tensor | Sequence[Tensor],
         scheme: str,
-        bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        bias: Tensor | Sequence[Tensor | None] | None = None,
         group: int | None = None,
     ) -> PackedLinear:
         """Pack a weight [out, in], or several of the same `in`, whose outputs then follow one another.
@@ -98,8 +97,8 @@ class PackedLinear:
         for shapes that do not fit.
         """
         chosen = Scheme.parse(scheme)
-        weights = [weight] if isinstance(weight, torch.Tensor) else list(weight)
-        biases = [bias] if bias is None or isinstance(bias, torch.Tensor) else list(bias)
+        weights = [weight] if isinstance(weight, Tensor) else list(weight)
+        biases = [bias] if bias is None or isinstance(bias, Tensor) else list(bias)
         _check_weights(weights)
         size = DEFAULT_GROUPS.get(chosen, 0) if group is None else group
         if size not in (GROUPS if chosen.is_quantized else (0,)):
@@ -110,7 +109,7 @@ class PackedLinear:
             return cls(joined, chosen, _joined_bias(weights, biases), size)
 
     @classmethod
-    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: torch.Tensor | None = None) -> PackedLinear:
+    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
         chosen = Scheme.parse(scheme)
         if Scheme.INT2 in (chosen, weight.scheme) or (chosen is not weight.scheme and chosen is not Scheme.INT8):
@@ -119,7 +118,7 @@ class PackedLinear:
             return cls(weight, chosen, bias, weight.group)
 
     @classmethod
-    def adopt(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> PackedLinear:
+    def adopt(cls, form: PackedForm, memory: Tensor | None, bias: Tensor | None) -> PackedLinear:
         """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
 
         Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is
@@ -150,11 +149,11 @@ class PackedLinear:
         return None if self._native is None else self._native.form
 
     @property
-    def packed_memory(self) -> torch.Tensor | None:
+    def packed_memory(self) -> Tensor | None:
         """The packed bytes, uint8; None where the layer has none now."""
         return None if self._native is None else self._native.packed
 
-    def place(self, memory: torch.Tensor | None) -> None:
+    def place(self, memory: Tensor | None) -> None:
         """Read the packed bytes from `memory` from now on; None takes them away, and the layer cannot be called."""
         assert self._native is not None
         self._native.place(memory)
@@ -170,12 +169,12 @@ class PackedLinear:
         padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+    def rows(self, indices: Tensor) -> Tensor:
         """Rows [n, in] of a weight that is not quantised, by their indices [n]: a tied embedding is looked up so."""
         assert not self.scheme.is_quantized
         return self._held.rows(indices, self.scheme)[:, : self.in_features]
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, out] in x's dtype from x [rows, in]; into `out` where given.
 
         Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
@@ -222,9 +221,7 @@ class _NativeWeight:
     __slots__ = ("_function", "_struct", "address", "bias", "form", "packed", "padding")
 
     @classmethod
-    def pack(
-        cls, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> _NativeWeight:
+    def pack(cls, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> _NativeWeight:
         out_features, in_features = packing.matrix(weight).shape
         half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
         if scheme.is_quantized:
@@ -235,7 +232,7 @@ class _NativeWeight:
         padded = None if bias is None else pad(bias.float(), (0, form.padded_rows - out_features))
         return cls(form, packed, padded)
 
-    def __init__(self, form: PackedForm, packed: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    def __init__(self, form: PackedForm, packed: Tensor | None, bias: Tensor | None) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
@@ -256,7 +253,7 @@ class _NativeWeight:
         )
         self.address = ctypes.addressof(self._struct)
 
-    def place(self, memory: torch.Tensor | None) -> None:
+    def place(self, memory: Tensor | None) -> None:
         self.packed = memory
         self._struct.weights = None if memory is None else memory.data_ptr()
 
@@ -264,11 +261,11 @@ class _NativeWeight:
     def nbytes(self) -> int:
         return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
 
-    def rows(self, indices: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    def rows(self, indices: Tensor, scheme: Scheme) -> Tensor:
         assert self.packed is not None
         return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
 
-    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def apply(self, x: Tensor, out: Tensor) -> None:
         if self.packed is None:
             raise InternalError("a layer was called whose weights are not in memory")
         if self.padding:
@@ -292,13 +289,11 @@ class _ReferenceWeight:
 
     __slots__ = ("_bias", "_group", "_weight")
 
-    def __init__(
-        self, stored: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
+    def __init__(self, stored: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
         self._group = group
-        if isinstance(stored, torch.Tensor):
+        if isinstance(stored, Tensor):
             dtype = torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16
-            self._weight: torch.Tensor | QuantizedWeight = stored.to(dtype, copy=True)
+            self._weight: Tensor | QuantizedWeight = stored.to(dtype, copy=True)
         else:
             self._weight = stored
         self._bias = None if bias is None else bias.float()
@@ -308,11 +303,11 @@ class _ReferenceWeight:
         bias = 0 if self._bias is None else self._bias.nbytes
         return bias + self._weight.nbytes
 
-    def rows(self, indices: torch.Tensor, _: Scheme) -> torch.Tensor:
-        assert isinstance(self._weight, torch.Tensor)
+    def rows(self, indices: Tensor, _: Scheme) -> Tensor:
+        assert isinstance(self._weight, Tensor)
         return self._weight[indices]
 
-    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def apply(self, x: Tensor, out: Tensor) -> None:
         if isinstance(self._weight, QuantizedWeight):
             rounded = quantize_activation(pad(x, (0, -x.shape[1] % self._group)), self._group)
             result = linear(rounded, self._weight.dequantize(), self._bias)
@@ -321,7 +316,7 @@ class _ReferenceWeight:
         out.copy_(result)
 
 
-def _check_weights(weights: Sequence[torch.Tensor]) -> None:
+def _check_weights(weights: Sequence[Tensor]) -> None:
     shapes = [tuple(weight.shape) for weight in weights]
     if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
         raise InvalidArgumentError(
@@ -329,7 +324,7 @@ def _check_weights(weights: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _joined_bias(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     total = sum(weight.shape[0] for weight in weights)

@@ -238,14 +238,14 @@ class GatheredSpans:
         seen_keys = seen_keys.transpose(0, 1).unsqueeze(1).expand(size)
         seen_values = seen_values.transpose(0, 1).unsqueeze(1).expand(size)
         plain_causal = window is None or chunk.end <= window
-        if plain_causal and chunk.first == 0:
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scale)
-        elif plain_causal:
-            bias = self._lower_right(chunk)
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=bias, scale=scale)
-        else:
+        mask = None
+        if not plain_causal:
             mask = self._mask(chunk, start, window, query)
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
+        elif chunk.first:
+            mask = self._lower_right(chunk)
+        attended = scaled_dot_product_attention(
+            grouped, seen_keys, seen_values, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
 
     def _explicit(

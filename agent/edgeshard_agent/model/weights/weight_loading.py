@@ -262,11 +262,8 @@ class _WeightLoading:
 
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""
-        groups = []
-        for layer in range(self.modules.context.layers.first, self.modules.context.layers.end):
-            prefix = f"layer-{layer}"
-            groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
-        return groups
+        layers = range(self.modules.context.layers.first, self.modules.context.layers.end)
+        return [[unit for name, unit in units.items() if f"{name}-".startswith(f"layer-{layer}-")] for layer in layers]
 
     def _fill_unit(self, unit: ModelUnit) -> None:
         if unit.name not in self._lacking:
