@@ -157,7 +157,7 @@ def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
         return state  # being worked on; answered when done
     refused = state.measuring.refusal(task, state.slots)
     if refused is not None:
-        return _answer(state, task.operation_id, refused)
+        return _answer(state, task.operation_id, error=refused)
     return replace(state, measuring=replace(state.measuring, wanted=task))
 
 
@@ -168,9 +168,9 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
         return state  # being worked on; answered when done
     held = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
     if slot is None or not held or slot.epoch != command.epoch:
-        return _answer(state, wanted.operation_id, no_stage(command.deployment, command.epoch))
+        return _answer(state, wanted.operation_id, error=no_stage(command.deployment, command.epoch))
     if former is not None:
-        state = _answer(state, former.operation_id, replaced(command.deployment))
+        state = _answer(state, former.operation_id, error=replaced(command.deployment))
     return replace(state, traces={**state.traces, command.deployment: wanted})
 
 
@@ -182,7 +182,8 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
         return state  # being worked on; answered when done
     newest = max(slot.epoch, slot.wanted.epoch if slot.wanted else NO_EPOCH)
     if command.epoch < newest:
-        return _answer(state, operation_id, StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch"))
+        low = StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch")
+        return _answer(state, operation_id, error=low)
     match command:
         case commands.PrepareStage():
             return _prepare(state, slot, operation_id, command)
@@ -191,7 +192,7 @@ def _stage_command(state: AgentState, operation_id: OperationId, command: comman
         case commands.ReleaseStage():
             if slot.phase is SlotPhase.EMPTY and slot.wanted is None:
                 return _answer(state, operation_id)
-            state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+            state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
             released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
             return _with_slot(state, command.deployment, released)
         case _:
@@ -203,13 +204,13 @@ def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: 
         if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
             return _answer(state, operation_id)
         if slot.epoch == command.epoch and slot.phase is SlotPhase.BROKEN:
-            return _answer(state, operation_id, _broken())
+            return _answer(state, operation_id, error=_broken())
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
-    state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+    state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
     wanted = state.measuring.wanted
     if wanted is not None and isinstance(wanted.command, commands.MeasureCompute):
-        state = _answer(state, wanted.operation_id, stage_came())
+        state = _answer(state, wanted.operation_id, error=stage_came())
         state = replace(state, measuring=replace(state.measuring, wanted=None))
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
@@ -220,11 +221,11 @@ def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command:
         error = FailedPreconditionError(
             f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
         )
-        return _answer(state, operation_id, error)
+        return _answer(state, operation_id, error=error)
     if slot.phase is SlotPhase.ACTIVE and slot.epoch == command.epoch:
         return _answer(state, operation_id)
     if slot.phase is SlotPhase.BROKEN and slot.epoch == command.epoch:
-        return _answer(state, operation_id, _broken())
+        return _answer(state, operation_id, error=_broken())
     slot = replace(slot, activate=True, activates=(*slot.activates, operation_id))
     return _with_slot(state, command.deployment, slot)
 
@@ -261,7 +262,7 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
         case MeasuringEnded():
             after, unanswered = state.measuring.ended(event.task)
             state = replace(state, measuring=after)
-            return _answer(state, event.task.operation_id, event.error) if unanswered else state
+            return _answer(state, event.task.operation_id, error=event.error) if unanswered else state
         case MeasuringStopped():
             return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
         case ControlLost():
@@ -286,21 +287,21 @@ def _progressed(state: AgentState, slot: Slot, event: events.StageEvent) -> Agen
         return state
     match event:
         case events.StageLoaded():
-            state = _answer_all(state, slot.prepares, None, event.status)
+            state = _answer(state, *slot.prepares, status=event.status)
             return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
         case events.StageLoadFailed():
             # The node holds nothing and wants nothing: the coordinator decides what comes next.
-            state = _answer_all(state, slot.prepares + slot.activates, event.error)
+            state = _answer(state, *slot.prepares, *slot.activates, error=event.error)
             return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
         case events.HeadActivated():
             if slot.phase is not SlotPhase.ACTIVATING:
                 return state  # the stage broke meanwhile, which was the answer
-            state = _answer_all(state, slot.activates, event.error)
+            state = _answer(state, *slot.activates, error=event.error)
             phase = SlotPhase.ACTIVE if event.error is None else SlotPhase.READY
             slot = replace(slot, phase=phase, activate=event.error is None, activates=())
             return _with_slot(state, event.deployment, slot)
         case events.StageBroke():
-            state = _answer_all(state, slot.activates, _broken())
+            state = _answer(state, *slot.activates, error=_broken())
             broken = replace(slot, phase=SlotPhase.BROKEN, activate=False, activates=())
             return _with_slot(state, event.deployment, broken)
         case _:
@@ -311,7 +312,7 @@ def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
     slot = state.slots.get(deployment)
     if slot is None:
         return state
-    state = _answer_all(state, slot.releases, None)
+    state = _answer(state, *slot.releases)
     if slot.wanted is None:
         return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
     return _with_slot(state, deployment, replace(slot, phase=SlotPhase.EMPTY, releases=()))
@@ -332,24 +333,16 @@ def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> Age
 def _with_standbys(state: AgentState, standbys: dict[DeploymentName, Standby], answers: standby.Answers) -> AgentState:
     state = replace(state, standbys=standbys)
     for operation_id, error in answers:
-        state = _answer(state, operation_id, error)
-    return state
-
-
-def _answer_all(
-    state: AgentState,
-    operations: tuple[OperationId, ...],
-    error: EdgeShardError | None,
-    status: StageStatus | None = None,
-) -> AgentState:
-    for operation_id in operations:
-        state = _answer(state, operation_id, error, status)
+        state = _answer(state, operation_id, error=error)
     return state
 
 
 def _answer(
-    state: AgentState, operation_id: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
+    state: AgentState, *operations: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
 ) -> AgentState:
-    result = commands.CommandResult(operation_id, error, status)
-    kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
-    return replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
+    """The state with the same answer to each of some operations."""
+    for operation_id in operations:
+        result = commands.CommandResult(operation_id, error, status)
+        kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
+        state = replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
+    return state

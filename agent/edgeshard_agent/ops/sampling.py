@@ -16,6 +16,7 @@ import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard_agent.ops import native, sampling_reference
+from edgeshard_agent.ops.sampling_reference import Flags, LikelyTokens, Offsets, Sampling
 
 _MOST_INT32 = 2**31 - 1
 
@@ -26,20 +27,16 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self,
-        sampling: sampling_reference.Sampling,
-        seen_tokens: Iterable[int],
-        vocab_size: int,
-        answer: Iterable[int] = (),
+        self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
-        self.seen: sampling_reference.Flags | None = None
+        self.seen: Flags | None = None
         if sampling.repetition_penalty != 1.0:
             self.seen = np.zeros(vocab_size, dtype=np.bool_)
             self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
         moves = sampling.counts_answer or sampling.logit_bias
-        self.offsets = sampling_reference.Offsets(sampling, answer) if moves else None
+        self.offsets = Offsets(sampling, answer) if moves else None
         self._struct = native.ChoiceStruct(
             sampling.temperature,
             sampling.top_p,
@@ -95,7 +92,7 @@ class Chosen:
 
     token: int
     logprob: float = 0.0
-    top: sampling_reference.LikelyTokens = ()
+    top: LikelyTokens = ()
 
 
 def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -77,15 +78,12 @@ class Fetcher:
         cached = await self._cache.manifest(digest)
         if cached is not None:
             return cached
-        failures = 0
-        while True:
+        request = pb.GetManifestRequest(model=digest)
+        for failures in itertools.count(1):
             try:
-                response = await self._stub.GetManifest(
-                    pb.GetManifestRequest(model=digest), timeout=self._retries.stall_s
-                )
+                response = await self._stub.GetManifest(request, timeout=self._retries.stall_s)
                 break
             except grpc.aio.AioRpcError as error:
-                failures += 1
                 await self._wait(from_rpc_error(error, _COORDINATOR), failures)
         manifest = await in_thread(manifest_from_wire, response.manifest)
         if manifest.digest() != digest:
