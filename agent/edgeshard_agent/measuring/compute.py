@@ -14,16 +14,8 @@ import torch
 
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.device import DeviceFacts
-from edgeshard.domain.nodes.profile import (
-    ComputeProfile,
-    LayerKind,
-    LayerProfile,
-    MemoryProfile,
-    Sample,
-    config_hash,
-    device_fingerprint,
-)
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
@@ -59,14 +51,14 @@ def fingerprint(facts: DeviceFacts, threads: int) -> str:
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
-    return device_fingerprint(facts, threads, details)
+    return profile.device_fingerprint(facts, threads, details)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSort:
     """Blocks that do the same work: `first` is one of them, `layers` how many there are, `parameters` of one."""
 
-    kind: LayerKind
+    kind: profile.LayerKind
     first: int
     layers: int
     parameters: int
@@ -75,9 +67,9 @@ class BlockSort:
 
 def block_sorts(model: ModelSpec) -> tuple[BlockSort, ...]:
     """The distinct blocks of a model: dense or of experts, and by their size and window."""
-    members: dict[tuple[LayerKind, int, int], list[int]] = {}
+    members: dict[tuple[profile.LayerKind, int, int], list[int]] = {}
     for index, block in enumerate(model.blocks):
-        kind = LayerKind.MOE_BLOCK if block.experts else LayerKind.BLOCK
+        kind = profile.LayerKind.MOE_BLOCK if block.experts else profile.LayerKind.BLOCK
         members.setdefault((kind, block.parameters, block.window), []).append(index)
     return tuple(
         BlockSort(kind, indices[0], len(indices), parameters, window)
@@ -125,14 +117,14 @@ class Profiler:
         self._total = 0
 
     @torch.inference_mode()
-    def run(self) -> ComputeProfile:
+    def run(self) -> profile.ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
         form, device = self.form, self.form.device
         check_weights(self._shape, device, form.quantisation)
         facts = read_facts(device, self.memory_limit_bytes)
         own_bytes = psutil.Process().memory_info().rss
-        memory = MemoryProfile(facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory)
+        memory = profile.MemoryProfile(facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory)
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
         cache = self.cache if self.cache is not None else cache_bytes(device)
         meter = PowerMeter(find_sensor(device))
@@ -144,17 +136,17 @@ class Profiler:
         meter.rest(_REST_S)
         cores = read_cores()
         try:
-            layers = [self._outer(LayerKind.EMBEDDING, cache)]
+            layers = [self._outer(profile.LayerKind.EMBEDDING, cache)]
             with meter.busy():
                 layers += [self._block(sort, cache) for sort in sorts]
-            layers.append(self._outer(LayerKind.HEAD, cache))
+            layers.append(self._outer(profile.LayerKind.HEAD, cache))
             self._tell("step overhead")
             overhead = measure_overhead(form, sorts[0].first, self.threads)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
-        return ComputeProfile(
+        return profile.ComputeProfile(
             fingerprint=fingerprint(facts, self.threads),
-            model_hash=config_hash(form.config),
+            model_hash=profile.config_hash(form.config),
             dtype=form.dtype,
             device=device,
             threads=self.threads,
@@ -168,7 +160,7 @@ class Profiler:
             others_share=others_share(cores, read_cores(), self.threads) if facts.kind == "cpu" else 0.0,
         )
 
-    def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
+    def _block(self, sort: BlockSort, cache: int) -> profile.LayerProfile:
         size = self._model.blocks[sort.first].weight_bytes(self.form.dtype, self.form.quantisation)
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
@@ -183,7 +175,7 @@ class Profiler:
                 if not is_steady(point.taken):
                     self._time(rotation, point, first=number == 0)
         samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
-        return LayerProfile(
+        return profile.LayerProfile(
             kind=sort.kind,
             parameters=sort.parameters,
             layers=sort.layers,
@@ -218,8 +210,8 @@ class Profiler:
             lap()
         point.taken += self._watch.collect(lap, effort, copies)
 
-    def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
-        head = kind is LayerKind.HEAD
+    def _outer(self, kind: profile.LayerKind, cache: int) -> profile.LayerProfile:
+        head = kind is profile.LayerKind.HEAD
         form, model = self.form, self._model
         parameters = model.head_parameters if head else model.embedding_parameters
         size = model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
@@ -232,7 +224,7 @@ class Profiler:
         samples = {rows: _sample(rows, 0, time_one(rotation, rows)) for rows in counts}
         decode = tuple(samples[rows] for rows in grid.decode_batches)
         prefill = decode if head else tuple(samples[rows] for rows in grid.prefill_tokens)
-        return LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
+        return profile.LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
 
     def _embedding_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
         self._tell(f"embedding: {rows} tokens")
@@ -270,8 +262,8 @@ class Profiler:
         self._done += 1
 
 
-def _sample(count: int, context: int, measured: Measurement) -> Sample:
-    return Sample(count, context, measured.seconds, measured.spread, measured.repeats)
+def _sample(count: int, context: int, measured: Measurement) -> profile.Sample:
+    return profile.Sample(count, context, measured.seconds, measured.spread, measured.repeats)
 
 
 def _no_memory(why: str) -> ResourceExhaustedError:

@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
+from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
@@ -69,7 +63,7 @@ class RequestFailed:
     """No more tokens can be had for this request; others go on."""
 
     request_id: RequestId
-    error: EdgeShardError
+    error: errors.EdgeShardError
 
 
 HeadEvent = PromptScored | TokenOut | RequestEnd | RequestFailed
@@ -252,30 +246,30 @@ class Scheduler:
     def _check(self, sequence: Sequence, resumed: bool) -> None:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
-            raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+            raise errors.AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
         if sequence.prompt_count + min(1, new_tokens) > self._limits.max_context:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
                 f"{self._limits.max_context}; shorten it",
                 field="prompt",
                 reason="CONTEXT_EXCEEDED",
             )
         if longest > self._limits.max_context:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
                 f"the deployment's context of {self._limits.max_context}; shorten the prompt or ask for fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
             )
         if self._allocator.blocks_for(longest) > self._allocator.count:
-            raise ResourceExhaustedError(
+            raise errors.ResourceExhaustedError(
                 f"max_new_tokens: {longest} tokens exceed the KV pool of "
                 f"{self._allocator.count * self._allocator.block_tokens}",
                 field="max_new_tokens",
                 reason="KV_POOL_EXHAUSTED",
             )
         if len(self._waiting) >= self._limits.waiting and not resumed:
-            raise ResourceExhaustedError(
+            raise errors.ResourceExhaustedError(
                 f"{len(self._waiting)} requests are waiting already", reason="QUEUE_FULL", retry_after_s=1.0
             )
 
@@ -387,7 +381,7 @@ class Scheduler:
         What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
         """
         if step != self._returned or step >= self._next_step:
-            raise InternalError(f"result of step {step} came, step {self._returned} was due")
+            raise errors.InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
         self._now_s = now_s
         owed = self._flight.end()
@@ -452,7 +446,7 @@ class Scheduler:
             sequence = self._known.get(failed.request)
             if sequence is not None:
                 self._end(sequence)
-                error = InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
+                error = errors.InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
                 yield RequestFailed(sequence.request_id, error)
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
