@@ -54,12 +54,9 @@ class AgentMetrics:
         yield from _tiers(stages)
         yield from _links(stages)
         silent = [((stage.prepare.deployment,), stage.coordinator_suspicions) for stage in stages]
-        yield counter(
-            "edgeshard_coordinator_suspected",
-            "Of this epoch's head: how often its coordinator was silent amid requests.",
-            ("deployment",),
-            [(of, float(count)) for of, count in silent if count is not None],
-        )
+        meaning = "Of this epoch's head: how often its coordinator was silent amid requests."
+        samples = [(of, float(count)) for of, count in silent if count is not None]
+        yield counter("edgeshard_coordinator_suspected", meaning, ("deployment",), samples)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
             samples = [(of, figure(stats)) for of, stats in heads]

@@ -175,15 +175,8 @@ class Profiler:
                 if not is_steady(point.taken):
                     self._time(rotation, point, first=number == 0)
         samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
-        return profile.LayerProfile(
-            kind=sort.kind,
-            parameters=sort.parameters,
-            layers=sort.layers,
-            window=sort.window,
-            rotated_bytes=rotation.rotated_bytes,
-            prefill=tuple(samples[: len(prefill)]),
-            decode=tuple(samples[len(prefill) :]),
-        )
+        both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
+        return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotation.rotated_bytes, *both)
 
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies larger together than the caches, or as many as there is room for."""

@@ -96,9 +96,8 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.gate_up = Projection((gate, gate), hidden, bias=bias, integers=options.integers)
         self.down = Projection((hidden,), gate, bias=bias, integers=options.integers)
-        self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if options.style.activation not in ("silu", "swish"):
-            self._activation = _ACTIVATIONS[options.style.activation]
+        activation = options.style.activation
+        self._activation = None if activation in ("silu", "swish") else _ACTIVATIONS[activation]
 
     @property
     def is_silu(self) -> bool:

@@ -204,7 +204,8 @@ class StageModel:
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
-                self._wait()
+                if self._device.type == "cuda":  # a step that gives nothing to read would seem to take no time
+                    torch.cuda.synchronize(self._device)
                 return StageOutput(prompt_logprobs=prompt_logprobs)
             logits = None
             if hidden is not None and rows:
@@ -275,11 +276,6 @@ class StageModel:
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
         return _Begun(plan, inputs, (hidden, positions, step))
-
-    def _wait(self) -> None:
-        """Wait until the device has finished: a step that gives nothing to read would seem to take no time."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:

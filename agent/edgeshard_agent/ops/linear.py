@@ -240,17 +240,9 @@ class _NativeWeight:
         scheme = Scheme.parse(form.scheme)
         # Rows are padded where they are rounded to integers; for floats the caller pads them.
         self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
-        self._struct = native.LinearStruct(
-            None if packed is None else packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            _SCHEMES[scheme],
-            form.group,
-            form.in_features,
-            form.in_padded,
-            form.out_features,
-            form.panels,
-            form.half_scales,
-        )
+        pointers = [None if part is None else part.data_ptr() for part in (packed, bias)]
+        sizes = form.in_features, form.in_padded, form.out_features, form.panels
+        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], form.group, *sizes, form.half_scales)
         self.address = ctypes.addressof(self._struct)
 
     def place(self, memory: Tensor | None) -> None:

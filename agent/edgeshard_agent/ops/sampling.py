@@ -37,18 +37,11 @@ class RequestSampler:
             self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
         moves = sampling.counts_answer or sampling.logit_bias
         self.offsets = Offsets(sampling, answer) if moves else None
+        penalty, reach = sampling.repetition_penalty, sampling_reference.reach(sampling)
+        seen = None if self.seen is None else self.seen.ctypes.data
+        figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
         self._struct = native.ChoiceStruct(
-            sampling.temperature,
-            sampling.top_p,
-            sampling.repetition_penalty,
-            sampling_reference.reach(sampling),
-            sampling.seed,
-            None if self.seen is None else self.seen.ctypes.data,
-            None,
-            None,
-            min(sampling.top_k, _MOST_INT32),
-            sampling.logprobs,
-            sampling.top_logprobs,
+            sampling.temperature, sampling.top_p, penalty, reach, sampling.seed, seen, None, None, *figures
         )
         self.address = ctypes.addressof(self._struct)
         self._show_offsets()

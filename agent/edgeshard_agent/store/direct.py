@@ -43,16 +43,12 @@ def cached_share(path: Path) -> float:
             count = -(-size // mmap.PAGESIZE)
             found = (ctypes.c_ubyte * count)()
             anchor = ctypes.c_char.from_buffer(pages)
+            mincore = ctypes.CDLL(None, use_errno=True).mincore
             try:
-                refused = _mincore()(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
+                refused = mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
             finally:
                 del anchor
             return 0.0 if refused else int((np.frombuffer(bytes(found), np.uint8) & 1).sum()) / count
-
-
-def _mincore() -> Callable[..., int]:
-    function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).mincore
-    return function
 
 
 Wanted = Callable[[], bool]

@@ -34,12 +34,9 @@ class StepAttention:
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
-        self._tables: SpanTables | None = None
-        self._gathered: GatheredSpans | None = None
-        if device.type == "cpu":
-            self._tables = _tables(pool, spans)
-        else:
-            self._gathered = GatheredSpans(pool, spans, device)
+        on_cpu = device.type == "cpu"
+        self._tables = _tables(pool, spans) if on_cpu else None
+        self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
 
     @classmethod
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:

@@ -242,9 +242,6 @@ class KvPool:
     def _holders_of(self, draft: KvDraft, block: int) -> int:
         return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
 
-    def _is_full(self, draft: KvDraft, block: int) -> bool:
-        return draft.full.get(block, block in self._full)
-
     def _draft_free(self, draft: KvDraft, request: int) -> None:
         for block in self._peek(draft, request).blocks:
             draft.holders[block] = self._holders_of(draft, block) - 1
@@ -336,7 +333,7 @@ class KvPool:
                 field="grants.filled",
             )
         for block in grant.blocks:
-            if not self._is_full(draft, block):
+            if not draft.full.get(block, block in self._full):
                 raise FailedPreconditionError(
                     f"KV block {block}, to be shared by request {grant.request}, is not full",
                     field="grants.filled",
