@@ -116,6 +116,7 @@ class BlockRotation:
     """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
 
     def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int) -> None:
+        self.copies = copies
         self.shape = shape = form.shape
         self.dtype = dtype = form.dtype
         device = form.device
@@ -132,10 +133,6 @@ class BlockRotation:
         memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
         self.pool = KvPool(LayerRange(0, copies), memory, shape.kv_heads, shape.head_dim, device)
         self._next = 0
-
-    @property
-    def copies(self) -> int:
-        return len(self._blocks)
 
     def turn(self, count: int) -> None:
         """Let the next `run` go through `count` copies, from where the last turn ended."""
