@@ -205,8 +205,8 @@ class LinkSender:
 
     async def _open(self, call: Exchange) -> None:
         hop = self.hop
-        hops = hop.deployment, hop.epoch, hop.from_stage, hop.to_stage
-        await _write(call, LinkHello(*hops, dialler_sends=True, wire_version=WIRE_VERSION))
+        which = hop.deployment, hop.epoch, hop.from_stage, hop.to_stage
+        await _write(call, LinkHello(*which, dialler_sends=True, wire_version=WIRE_VERSION))
         answer = await call.read()
         if not isinstance(answer, pb.ExchangeResponse):
             await _raise_end(call)
