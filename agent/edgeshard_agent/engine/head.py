@@ -105,7 +105,7 @@ class Head:
     # Epochs
 
     def pause(self) -> None:
-        """The epoch is over. Requests stay, and nothing is computed or sent before the next one."""
+        """End the epoch. Requests stay, and nothing is computed or sent before the next one."""
         self._is_open = False
         # What it would call belongs to the stage that ends, whose weights must not stay in memory.
         self._epoch = Epoch(self._scheduler, _nowhere, _nowhere, on_failed=_nowhere)
@@ -140,7 +140,7 @@ class Head:
             await asyncio.to_thread(slices.prepare, len(entry.accepted.prompt_tokens) + len(entry.tokens))
 
     def open(self) -> None:
-        """The pipeline is linked: compute."""
+        """Begin to compute: the pipeline is linked."""
         self._is_open = True
         self._pump()
 
@@ -166,7 +166,7 @@ class Head:
         return self._now() - self._since
 
     def stream_lost(self) -> None:
-        """The coordinator is away. Requests go on, and what they say is kept for it."""
+        """Keep the outputs of requests for a coordinator that is away; requests go on."""
         self._journal.stream_lost()
 
     def start(self, start: StartRequest) -> None:
@@ -285,7 +285,7 @@ class Head:
             self.fail(errors.InternalError(f"the head failed to take a token: {type(error).__name__}"))
 
     def fail(self, error: errors.EdgeShardError) -> None:
-        """The pipeline is broken: compute nothing until the next epoch. Requests stay."""
+        """Compute nothing until the next epoch: the pipeline is broken. Requests stay."""
         if self._failure is None:
             self._failure = error
             self._epoch.on_failed(error)
@@ -305,7 +305,7 @@ class Head:
             self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
 
     def _ask(self) -> None:
-        """Nothing else runs, and late tokens come with a step only."""
+        """Form a step for late tokens: nothing else runs, and they come with a step only."""
         self._asking = None
         self._ask_s = min(2 * self._ask_s, MOST_ASK_S)
         self._scheduler.ask()
@@ -393,7 +393,7 @@ class Head:
         return TextStream(decode, prompt, start.generation.stop_strings)
 
     def _lose_text(self, request_id: RequestId, error: Exception) -> None:
-        """No text can be made of a request's tokens: it ends, and no other."""
+        """End a request of whose tokens no text can be made, and no other."""
         self._refuse(request_id, error)
         # Later, since the scheduler may be taking a result now.
         asyncio.get_running_loop().call_soon(self.cancel, request_id)

@@ -126,7 +126,7 @@ class HostedStage:
         return replace(step, predicted_s=costs[self.prepare.stage].step_s(pieces))
 
     def fail(self, error: EdgeShardError) -> None:
-        """The stage cannot go on."""
+        """Stop the stage for good with this error."""
         self._runner.fail(error)
 
     async def trace(self, seconds: float) -> StageTrace:
@@ -148,7 +148,7 @@ class HostedStage:
             self.sender.recorder = recorder
 
     def freed(self) -> None:
-        """The runner freed KV blocks."""
+        """Tell the coordinator early that KV blocks were freed."""
         self.around.changed()
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:

@@ -151,7 +151,7 @@ class HeadStream:
             self._watch.welcomed(0, loop.time())  # the stream stays
 
     def _heard(self, beacon: messages.HeadBeacon | None) -> None:
-        """The coordinator is there; what it says counts, whatever it is."""
+        """Note that the coordinator is there: any message shows it."""
         now = asyncio.get_running_loop().time()
         if self._watch.beacon(ALIVE, now):
             log.info("coordinator_recovered", deployment=self._deployment)

@@ -201,7 +201,7 @@ class ControlClient:
                 await call.write(request)
 
     def _drop_dumps(self) -> None:
-        """Whoever asked over a stream that ended waits no more."""
+        """Drop the parts of dumps that are left: nobody waits for them once the stream has ended."""
         kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
         for message in kept:
             if not isinstance(message, commands.DumpPart):

@@ -31,8 +31,8 @@ class _Budget:
 
 
 class Probes:
-    """Answers them. What a node may send is counted over all its streams; in plaintext, where nodes cannot be told
-    apart, each stream has its own limit alone. `now` is in steady seconds."""
+    """Answers probes. The bytes that a node may send are counted over all its streams; in plaintext, where nodes cannot
+    be told apart, each stream has its own limit alone. `now` is in steady seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -115,7 +115,7 @@ class Flight:
         return self._sweep if len(self._sweeps) < self._most_sweeps else 0
 
     def swept(self, steps: int) -> None:
-        """The last so many steps that began are a sweep."""
+        """Note that so many of the newest steps are a sweep."""
         if self._sweep > 1:
             self._sweeps.append(steps)
 
@@ -124,7 +124,7 @@ class Flight:
         self._owed.append(owed)
 
     def end(self) -> Owed:
-        """The oldest step is back; what it owes. With bubbles the next begins only when all are."""
+        """Take the oldest step back, and return what it owes. With bubbles the next begins only when all are back."""
         self._decodes.popleft()
         if self._sweeps:
             self._sweeps[0] -= 1

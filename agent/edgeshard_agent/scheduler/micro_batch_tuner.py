@@ -139,7 +139,7 @@ class MicroBatchTuner:
         self._formed.append(_Formed(self.parts, self._count, decodes, prompt_tokens, self._now_s))
 
     def returned(self, timings: Sequence[StageTiming], now_s: float) -> None:
-        """The oldest step is back."""
+        """Take the oldest step back; its stages took `timings`."""
         step, self._now_s = self._formed.popleft(), now_s
         if step.prompt_tokens or (step.decodes and (step.parts, step.count) != (self.parts, self._count)):
             self._forget_rounds()

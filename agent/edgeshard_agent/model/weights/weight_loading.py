@@ -172,7 +172,7 @@ class _WeightLoading:
         self._reading: deque[_UnitRead] = deque()
 
     def close(self) -> None:
-        """Once the reads that are on their way have ended."""
+        """End the threads of this load, once the reads that are on their way have ended."""
         self._reads.shutdown(cancel_futures=True)
         self.reader.close()
 

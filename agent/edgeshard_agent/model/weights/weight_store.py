@@ -107,7 +107,7 @@ class WeightStore:
             offset += unit.large_bytes
 
     def release(self, layer: int) -> None:
-        """The layer is not needed any more in this round; its slot is read into."""
+        """Free the layer's slot, which the next layer is read into: it is not needed any more in this round."""
         for unit in self._layers[self._places[layer]][1]:
             unit.place(None)
         with self._changed:
