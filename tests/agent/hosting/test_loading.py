@@ -110,8 +110,9 @@ async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pyt
         threads.append(threading.current_thread())
         return json.loads(text)
 
+    added = await node.add()
     monkeypatch.setattr(forms, "parse_json_object", parse)
-    loaded = await node.load(await node.add())
+    loaded = await node.load(added)
     assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
     assert threads and threading.main_thread() not in threads
 
