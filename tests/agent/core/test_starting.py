@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from edgeshard_agent.core.actions import Action, CloseStage, SendResults
-from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, Started
+from edgeshard_agent.core.events import (
+    ActionStarted,
+    CommandReceived,
+    Event,
+    HeadActivated,
+    StageBroke,
+    StageLoaded,
+    Started,
+)
 from edgeshard_agent.core.measuring import MeasuringEnded, MeasuringTask, StartMeasuring
 from edgeshard_agent.core.standby import SetStandby
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 
 from edgeshard.domain.control.commands import (
+    ActivateHead,
     Command,
     KeepStandby,
     MeasureCompute,
@@ -23,6 +33,7 @@ from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from tests.agent.core.nodes import FACTS, STARTED
 
 NAME = DeploymentName("tales")
@@ -73,3 +84,14 @@ def test_a_measurement_waits_for_the_start() -> None:
     state, actions = post(AgentState(), received("m", ProbeLinks(())))
     assert not actions
     assert StartMeasuring(MeasuringTask(OperationId("m"), ProbeLinks(()))) in post(state, Started(FACTS))[1]
+
+
+@pytest.mark.parametrize("broke", [False, True])
+def test_the_former_stage_answers_for_no_later_epoch(broke: bool) -> None:
+    loaded = StageLoaded(NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY))
+    active = (received("p", PREPARE), loaded, received("a", ActivateHead(NAME, Epoch(1))))
+    state, _ = post(STARTED, *active, HeadActivated(NAME, Epoch(1)), *(StageBroke(NAME, Epoch(1)),) * broke)
+    again = replace(PREPARE, epoch=Epoch(2))
+    for command in (received("p2", again), received("p3", again), received("a2", ActivateHead(NAME, Epoch(2)))):
+        state = apply(state, command)  # before the executor has begun to load
+    assert not state.unsent
