@@ -132,8 +132,9 @@ def case(options: argparse.Namespace) -> None:
         "tokens": [tokens for _, tokens in sorted(requests.tokens.items())],
         "weights": stage.parameter_bytes,
     }
-    if (store := stage.weights.store) is not None and stage.weights.residency is not None:
-        seen |= {"streamed": store.streamed_bytes, "held": stage.weights.residency.resident_bytes}
+    filled = stage.weights.filled
+    if (store := filled.store) is not None and filled.residency is not None:
+        seen |= {"streamed": store.streamed_bytes, "held": filled.residency.resident_bytes}
         began, used = time.perf_counter(), time.process_time()
         for _ in range(3):  # rounds of reads with nothing computed
             for layer in range(BIG_CONFIG["num_hidden_layers"]):

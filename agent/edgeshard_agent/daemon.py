@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -24,7 +24,6 @@ from edgeshard.domain.control.commands import ControlMessage, Deny, DropPacked, 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import NodeId, NodeName, OperationId, check_name
-from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.metrics.exposition import Metrics
 from edgeshard.metrics.listener import MetricsListener
 from edgeshard.metrics.own import OwnCondition
@@ -48,7 +47,7 @@ from edgeshard_agent.core.events import CommandReceived
 from edgeshard_agent.core.measuring import ControlLost
 from edgeshard_agent.engine.long_texts import text_memory_bytes
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts, Reports
+from edgeshard_agent.hosting.around import HostServices, MakeTools, ReadFacts
 from edgeshard_agent.hosting.hang_check import HangCheck
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_agent.hosting.metrics import AgentMetrics
@@ -56,7 +55,7 @@ from edgeshard_agent.hosting.operator_requests import Dumps, PackedRequests
 from edgeshard_agent.measuring.huge_pages import HugePageWatch
 from edgeshard_agent.measuring.live_links import LiveLinks
 from edgeshard_agent.measuring.machine import available_bytes, has_cores_of_its_own, machine_facts
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.others import OthersWatch
 from edgeshard_agent.net.control import MAX_RETRY_S, ControlClient
 from edgeshard_agent.net.link_receiver import StageServicer
@@ -89,43 +88,26 @@ async def run(settings: AgentSettings) -> NoReturn:
     os._exit(0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Self:
-    """Facts that a node knows of itself before it listens. `facts` are the machine's, without what only torch tells."""
-
-    settings: AgentSettings
-    node_id: NodeId
-    tls: TlsFiles | None
-    emulation: Emulation | None
-    facts: DeviceFacts
-
-    @property
-    def threads(self) -> int:
-        return self.settings.threads or self.facts.cores
-
-    def shown(self, facts: DeviceFacts) -> DeviceFacts:
-        """The facts that the coordinator hears: in the lab the emulated device's."""
-        return facts if self.emulation is None else self.emulation.facts(facts)
-
-
 async def serve(settings: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises typed errors for what an operator must mend."""
     notifier = Notifier.from_environment()
     node_id, tls = _identity(settings)
     held = lock_state_dir(settings.state_dir)
-    own = _Self(settings, node_id, tls, _emulation(settings), machine_facts(settings.device, settings.memory))
+    emulation, facts = _emulation(settings), machine_facts(settings.device, settings.memory)
+    threads, state_dir = settings.threads or facts.cores, settings.state_dir
+    own = MeasuredNode(node_id, facts, settings.device, threads, settings.memory, state_dir, tls, emulation)
     ends = _Endpoints(settings, tls)
-    cache = BlobCache(settings.state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
+    cache = BlobCache(state_dir / "cache", settings.cache_limit, _shared_store(settings.shared_store))
     await cache.start()
     address = await ends.server.start()
-    node = _Node(own, ends, cache, address)
+    node = _Node(settings, own, ends, cache, address)
     await node.metrics.start()
     renewing = None
     if tls is not None:
         renewing = asyncio.create_task(keep_renewed(tls, renew_over(ends.control, settings.coordinator)))
     log.info("listening", address=address, node=settings.name)
     try:
-        await _until_stopped(node.client, partial(node.compute, notifier), settings.name, settings.ready_file, address)
+        await _until_stopped(node.client, partial(node.compute, notifier), settings, address)
     finally:
         notifier.stopping()
         await node.metrics.stop()
@@ -177,12 +159,13 @@ class _Endpoints:
 class _Node:
     """The parts of a node that listens at `address`, put together."""
 
-    def __init__(self, own: _Self, ends: _Endpoints, cache: BlobCache, address: str) -> None:
-        self._own, self._ends, self._cache, self._address = own, ends, cache, address
-        settings, clock = own.settings, SystemClock()
-        self._clock = clock
+    def __init__(
+        self, settings: AgentSettings, own: MeasuredNode, ends: _Endpoints, cache: BlobCache, address: str
+    ) -> None:
+        self._settings, self._own, self._ends, self._cache, self._address = settings, own, ends, cache, address
+        self._clock = clock = SystemClock()
         self.worker = ComputeThread(own.threads, clock)
-        self._machine = Machine(__version__, settings.state_dir, own.tls)
+        self._machine = Machine(__version__, own.state_dir, own.tls)
         self.client = self._make_client()
         self._links = LiveLinks(own.node_id, self.client.report, clock) if own.emulation is None else None
         around = HostServices(
@@ -195,7 +178,7 @@ class _Node:
             self.client.changed,
             own.emulation,
             self._links,
-            self.client.send_suspicion,
+            self.client.send,
             # What is known of an accelerator's memory comes later, and texts are in the system's.
             text_memory_bytes(own.facts.memory_budget_bytes or available_bytes()),
         )
@@ -207,19 +190,13 @@ class _Node:
         self.metrics = MetricsListener(settings.metrics_listen, own.tls, told, ends.server.denials)
 
     def _make_client(self) -> ControlClient:
-        own = self._own
-        registration = Registration(
-            own.node_id,
-            NodeName(own.settings.name),
-            _advertised(own.settings, self._address),
-            WIRE_VERSION,
-            own.shown(own.facts),
-            secrets.token_hex(8),
-            starting=True,
-        )
+        own, settings = self._own, self._settings
+        name, address, incarnation = NodeName(settings.name), _advertised(settings, self._address), secrets.token_hex(8)
+        facts = own.shown(own.facts)
+        registration = Registration(own.node_id, name, address, WIRE_VERSION, facts, incarnation, starting=True)
         return ControlClient(
             self._ends.control,
-            own.settings.coordinator,
+            settings.coordinator,
             registration,
             self._obey,
             lambda: self._hosting.statuses(),
@@ -244,24 +221,15 @@ class _Node:
 
     async def compute(self, notifier: Notifier) -> None:
         """Import what computes, and be ready: whether or not a coordinator is there, which may start later."""
-        own, settings, links = self._own, self._own.settings, self._links
+        own, settings, links = self._own, self._settings, self._links
         make_tools, read_facts = await _import_tools(self.client)
-        facts = own.shown(await asyncio.to_thread(read_facts, settings.device, settings.memory))
-        node = MeasuredNode(
-            own.node_id,
-            facts,
-            settings.device,
-            own.threads,
-            settings.memory,
-            settings.state_dir,
-            own.tls,
-            own.emulation,
-        )
-        reports = Reports(self.client.report, self.client.send_progress, links.probed if links else lambda probed: None)
+        facts = own.shown(await asyncio.to_thread(read_facts, own.device, own.memory))
+        reports = Reports(self.client.report, self.client.send, links.probed if links else lambda probed: None)
         # Spinning would use up a CPU quota, and the time of other agents on cores that they share.
         may_spin = own.emulation is None and has_cores_of_its_own() and not cpu_quota()
         idle_spin_s = settings.idle_spin_s if may_spin else 0.0
-        tools = make_tools(node, reports, self._cache, self._ends.store, self.worker, idle_spin_s, settings.packs)
+        node, store = replace(own, facts=facts), self._ends.store
+        tools = make_tools(node, reports, self._cache, store, self.worker, idle_spin_s, settings.packs)
         self._hosting.start(tools, facts)
         notifier.ready(f"serving on {self._address}")
         check = HangCheck(self._hosting.stages, self.worker, self._clock)
@@ -309,11 +277,7 @@ async def _import_tools(client: ControlClient) -> tuple[MakeTools, ReadFacts]:
 
 
 async def _until_stopped(
-    client: ControlClient,
-    start: Callable[[], Coroutine[Any, Any, None]],
-    name: str,
-    ready_file: Path | None,
-    address: str,
+    client: ControlClient, start: Callable[[], Coroutine[Any, Any, None]], settings: AgentSettings, address: str
 ) -> None:
     """Join, start, and serve until a signal. Raises why the node cannot join or cannot start."""
     stopped = asyncio.Event()
@@ -324,20 +288,19 @@ async def _until_stopped(
     starting = asyncio.create_task(start())
     stopping = asyncio.create_task(stopped.wait())
     placeable = asyncio.create_task(client.placeable.wait())
-    waited_for: set[asyncio.Task[Any]] = {running, starting, stopping, placeable}
+    tasks: tuple[asyncio.Task[Any], ...] = (running, starting, stopping, placeable)
+    waited_for = set(tasks)
     try:
         while not (running.done() or stopping.done()):
             done, waited_for = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
             if placeable in done:
-                tell_ready(
-                    f"node {name} serves on {address}. `edgectl get nodes` lists it, `edgectl deploy` places layers"
-                )
-                if ready_file is not None:
-                    write_ready_file(ready_file, address)
+                what = "`edgectl get nodes` lists it, `edgectl deploy` places layers"
+                tell_ready(f"node {settings.name} serves on {address}. {what}")
+                if settings.ready_file is not None:
+                    write_ready_file(settings.ready_file, address)
     finally:
-        tasks = (running, starting, stopping, placeable)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

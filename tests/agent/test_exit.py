@@ -20,12 +20,12 @@ import asyncio, time
 from edgeshard_agent import daemon, entry
 from edgeshard_agent.engine.worker import ComputeThread
 
-async def until_stopped(client, start, name, ready_file, address):
+async def until_stopped(client, start, settings, address):
     {work}
     client.joined.set()
     client.placeable.set()
     client.run = asyncio.Event().wait
-    await real(client, start, name, ready_file, address)
+    await real(client, start, settings, address)
 
 real, daemon._until_stopped = daemon._until_stopped, until_stopped
 entry.main()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from edgeshard_agent.engine.worker import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.setup import swapping
@@ -166,7 +166,9 @@ class SimModel:
         self.parameter_bytes = prepare.placed.parameter_bytes
         self.streaming = self.experts = None  # nothing is read from the disk
         self.is_damaged = False
-        self.pool = KvPool(LayerRange(0, 1), placement.kv_blocks, placement.kv_block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self.pool = KvPool(
+            LayerRange(0, 1), KvMemory(DType.FLOAT32, placement.kv_blocks, placement.kv_block_tokens), 1, 1, "cpu"
+        )
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}
         self._watch, self._violate = watch, watch.violate

@@ -115,7 +115,7 @@ class Node:
             self.client.changed,
             None,
             None,
-            self.client.send_suspicion,
+            self.client.send,
         )
         self.hosting = Hosting(around, self.client.send_results, self.client.started)
         self._dumps = Dumps(self.hosting, dict, self.client.send_dump, self.client.send_results)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
@@ -53,7 +53,7 @@ class Stage:
     """
 
     def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0) -> None:
-        self.pool = KvPool(LayerRange(0, 1), blocks, block_tokens, 1, 1, DType.FLOAT32, "cpu")
+        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), 1, 1, "cpu")
         self.pool.swap = SwapSpace(swap_blocks)
         self.kept: dict[int, list[int]] = {}
         self.slots = [0] * (blocks * block_tokens)

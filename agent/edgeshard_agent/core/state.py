@@ -11,34 +11,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from edgeshard.domain.control.commands import (
-    ActivateHead,
-    CommandResult,
-    KeepStandby,
-    MeasureCompute,
-    PrepareStage,
-    ProbeLinks,
-    ReleaseStage,
-    StageCommand,
-    TraceSteps,
-)
+from edgeshard.domain.control import commands
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, StaleEpochError, UnavailableError
 from edgeshard.domain.ids import DeploymentName, Epoch, OperationId
 from edgeshard.domain.nodes.device import DeviceFacts, StageStatus
-from edgeshard_agent.core import standby
+from edgeshard_agent.core import events, standby
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
-from edgeshard_agent.core.events import (
-    ActionStarted,
-    CommandReceived,
-    Event,
-    HeadActivated,
-    StageBroke,
-    StageClosed,
-    StageEvent,
-    StageLoaded,
-    StageLoadFailed,
-    Started,
-)
 from edgeshard_agent.core.measuring import (
     ControlLost,
     Measuring,
@@ -73,7 +51,7 @@ class SlotPhase(StrEnum):
 class Slot:
     """One deployment on this node: `wanted` is the newest prepare, None once released; `epoch` is the held stage's."""
 
-    wanted: PrepareStage | None = None
+    wanted: commands.PrepareStage | None = None
     activate: bool = False
     phase: SlotPhase = SlotPhase.EMPTY
     epoch: Epoch = NO_EPOCH
@@ -90,24 +68,24 @@ class AgentState:
     reported: bool = False
     """Whether the coordinator is told that the node has started."""
     slots: dict[DeploymentName, Slot] = field(default_factory=dict)
-    results: dict[OperationId, CommandResult] = field(default_factory=dict)
+    results: dict[OperationId, commands.CommandResult] = field(default_factory=dict)
     """The newest results, so that a repeated command is answered and not repeated."""
-    unsent: tuple[CommandResult, ...] = ()
+    unsent: tuple[commands.CommandResult, ...] = ()
     measuring: Measuring = field(default_factory=Measuring)
     traces: dict[DeploymentName, WantedTrace] = field(default_factory=dict)
     standbys: dict[DeploymentName, Standby] = field(default_factory=dict)
 
 
-def apply(state: AgentState, event: Event) -> AgentState:
+def apply(state: AgentState, event: events.Event) -> AgentState:
     """Fold one event into the state."""
     match event:
-        case Started():
+        case events.Started():
             return replace(state, facts=event.facts)
-        case CommandReceived():
+        case events.CommandReceived():
             return _command(state, event)
-        case ActionStarted():
+        case events.ActionStarted():
             return _started(state, event.action)
-        case StageClosed():
+        case events.StageClosed():
             return _closed(state, event.deployment)
         case MeasuringEnded() | MeasuringStopped() | ControlLost():
             return _measuring_event(state, event)
@@ -115,7 +93,7 @@ def apply(state: AgentState, event: Event) -> AgentState:
             return _traced(state, event)
         case StandbySet():
             return _with_standbys(state, *standby.ended(state.standbys, event))
-        case StageLoaded() | StageLoadFailed() | HeadActivated() | StageBroke():
+        case events.StageLoaded() | events.StageLoadFailed() | events.HeadActivated() | events.StageBroke():
             slot = state.slots.get(event.deployment)
             if slot is None or slot.epoch != event.epoch:
                 return state  # of an epoch that was superseded while the action ran
@@ -158,16 +136,16 @@ def _slot_action(deployment: DeploymentName, slot: Slot) -> Action | None:
     return None
 
 
-def _command(state: AgentState, event: CommandReceived) -> AgentState:
+def _command(state: AgentState, event: events.CommandReceived) -> AgentState:
     known = state.results.get(event.operation_id)
     if known is not None:
         return replace(state, unsent=(*state.unsent, known))
     match event.command:
-        case MeasureCompute() | ProbeLinks():
+        case commands.MeasureCompute() | commands.ProbeLinks():
             return _measure(state, MeasuringTask(event.operation_id, event.command))
-        case TraceSteps():
+        case commands.TraceSteps():
             return _trace(state, WantedTrace(event.operation_id, event.command))
-        case KeepStandby():
+        case commands.KeepStandby():
             return _with_standbys(state, *standby.asked(state.standbys, event.operation_id, event.command))
         case _:
             return _stage_command(state, event.operation_id, event.command)
@@ -179,7 +157,7 @@ def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
         return state  # being worked on; answered when done
     refused = state.measuring.refusal(task, state.slots)
     if refused is not None:
-        return _answer(state, task.operation_id, refused)
+        return _answer(state, task.operation_id, error=refused)
     return replace(state, measuring=replace(state.measuring, wanted=task))
 
 
@@ -190,63 +168,64 @@ def _trace(state: AgentState, wanted: WantedTrace) -> AgentState:
         return state  # being worked on; answered when done
     held = slot is not None and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE)
     if slot is None or not held or slot.epoch != command.epoch:
-        return _answer(state, wanted.operation_id, no_stage(command.deployment, command.epoch))
+        return _answer(state, wanted.operation_id, error=no_stage(command.deployment, command.epoch))
     if former is not None:
-        state = _answer(state, former.operation_id, replaced(command.deployment))
+        state = _answer(state, former.operation_id, error=replaced(command.deployment))
     return replace(state, traces={**state.traces, command.deployment: wanted})
 
 
-def _stage_command(state: AgentState, operation_id: OperationId, command: StageCommand) -> AgentState:
-    if isinstance(command, ReleaseStage):
+def _stage_command(state: AgentState, operation_id: OperationId, command: commands.StageCommand) -> AgentState:
+    if isinstance(command, commands.ReleaseStage):
         state = _with_standbys(state, *standby.released(state.standbys, command.deployment, command.epoch))
     slot = state.slots.get(command.deployment, Slot())
     if operation_id in (*slot.prepares, *slot.activates, *slot.releases):
         return state  # being worked on; answered when done
     newest = max(slot.epoch, slot.wanted.epoch if slot.wanted else NO_EPOCH)
     if command.epoch < newest:
-        return _answer(state, operation_id, StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch"))
+        low = StaleEpochError(f"epoch {command.epoch} is below {newest}", field="epoch")
+        return _answer(state, operation_id, error=low)
     match command:
-        case PrepareStage():
+        case commands.PrepareStage():
             return _prepare(state, slot, operation_id, command)
-        case ActivateHead():
+        case commands.ActivateHead():
             return _activate(state, slot, operation_id, command)
-        case ReleaseStage():
+        case commands.ReleaseStage():
             if slot.phase is SlotPhase.EMPTY and slot.wanted is None:
                 return _answer(state, operation_id)
-            state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+            state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
             released = Slot(phase=slot.phase, epoch=slot.epoch, releases=(*slot.releases, operation_id))
             return _with_slot(state, command.deployment, released)
         case _:
             assert_never(command)
 
 
-def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: PrepareStage) -> AgentState:
+def _prepare(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.PrepareStage) -> AgentState:
     if slot.wanted is not None and slot.wanted.epoch == command.epoch:
         if slot.epoch == command.epoch and slot.phase in (SlotPhase.READY, SlotPhase.ACTIVATING, SlotPhase.ACTIVE):
             return _answer(state, operation_id)
         if slot.epoch == command.epoch and slot.phase is SlotPhase.BROKEN:
-            return _answer(state, operation_id, _broken())
+            return _answer(state, operation_id, error=_broken())
         slot = replace(slot, prepares=(*slot.prepares, operation_id))
         return _with_slot(state, command.deployment, slot)
-    state = _answer_all(state, slot.prepares + slot.activates, _superseded())
+    state = _answer(state, *slot.prepares, *slot.activates, error=_superseded())
     wanted = state.measuring.wanted
-    if wanted is not None and isinstance(wanted.command, MeasureCompute):
-        state = _answer(state, wanted.operation_id, stage_came())
+    if wanted is not None and isinstance(wanted.command, commands.MeasureCompute):
+        state = _answer(state, wanted.operation_id, error=stage_came())
         state = replace(state, measuring=replace(state.measuring, wanted=None))
     slot = replace(slot, wanted=command, activate=False, prepares=(operation_id,), activates=())
     return _with_slot(state, command.deployment, slot)
 
 
-def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: ActivateHead) -> AgentState:
+def _activate(state: AgentState, slot: Slot, operation_id: OperationId, command: commands.ActivateHead) -> AgentState:
     if slot.wanted is None or slot.wanted.epoch != command.epoch or slot.wanted.stage != 0:
         error = FailedPreconditionError(
             f"no first stage of {command.deployment} is prepared at epoch {command.epoch}", reason="NOT_PREPARED"
         )
-        return _answer(state, operation_id, error)
+        return _answer(state, operation_id, error=error)
     if slot.phase is SlotPhase.ACTIVE and slot.epoch == command.epoch:
         return _answer(state, operation_id)
     if slot.phase is SlotPhase.BROKEN and slot.epoch == command.epoch:
-        return _answer(state, operation_id, _broken())
+        return _answer(state, operation_id, error=_broken())
     slot = replace(slot, activate=True, activates=(*slot.activates, operation_id))
     return _with_slot(state, command.deployment, slot)
 
@@ -283,7 +262,7 @@ def _measuring_event(state: AgentState, event: MeasuringEvent) -> AgentState:
         case MeasuringEnded():
             after, unanswered = state.measuring.ended(event.task)
             state = replace(state, measuring=after)
-            return _answer(state, event.task.operation_id, event.error) if unanswered else state
+            return _answer(state, event.task.operation_id, error=event.error) if unanswered else state
         case MeasuringStopped():
             return replace(state, measuring=Measuring(state.measuring.wanted))  # which begins
         case ControlLost():
@@ -299,30 +278,30 @@ def _traced(state: AgentState, event: TraceEnded) -> AgentState:
         return state  # replaced, or wanted no more
     others = {name: other for name, other in state.traces.items() if name != event.deployment}
     # Not kept among the results: it is large, and used once.
-    result = CommandResult(event.operation_id, event.error, trace=event.trace)
+    result = commands.CommandResult(event.operation_id, event.error, trace=event.trace)
     return replace(state, traces=others, unsent=(*state.unsent, result))
 
 
-def _progressed(state: AgentState, slot: Slot, event: StageEvent) -> AgentState:
+def _progressed(state: AgentState, slot: Slot, event: events.StageEvent) -> AgentState:
     if slot.phase is SlotPhase.CLOSING:
         return state
     match event:
-        case StageLoaded():
-            state = _answer_all(state, slot.prepares, None, event.status)
+        case events.StageLoaded():
+            state = _answer(state, *slot.prepares, status=event.status)
             return _with_slot(state, event.deployment, replace(slot, phase=SlotPhase.READY, prepares=()))
-        case StageLoadFailed():
+        case events.StageLoadFailed():
             # The node holds nothing and wants nothing: the coordinator decides what comes next.
-            state = _answer_all(state, slot.prepares + slot.activates, event.error)
+            state = _answer(state, *slot.prepares, *slot.activates, error=event.error)
             return _with_slot(state, event.deployment, Slot(phase=SlotPhase.BROKEN, epoch=slot.epoch))
-        case HeadActivated():
+        case events.HeadActivated():
             if slot.phase is not SlotPhase.ACTIVATING:
                 return state  # the stage broke meanwhile, which was the answer
-            state = _answer_all(state, slot.activates, event.error)
+            state = _answer(state, *slot.activates, error=event.error)
             phase = SlotPhase.ACTIVE if event.error is None else SlotPhase.READY
             slot = replace(slot, phase=phase, activate=event.error is None, activates=())
             return _with_slot(state, event.deployment, slot)
-        case StageBroke():
-            state = _answer_all(state, slot.activates, _broken())
+        case events.StageBroke():
+            state = _answer(state, *slot.activates, error=_broken())
             broken = replace(slot, phase=SlotPhase.BROKEN, activate=False, activates=())
             return _with_slot(state, event.deployment, broken)
         case _:
@@ -333,7 +312,7 @@ def _closed(state: AgentState, deployment: DeploymentName) -> AgentState:
     slot = state.slots.get(deployment)
     if slot is None:
         return state
-    state = _answer_all(state, slot.releases, None)
+    state = _answer(state, *slot.releases)
     if slot.wanted is None:
         return replace(state, slots={name: other for name, other in state.slots.items() if name != deployment})
     return _with_slot(state, deployment, replace(slot, phase=SlotPhase.EMPTY, releases=()))
@@ -354,24 +333,16 @@ def _with_slot(state: AgentState, deployment: DeploymentName, slot: Slot) -> Age
 def _with_standbys(state: AgentState, standbys: dict[DeploymentName, Standby], answers: standby.Answers) -> AgentState:
     state = replace(state, standbys=standbys)
     for operation_id, error in answers:
-        state = _answer(state, operation_id, error)
-    return state
-
-
-def _answer_all(
-    state: AgentState,
-    operations: tuple[OperationId, ...],
-    error: EdgeShardError | None,
-    status: StageStatus | None = None,
-) -> AgentState:
-    for operation_id in operations:
-        state = _answer(state, operation_id, error, status)
+        state = _answer(state, operation_id, error=error)
     return state
 
 
 def _answer(
-    state: AgentState, operation_id: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
+    state: AgentState, *operations: OperationId, error: EdgeShardError | None = None, status: StageStatus | None = None
 ) -> AgentState:
-    result = CommandResult(operation_id, error, status)
-    kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
-    return replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
+    """The state with the same answer to each of some operations."""
+    for operation_id in operations:
+        result = commands.CommandResult(operation_id, error, status)
+        kept = dict(list(state.results.items())[-(REMEMBERED_RESULTS - 1) :])
+        state = replace(state, results={**kept, operation_id: result}, unsent=(*state.unsent, result))
+    return state

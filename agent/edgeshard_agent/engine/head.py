@@ -14,13 +14,7 @@ from functools import partial
 
 import structlog
 
-from edgeshard.domain.errors import (
-    CancelledRequestError,
-    EdgeShardError,
-    FailedPreconditionError,
-    InternalError,
-    InvalidArgumentError,
-)
+from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
@@ -71,7 +65,7 @@ class Epoch:
     offer: Callable[[HeadStep], None]
     emit: Callable[[HeadOutput], None]
     slices: PromptSlices | None = None
-    on_failed: Callable[[EdgeShardError], None] = lambda error: None
+    on_failed: Callable[[errors.EdgeShardError], None] = lambda error: None
 
 
 class Head:
@@ -90,7 +84,7 @@ class Head:
         self._journal = Journal()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = True
-        self._failure: EdgeShardError | None = None
+        self._failure: errors.EdgeShardError | None = None
         self._guides: Guides | None = None
         self._asking: asyncio.TimerHandle | None = None
         self._ask_s = ASK_S
@@ -111,7 +105,7 @@ class Head:
     # Epochs
 
     def pause(self) -> None:
-        """The epoch is over. Requests stay, and nothing is computed or sent before the next one."""
+        """End the epoch. Requests stay, and nothing is computed or sent before the next one."""
         self._is_open = False
         # What it would call belongs to the stage that ends, whose weights must not stay in memory.
         self._epoch = Epoch(self._scheduler, _nowhere, _nowhere, on_failed=_nowhere)
@@ -146,7 +140,7 @@ class Head:
             await asyncio.to_thread(slices.prepare, len(entry.accepted.prompt_tokens) + len(entry.tokens))
 
     def open(self) -> None:
-        """The pipeline is linked: compute."""
+        """Begin to compute: the pipeline is linked."""
         self._is_open = True
         self._pump()
 
@@ -172,7 +166,7 @@ class Head:
         return self._now() - self._since
 
     def stream_lost(self) -> None:
-        """The coordinator is away. Requests go on, and what they say is kept for it."""
+        """Keep the outputs of requests for a coordinator that is away; requests go on."""
         self._journal.stream_lost()
 
     def start(self, start: StartRequest) -> None:
@@ -232,7 +226,7 @@ class Head:
             if self._journal.find(request_id) is not entry:
                 return
             # No one awaits this task: without an answer the client would wait forever.
-            if isinstance(error, CancelledRequestError):
+            if isinstance(error, errors.CancelledRequestError):
                 self._say(RequestEnd(request_id, FinishReason.CANCELLED, ""))
             else:
                 self._refuse(request_id, error)
@@ -261,9 +255,9 @@ class Head:
         )
 
     def _refuse(self, request_id: RequestId, error: Exception) -> None:
-        if not isinstance(error, EdgeShardError):
+        if not isinstance(error, errors.EdgeShardError):
             log.error("request_crashed", request=request_id, error=type(error).__name__)
-            error = InternalError(f"the head failed: {type(error).__name__}")
+            error = errors.InternalError(f"the head failed: {type(error).__name__}")
         self._say(RequestRefused(request_id, error))
 
     def cancel(self, request_id: RequestId) -> None:
@@ -283,15 +277,15 @@ class Head:
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
             self._say_all(self._scheduler.events(taken, now))
-        except InternalError as error:
+        except errors.InternalError as error:
             self.fail(error)
         except Exception as error:
             # The link has delivered the step and will not bring it again: without it the pipeline stands still.
             log.error("result_crashed", step=step.number, error=type(error).__name__)
-            self.fail(InternalError(f"the head failed to take a token: {type(error).__name__}"))
+            self.fail(errors.InternalError(f"the head failed to take a token: {type(error).__name__}"))
 
-    def fail(self, error: EdgeShardError) -> None:
-        """The pipeline is broken: compute nothing until the next epoch. Requests stay."""
+    def fail(self, error: errors.EdgeShardError) -> None:
+        """Compute nothing until the next epoch: the pipeline is broken. Requests stay."""
         if self._failure is None:
             self._failure = error
             self._epoch.on_failed(error)
@@ -304,14 +298,14 @@ class Head:
         except Exception as error:
             # Stages run steps in order: if a formed step were never offered, every later one would wait for it.
             log.error("step_crashed", error=type(error).__name__)
-            self.fail(InternalError(f"the head failed to form a step: {type(error).__name__}"))
+            self.fail(errors.InternalError(f"the head failed to form a step: {type(error).__name__}"))
         for request_id in self._scheduler.newly_admitted():
             self._say(RequestAdmitted(request_id))
         if self._asking is None and self._is_open and self._failure is None and self._scheduler.must_ask:
             self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
 
     def _ask(self) -> None:
-        """Nothing else runs, and late tokens come with a step only."""
+        """Form a step for late tokens: nothing else runs, and they come with a step only."""
         self._asking = None
         self._ask_s = min(2 * self._ask_s, MOST_ASK_S)
         self._scheduler.ask()
@@ -348,28 +342,28 @@ class Head:
 
     def _check(self, generation: Generation, prompt: list[int]) -> None:
         if not 0 <= min(prompt) <= max(prompt) < self._limits.vocab_size:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"prompt holds a token id outside 0 to {self._limits.vocab_size - 1}",
                 field="prompt",
                 reason="TOKEN_OUT_OF_RANGE",
             )
         biased = [token for token, _ in generation.sampling.logit_bias]
         if biased and max(biased) >= self._limits.vocab_size:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"logit_bias has token {max(biased)}; the model's tokens are 0 to {self._limits.vocab_size - 1}",
                 field="logit_bias",
                 reason="TOKEN_OUT_OF_RANGE",
             )
         figures = len(prompt) * (1 + generation.sampling.top_logprobs)
         if generation.prompt_logprobs and figures > PROMPT_LOGPROBS_LIMIT:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"prompt_logprobs: {len(prompt)} tokens with {generation.sampling.top_logprobs} top_logprobs each are "
                 f"{figures} figures; at most {PROMPT_LOGPROBS_LIMIT} are given: ask for fewer top_logprobs",
                 field="prompt_logprobs",
                 reason="TOO_MANY_LOGPROBS",
             )
         if generation.max_new_tokens > self._limits.max_new_tokens:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"max_new_tokens {generation.max_new_tokens} is above the deployment's limit of "
                 f"{self._limits.max_new_tokens}",
                 field="max_new_tokens",
@@ -379,13 +373,13 @@ class Head:
         """Raises InvalidArgumentError for one that the library refuses, FailedPreconditionError where the model has
         nothing to guide."""
         if self._tokenizer is None:
-            raise FailedPreconditionError(
+            raise errors.FailedPreconditionError(
                 "guide: the model was added without a tokenizer.json; add it with one",
                 field="guide",
                 reason="NO_TOKENIZER",
             )
         if not self._scheduler.has_end:
-            raise FailedPreconditionError(
+            raise errors.FailedPreconditionError(
                 "guide: the model names no token that ends a text, so a guided answer could not end; name it as "
                 "eos_token_id in its generation_config.json",
                 field="guide",
@@ -399,7 +393,7 @@ class Head:
         return TextStream(decode, prompt, start.generation.stop_strings)
 
     def _lose_text(self, request_id: RequestId, error: Exception) -> None:
-        """No text can be made of a request's tokens: it ends, and no other."""
+        """End a request of whose tokens no text can be made, and no other."""
         self._refuse(request_id, error)
         # Later, since the scheduler may be taking a result now.
         asyncio.get_running_loop().call_soon(self.cancel, request_id)

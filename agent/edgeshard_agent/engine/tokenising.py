@@ -33,11 +33,8 @@ mapping of characters shortens more: composed by NFC, three letters of Hangul be
 class AnyTokenizer(Protocol):
     """`edgeshard_agent.engine.tokenizer.Tokenizer`"""
 
-    @property
-    def growth(self) -> float: ...
-
-    @property
-    def longest_token_bytes(self) -> int: ...
+    growth: float
+    longest_token_bytes: int
 
     def encode(self, text: str) -> list[int]: ...
 

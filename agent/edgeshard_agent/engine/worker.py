@@ -120,7 +120,7 @@ class ComputeThread:
         self._executor.submit(function, *args, **kwargs)
 
     def give_up(self) -> None:
-        """The call that the thread has does not seem to return."""
+        """Take the thread to hang: the call that it has does not seem to return."""
         self.hangs = True
         self._executor.submit(self._goes_on)
 

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
 from edgeshard.domain.clock import Clock
-from edgeshard.domain.control.commands import CommandProgress, KeepStandby, PrepareStage, ProfileReport
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.control.commands import KeepStandby, PrepareStage
+from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, StageFilling
-from edgeshard.domain.nodes.profile import MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.rpc.tls import TlsFiles
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.long_texts import LEAST_BYTES
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.live_links import LiveLinks
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import Emulation, MeasuredNode, Reports
 from edgeshard_agent.net.link_receiver import StageServicer
-from edgeshard_agent.net.link_sender import Carrier
 from edgeshard_agent.store.cache import BlobCache, Pin
 
 if TYPE_CHECKING:
     from edgeshard_agent.engine.head import Head
-    from edgeshard_agent.engine.stage_runner import Pace
     from edgeshard_agent.engine.tokenizer import Tokenizer
     from edgeshard_agent.hosting.hosted_stage import HostedStage
     from edgeshard_agent.model.stage import StageModel
@@ -116,16 +113,6 @@ def quantisation_of(command: PrepareStage | KeepStandby) -> Quantisation | None:
     return command.spec.quantisation_of(node)
 
 
-class Emulation(Protocol):
-    """A device and links that stages pretend to have (`edgeshard_agent.lab.emulation`)."""
-
-    def pace(self, layers: LayerRange, clock: Clock) -> Pace:
-        """The pace of a stage of these layers."""
-
-    def carrier(self, receiver: NodeName, window: int) -> Carrier:
-        """The carrier of a stage's link to another node."""
-
-
 @dataclass(frozen=True, slots=True)
 class HostServices:
     """Services that all stages of a node share."""
@@ -149,35 +136,23 @@ class HostServices:
     """What a long prompt may take in a head's process of its own."""
 
 
-Load = Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
-"""Fetches and loads a stage, but for the weights that are held already."""
 LoadStandby = Callable[[KeepStandby, LayerRange, LoadProgress, Sequence[HeldWeights]], Awaitable[HeldWeights]]
-"""The same for a standby, beside the steps of this node."""
-Measuring = Callable[[MeasuringTask], Awaitable[None]]
-"""Measures and reports; cancelled, it leaves nothing in memory."""
-Wire = Callable[
-    [PrepareStage, LoadedModel, HostServices, Callable[[DeploymentName, Epoch], None], "Head | None"], "HostedStage"
-]
-"""A stage of loaded weights, not yet started; the callback is told when it breaks. The head is the former epoch's."""
+"""Fetches and loads a standby beside the steps of this node, but for the weights that are held already."""
+Broken = Callable[[DeploymentName, Epoch], None]
+"""Told when a stage breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Functions that need torch. A node gets its tools when it has joined (`edgeshard_agent.hosting.tools`)."""
 
-    load: Load
+    load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
+    """Fetches and loads a stage, but for the weights that are held already."""
     load_standby: LoadStandby
-    measure: Measuring
-    wire: Wire
-
-
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Receivers of measurements: the coordinator, and for links also the comparison with live traffic."""
-
-    report: Callable[[ProfileReport], Awaitable[None]]
-    progress: Callable[[CommandProgress], None]
-    probed: Callable[[tuple[MeasuredLink, ...]], None]
+    measure: Callable[[MeasuringTask], Awaitable[None]]
+    """Measures and reports; cancelled, it leaves nothing in memory."""
+    wire: Callable[[PrepareStage, LoadedModel, HostServices, Broken, Head | None], HostedStage]
+    """Makes a stage of loaded weights, and does not start it. The head is that of the former epoch."""
 
 
 MakeTools = Callable[[MeasuredNode, Reports, BlobCache, grpc.aio.Channel, ComputeThread, float, bool], Tools]

@@ -19,25 +19,9 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
 from edgeshard.process.logs import debug_logged
+from edgeshard_agent.core import events, measuring
 from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, OpenHead, ReportStarted, SendResults
-from edgeshard_agent.core.events import (
-    ActionStarted,
-    Event,
-    HeadActivated,
-    StageBroke,
-    StageClosed,
-    StageLoaded,
-    StageLoadFailed,
-    Started,
-)
 from edgeshard_agent.core.machine import worth_keeping
-from edgeshard_agent.core.measuring import (
-    MeasuringEnded,
-    MeasuringStopped,
-    MeasuringTask,
-    StartMeasuring,
-    StopMeasuring,
-)
 from edgeshard_agent.core.standby import SetStandby, StandbySet
 from edgeshard_agent.core.state import AgentState, apply, reconcile
 from edgeshard_agent.core.tracing import StartTrace, TraceEnded, no_stage
@@ -83,37 +67,36 @@ class _Loading:
         )
 
 
+@dataclass(eq=False)
 class Hosting:
     """Owns the agent's state: `post` folds an event in and starts what follows from it.
 
-    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. `send_results` gets the
-    answers to commands, `report_started` the node's facts once it can compute. Before `start` it computes nothing.
+    Everything runs on the event loop, and `post` never waits, so one event is folded at a time. Before `start` it
+    computes nothing.
     """
 
-    def __init__(
-        self,
-        around: HostServices,
-        send_results: Callable[[tuple[CommandResult, ...]], None],
-        report_started: Callable[[DeviceFacts], None],
-    ) -> None:
-        self._around = around
-        self._send_results = send_results
-        self._report_started = report_started
+    around: HostServices
+    send_results: Callable[[tuple[CommandResult, ...]], None]
+    """Gets the answers to commands."""
+    report_started: Callable[[DeviceFacts], None]
+    """Gets the node's facts once it can compute."""
+
+    def __post_init__(self) -> None:
         self._given: Tools | None = None
         self._state = AgentState()
-        self._ring: EventRing[AgentState, Event] = EventRing()
+        self._ring: EventRing[AgentState, events.Event] = EventRing()
         self._stages: dict[DeploymentName, HostedStage] = {}
         self._heads: dict[DeploymentName, Head] = {}
         """The heads of first stages: their requests outlive an epoch, and the stage itself when its layers change."""
         self._loading: dict[DeploymentName, _Loading] = {}
-        self._standbys = Standbys(around.changed)
+        self._standbys = Standbys(self.around.changed)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._alive: set[asyncio.Task[None]] = set()
 
     def start(self, tools: Tools, facts: DeviceFacts) -> None:
         """Begin to compute with these tools."""
         self._given = tools
-        self.post(Started(facts))
+        self.post(events.Started(facts))
 
     @property
     def _tools(self) -> Tools:
@@ -128,19 +111,19 @@ class Hosting:
     def stages(self) -> tuple[HostedStage, ...]:
         return tuple(self._stages.values())
 
-    def recorded(self) -> tuple[AgentState, RingView[AgentState, Event]]:
+    def recorded(self) -> tuple[AgentState, RingView[AgentState, events.Event]]:
         """The state, and the newest events that led to it."""
         return self._state, self._ring.view(self._state)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: events.Event) -> None:
         self._apply(event)
         for action in reconcile(self._state):
-            self._apply(ActionStarted(action))
+            self._apply(events.ActionStarted(action))
             self._start(action)
-        self._around.changed()
+        self.around.changed()
 
-    def _apply(self, event: Event) -> None:
-        before, now = self._state, self._around.clock.now()
+    def _apply(self, event: events.Event) -> None:
+        before, now = self._state, self.around.clock.now()
         try:
             self._state = apply(before, event)
         except Exception as error:
@@ -163,25 +146,25 @@ class Hosting:
     def _start(self, action: Action) -> None:
         match action:
             case ReportStarted():
-                self._report_started(action.facts)
+                self.report_started(action.facts)
             case SendResults():
-                self._send_results(action.results)
+                self.send_results(action.results)
             case LoadStage():
                 self._run(action.prepare.deployment, partial(self._load_stage, action.prepare))
             case OpenHead():
                 self._run(action.deployment, partial(self._open_head, action.deployment, action.epoch))
             case CloseStage():
                 self._run(action.deployment, partial(self._close_stage, action.deployment))
-            case StartMeasuring():
+            case measuring.StartMeasuring():
                 self._run(_MEASURING, partial(self._run_measuring, action.task))
-            case StopMeasuring():
+            case measuring.StopMeasuring():
                 self._run(_MEASURING, self._stop_measuring)
             case SetStandby():
                 self._run(_standby_task(action.command.deployment), partial(self._set_standby, action.command))
             case StartTrace():
                 self._run(f"(trace) {action.command.deployment}", partial(self._trace, action))
 
-    def _run(self, subject: str, work: Callable[[], Awaitable[Event]]) -> None:
+    def _run(self, subject: str, work: Callable[[], Awaitable[events.Event]]) -> None:
         """Do one thing at a time per deployment, and for the measuring; a newer action ends an older one first."""
         former = self._tasks.get(subject)
 
@@ -197,14 +180,14 @@ class Hosting:
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
 
-    async def _load_stage(self, prepare: PrepareStage) -> Event:
+    async def _load_stage(self, prepare: PrepareStage) -> events.Event:
         deployment, epoch = prepare.deployment, prepare.epoch
         what = f"loading stage {prepare.stage}"
         stage = await _tried(lambda: self._open_stage(prepare), "stage_load_crashed", what, deployment=deployment)
         if isinstance(stage, EdgeShardError):
-            return StageLoadFailed(deployment, epoch, stage)
+            return events.StageLoadFailed(deployment, epoch, stage)
         log.info("stage_ready", deployment=deployment, epoch=epoch, layers=str(prepare.placed.layers))
-        return StageLoaded(deployment, epoch, stage.status())
+        return events.StageLoaded(deployment, epoch, stage.status())
 
     async def _open_stage(self, prepare: PrepareStage) -> HostedStage:
         deployment = prepare.deployment
@@ -217,7 +200,7 @@ class Hosting:
             del self._loading[deployment]
         # Registered before it starts: a failed start is followed by a close, which must find it.
         head = self._heads.get(deployment) if prepare.stage == 0 else None
-        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self._around, self._broke, head)
+        stage = self._stages[deployment] = self._tools.wire(prepare, loaded, self.around, self._broke, head)
         await self._keep_head(deployment, stage.head)
         stage.start()
         return stage
@@ -246,41 +229,41 @@ class Hosting:
         pin = former.loaded.pin
         try:
             # To its end, though this be called off: what streams has threads that only that ends.
-            retired = await asyncio.shield(self._around.worker.run(former.loaded.retired, prepare.placed.layers))
+            retired = await asyncio.shield(self.around.worker.run(former.loaded.retired, prepare.placed.layers))
             del former
-            await self._around.worker.run(gc.collect)
+            await self.around.worker.run(gc.collect)
         except BaseException:
             pin.release()
             raise
         return retired
 
-    async def _set_standby(self, command: KeepStandby) -> Event:
+    async def _set_standby(self, command: KeepStandby) -> events.Event:
         what, deployment = "loading a standby", command.deployment
         load = self._tools.load_standby
         error = await _tried(lambda: self._standbys.set(command, load), "standby_crashed", what, deployment=deployment)
         return StandbySet(command, error)
 
-    async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> Event:
+    async def _open_head(self, deployment: DeploymentName, epoch: Epoch) -> events.Event:
         what = "activating the head"
         error = await _tried(
             lambda: self._stages[deployment].activate(), "activate_crashed", what, deployment=deployment
         )
-        return HeadActivated(deployment, epoch, error)
+        return events.HeadActivated(deployment, epoch, error)
 
-    async def _close_stage(self, deployment: DeploymentName) -> Event:
+    async def _close_stage(self, deployment: DeploymentName) -> events.Event:
         await self._drop(deployment)
         await self._keep_head(deployment, None)
         log.info("stage_released", deployment=deployment)
-        return StageClosed(deployment)
+        return events.StageClosed(deployment)
 
-    async def _run_measuring(self, task: MeasuringTask) -> Event:
+    async def _run_measuring(self, task: measuring.MeasuringTask) -> events.Event:
         error = await _tried(lambda: self._tools.measure(task), "measuring_crashed", "measuring")
-        return MeasuringEnded(task, error)
+        return measuring.MeasuringEnded(task, error)
 
-    async def _stop_measuring(self) -> Event:
-        return MeasuringStopped()  # the measuring itself was cancelled before this began
+    async def _stop_measuring(self) -> events.Event:
+        return measuring.MeasuringStopped()  # the measuring itself was cancelled before this began
 
-    async def _trace(self, action: StartTrace) -> Event:
+    async def _trace(self, action: StartTrace) -> events.Event:
         command = action.command
         stage = self._stages.get(command.deployment)
         if stage is not None:
@@ -301,7 +284,7 @@ class Hosting:
         await former.stop()
         if former.loaded.key != model_key(prepare) or former.loaded.model.is_damaged:
             return None
-        await self._around.worker.run(former.loaded.model.reset)
+        await self.around.worker.run(former.loaded.model.reset)
         return former.loaded
 
     async def _keep_head(self, deployment: DeploymentName, head: Head | None) -> None:
@@ -322,13 +305,13 @@ class Hosting:
         stage.loaded.pin.release()
         # On the compute thread, behind a step that may still use it. Calls that still end refer to the stage, so that
         # the collector alone would leave its weights where they are.
-        self._around.worker.submit(stage.loaded.model.release)
+        self.around.worker.submit(stage.loaded.model.release)
         del stage
-        if not self._around.worker.hangs:  # else its memory comes back when the step does
-            await self._around.worker.run(gc.collect)
+        if not self.around.worker.hangs:  # else its memory comes back when the step does
+            await self.around.worker.run(gc.collect)
 
     def _broke(self, deployment: DeploymentName, epoch: Epoch) -> None:
-        self.post(StageBroke(deployment, epoch))
+        self.post(events.StageBroke(deployment, epoch))
 
 
 async def _tried(work: Callable[[], Awaitable[T]], event: str, what: str, **about: str) -> T | EdgeShardError:
@@ -353,8 +336,8 @@ def _standby_task(deployment: DeploymentName) -> str:
     return f"(standby) {deployment}"
 
 
-def _say(event: Event) -> None:
-    if isinstance(event, ActionStarted):
+def _say(event: events.Event) -> None:
+    if isinstance(event, events.ActionStarted):
         log.debug("action_issued", **labels(event.action))
     else:
         log.debug("event_applied", **labels(event))

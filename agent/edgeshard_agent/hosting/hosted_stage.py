@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
 
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
-from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.step import MAX_STEP_TOKENS, ForwardStep, WireStep
 from edgeshard.domain.requests.trace import StageTrace
@@ -19,32 +17,30 @@ from edgeshard_agent.engine.head import Epoch as HeadEpoch
 from edgeshard_agent.engine.head import Head, HeadLimits
 from edgeshard_agent.engine.recording import StepCounts, StepRecorder
 from edgeshard_agent.engine.stage_runner import StageRunner
-from edgeshard_agent.hosting.around import HostServices, LoadedModel
+from edgeshard_agent.hosting.around import Broken, HostServices, LoadedModel
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.link_receiver import LinkReceiver
 from edgeshard_agent.net.link_sender import Hop, LinkSender
 from edgeshard_agent.scheduler.setup import make_scheduler, make_slices
 
 
+@dataclass(eq=False)
 class HostedStage:
     """Made when the weights are there; `start` opens the links, `activate` the head; `stop` closes all of it.
 
-    A pipeline of one stage has no links: its finished steps go straight back into the head. `former_head` is the head
-    of the epoch before, whose requests go on; the head outlives the stage.
+    A pipeline of one stage has no links: its finished steps go straight back into the head. The head outlives the
+    stage.
     """
 
-    def __init__(
-        self,
-        prepare: PrepareStage,
-        loaded: LoadedModel,
-        around: HostServices,
-        on_broken: Callable[[DeploymentName, Epoch], None],
-        former_head: Head | None = None,
-    ) -> None:
-        self.prepare = prepare
-        self.loaded = loaded
-        self._around = around
-        self._on_broken = on_broken
+    prepare: PrepareStage
+    loaded: LoadedModel
+    around: HostServices
+    on_broken: Broken
+    former_head: InitVar[Head | None] = None
+    """The head of the epoch before, whose requests go on."""
+
+    def __post_init__(self, former_head: Head | None) -> None:
+        prepare, loaded, around = self.prepare, self.loaded, self.around
         self._window = prepare.placement.window
         self._stage_count = len(prepare.placement.stages)
         self.sender = self._make_sender()
@@ -67,7 +63,7 @@ class HostedStage:
         if self.sender is not None:
             prepare = self.prepare
             self._receiver = self._make_receiver()
-            self._around.servicer.open(prepare.deployment, prepare.stage, self._receiver)
+            self.around.servicer.open(prepare.deployment, prepare.stage, self._receiver)
             self.sender.start()
 
     async def activate(self) -> None:
@@ -85,7 +81,7 @@ class HostedStage:
 
     async def stop(self) -> None:
         self._stopped = True
-        self._around.servicer.close(self.prepare.deployment, self.prepare.stage)
+        self.around.servicer.close(self.prepare.deployment, self.prepare.stage)
         if self.head is not None:
             self.head.pause()
         if self._stream is not None:
@@ -130,12 +126,12 @@ class HostedStage:
         return replace(step, predicted_s=costs[self.prepare.stage].step_s(pieces))
 
     def fail(self, error: EdgeShardError) -> None:
-        """The stage cannot go on."""
+        """Stop the stage for good with this error."""
         self._runner.fail(error)
 
     async def trace(self, seconds: float) -> StageTrace:
         """Record the steps of `seconds`. One at a time: a newer trace ends an older one, which returns what it had."""
-        recorder = StepRecorder(self._around.clock)
+        recorder = StepRecorder(self.around.clock)
         self._record_with(recorder)
         try:
             await asyncio.sleep(seconds)
@@ -152,8 +148,8 @@ class HostedStage:
             self.sender.recorder = recorder
 
     def freed(self) -> None:
-        """The runner freed KV blocks."""
-        self._around.changed()
+        """Tell the coordinator early that KV blocks were freed."""
+        self.around.changed()
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         """A step the runner has finished: to the next stage, or home."""
@@ -180,7 +176,7 @@ class HostedStage:
         """The runner or a link failed for good."""
         if self.head is not None:
             self.head.fail(error)
-        self._on_broken(self.prepare.deployment, self.prepare.epoch)
+        self.on_broken(self.prepare.deployment, self.prepare.epoch)
 
     def _make_sender(self) -> LinkSender | None:
         if self._stage_count == 1:
@@ -189,7 +185,7 @@ class HostedStage:
         to_stage = (prepare.stage + 1) % self._stage_count
         receiver = prepare.placement.stages[to_stage]
         hop = Hop(prepare.deployment, prepare.epoch, prepare.stage, to_stage, receiver.address, receiver.node_name)
-        around, window = self._around, self._window
+        around, window = self.around, self._window
         carrier = None if around.emulation is None else around.emulation.carrier(receiver.node_name, window)
         on_timing = partial(around.links.heard, receiver.node_id) if around.links else lambda sample: None
         return LinkSender(
@@ -198,21 +194,15 @@ class HostedStage:
 
     def _make_receiver(self) -> LinkReceiver:
         prepare, shape = self.prepare, self.loaded.model.shape
-        contract = FrameContract(
-            pipeline=prepare.deployment,
-            epoch=prepare.epoch,
-            dtype=prepare.spec.dtype,
-            width=0 if prepare.stage == 0 else shape.frame_width,
-            max_tokens=MAX_STEP_TOKENS,
-            window=self._window,
-        )
+        dtype, width = prepare.spec.dtype, 0 if prepare.stage == 0 else shape.frame_width
+        contract = FrameContract(prepare.deployment, prepare.epoch, dtype, width, MAX_STEP_TOKENS, self._window)
         from_stage = (prepare.stage - 1) % self._stage_count
         sender = prepare.placement.stages[from_stage].node_name
         return LinkReceiver(from_stage, sender, contract, self._received, self._repeated)
 
     def _make_head(self, former: Head | None) -> Head:
         prepare, shape = self.prepare, self.loaded.model.shape
-        slices, around, for_head = make_slices(prepare), self._around, self.loaded.for_head
+        slices, around, for_head = make_slices(prepare), self.around, self.loaded.for_head
         assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
         scheduler = make_scheduler(prepare, shape.max_context, for_head.eos_tokens, slices)

@@ -23,16 +23,9 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.model import FileInfo, LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.models.residency import DISK_BLOCK_BYTES
 from edgeshard.domain.nodes.device import StageFilling
+from edgeshard.storage import forms
 from edgeshard.storage.blobs import in_thread
 from edgeshard.storage.checkpoint import check_file_size
-from edgeshard.storage.forms import (
-    EXPERT_TABLE,
-    GENERATION,
-    TOKENIZER,
-    eos_tokens_of,
-    expert_table_of,
-    parse_json_object,
-)
 from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.engine.worker import ComputeThread
@@ -62,7 +55,7 @@ T = TypeVar("T", bound=StageModel | StageWeights)
 log = structlog.get_logger()
 
 # Of the head; the last stage has them for guides, also where none comes: some megabytes beside its weights.
-_HEAD_FILES = (TOKENIZER, GENERATION)
+_HEAD_FILES = (forms.TOKENIZER, forms.GENERATION)
 _PADDING_BYTES = 4 * DISK_BLOCK_BYTES
 """Of a packed file: its header, and what fills up its two parts."""
 
@@ -183,8 +176,8 @@ class StageLoader:
                 packing = Packing(sources, needs.budget, writes=self.packs)
                 await self.cache.make_room_for_packed(needs.packed_bytes(tensors, sources))
             fetched = _Fetched(needs, pin, packing)
-            if packing is not None and EXPERT_TABLE in fetched.paths:
-                values = await asyncio.to_thread(_expert_table, fetched.paths[EXPERT_TABLE])
+            if packing is not None and forms.EXPERT_TABLE in fetched.paths:
+                values = await asyncio.to_thread(_expert_table, fetched.paths[forms.EXPERT_TABLE])
                 fetched = replace(fetched, packing=replace(packing, expert_table=values))
             for_head = await _for_head(fetched, held)
             loaded = await fill(fetched)
@@ -216,7 +209,7 @@ class StageLoader:
         for file in files:  # of a model that an older version added
             check_file_size(file.name, file.size)
         if budget:
-            files += [file for file in manifest.files if file.name == EXPERT_TABLE]
+            files += [file for file in manifest.files if file.name == forms.EXPERT_TABLE]
         form = UnitForm(digest, command.spec.dtype, quantisation, shape)
         return _Needs(manifest, layers, tensors, wanted, files, form, units, budget or None)
 
@@ -328,30 +321,31 @@ async def _for_head(fetched: _Fetched, held: Sequence[HeldWeights]) -> ForHead |
     if known is not None:
         return known
     paths, tokenizer = fetched.paths, None
-    if TOKENIZER in paths:  # many megabytes of JSON
-        tokenizer = await asyncio.to_thread(Tokenizer.load, paths[TOKENIZER])
-    eos_tokens = await asyncio.to_thread(_eos_tokens, fetched.needs.form.shape, paths.get(GENERATION))
+    if forms.TOKENIZER in paths:  # many megabytes of JSON
+        tokenizer = await asyncio.to_thread(Tokenizer.load, paths[forms.TOKENIZER])
+    eos_tokens = await asyncio.to_thread(_eos_tokens, fetched.needs.form.shape, paths.get(forms.GENERATION))
     return ForHead(tokenizer, eos_tokens)
 
 
 def _expert_table(path: Path) -> dict[str, list[Any]]:
-    return expert_table_of(parse_json_object(path.read_text(encoding="utf-8"), EXPERT_TABLE))
+    return forms.expert_table_of(forms.parse_json_object(path.read_text(encoding="utf-8"), forms.EXPERT_TABLE))
 
 
 def _guides(fetched: _Fetched) -> Guides | None:
     """The guides of layers that end the model, where it has a tokenizer."""
     shape, paths = fetched.needs.form.shape, fetched.paths
-    if fetched.needs.layers.end < shape.layer_count or TOKENIZER not in paths:
+    if fetched.needs.layers.end < shape.layer_count or forms.TOKENIZER not in paths:
         return None
-    eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(GENERATION))))
-    return Guides(Setup(str(paths[TOKENIZER]), shape.vocab_size, eos_tokens))
+    eos_tokens = tuple(sorted(_eos_tokens(shape, paths.get(forms.GENERATION))))
+    return Guides(Setup(str(paths[forms.TOKENIZER]), shape.vocab_size, eos_tokens))
 
 
 def _eos_tokens(shape: ModelShape, generation_config: Path | None) -> frozenset[int]:
     """End-of-sequence ids of generation_config.json where there are any, of config.json otherwise."""
     if generation_config is not None:
         try:
-            found = eos_tokens_of(parse_json_object(generation_config.read_text(encoding="utf-8"), GENERATION))
+            text = generation_config.read_text(encoding="utf-8")
+            found = forms.eos_tokens_of(forms.parse_json_object(text, forms.GENERATION))
             if found is not None:
                 return found
         except (OSError, ValueError, InvalidArgumentError) as error:

@@ -43,12 +43,8 @@ class AgentMetrics:
         self._cache = cache
 
     def collect(self) -> Iterable[Metric]:
-        yield gauge(
-            "edgeshard_build_info",
-            "Always 1; the labels say which version runs.",
-            ("version", "wire_version"),
-            [((__version__, str(WIRE_VERSION)), 1)],
-        )
+        versions, meaning = (__version__, str(WIRE_VERSION)), "Always 1; the labels say which version runs."
+        yield gauge("edgeshard_build_info", meaning, ("version", "wire_version"), [(versions, 1)])
         yield gauge("edgeshard_cache_bytes", "Fetched weights on the disk.", (), [((), self._cache.used_bytes)])
         yield gauge("edgeshard_cache_limit_bytes", "What they may take.", (), [((), self._cache.limit_bytes)])
         packed = self._cache.packed.used_bytes
@@ -58,12 +54,9 @@ class AgentMetrics:
         yield from _tiers(stages)
         yield from _links(stages)
         silent = [((stage.prepare.deployment,), stage.coordinator_suspicions) for stage in stages]
-        yield counter(
-            "edgeshard_coordinator_suspected",
-            "Of this epoch's head: how often its coordinator was silent amid requests.",
-            ("deployment",),
-            [(of, float(count)) for of, count in silent if count is not None],
-        )
+        meaning = "Of this epoch's head: how often its coordinator was silent amid requests."
+        samples = [(of, float(count)) for of, count in silent if count is not None]
+        yield counter("edgeshard_coordinator_suspected", meaning, ("deployment",), samples)
         heads = [((stage.prepare.deployment,), stage.head.stats) for stage in stages if stage.head is not None]
         for name, meaning, figure in _HEAD:
             samples = [(of, figure(stats)) for of, stats in heads]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -21,12 +22,11 @@ log = structlog.get_logger()
 Answer = Callable[[tuple[CommandResult, ...]], None]
 
 
+@dataclass(eq=False)
 class _Requests:
-    """Requests that are answered by a task each. `answer` gets their results."""
+    """Requests that are answered by a task each."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._tasks: set[asyncio.Task[None]] = set()
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)
@@ -34,20 +34,17 @@ class _Requests:
         task.add_done_callback(self._tasks.discard)
 
 
+@dataclass(eq=False)
 class Dumps(_Requests):
-    """`about` says what this process is; `send` gets a dump as JSON text, `refuse` the reason why there is none."""
+    """Takes dumps of the state and the newest events."""
 
-    def __init__(
-        self,
-        hosting: Hosting,
-        about: Callable[[], dict[str, Any]],
-        send: Callable[[OperationId, bytes], None],
-        refuse: Answer,
-    ) -> None:
-        super().__init__(refuse)
-        self._hosting = hosting
-        self._about = about
-        self._send = send
+    hosting: Hosting
+    about: Callable[[], dict[str, Any]]
+    """What this process is."""
+    send: Callable[[OperationId, bytes], None]
+    """Gets a dump as JSON text."""
+    refuse: Answer
+    """Gets the reason why there is none."""
 
     def take(self, operation_id: OperationId) -> None:
         """Begin, and return at once."""
@@ -55,22 +52,22 @@ class Dumps(_Requests):
 
     async def _take(self, operation_id: OperationId) -> None:
         try:
-            about, (state, ring) = self._about(), self._hosting.recorded()
+            about, (state, ring) = self.about(), self.hosting.recorded()
             # The values are frozen: they can become text beside the event loop.
             text = await asyncio.to_thread(lambda: to_text(about | machine().document(state, ring)))
         except Exception:
             log.exception("dump_crashed")
-            self._answer((CommandResult(operation_id, InternalError("the dump crashed; the node's log says why")),))
+            self.refuse((CommandResult(operation_id, InternalError("the dump crashed; the node's log says why")),))
         else:
-            self._send(operation_id, text)
+            self.send(operation_id, text)
 
 
+@dataclass(eq=False)
 class PackedRequests(_Requests):
     """Lists packed files, and removes some. The agent's state depends on neither."""
 
-    def __init__(self, packed: PackedUnits, answer: Answer) -> None:
-        super().__init__(answer)
-        self._packed = packed
+    packed: PackedUnits
+    answer: Answer
 
     def take(self, operation_id: OperationId, command: ListPacked | DropPacked) -> None:
         """Begin, and return at once."""
@@ -79,9 +76,9 @@ class PackedRequests(_Requests):
     async def _take(self, operation_id: OperationId, command: ListPacked | DropPacked) -> None:
         try:
             if isinstance(command, ListPacked):
-                units = await asyncio.to_thread(self._packed.units)
+                units = await asyncio.to_thread(self.packed.units)
             else:
-                units = await asyncio.to_thread(self._packed.drop_units, command.ids)
+                units = await asyncio.to_thread(self.packed.drop_units, command.ids)
         except EdgeShardError as error:
             result = CommandResult(operation_id, error)
         except Exception as error:
@@ -92,4 +89,4 @@ class PackedRequests(_Requests):
             result = CommandResult(operation_id, failure)
         else:
             result = CommandResult(operation_id, packed=units)
-        self._answer((result,))
+        self.answer((result,))

@@ -6,12 +6,12 @@ import grpc
 
 from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting.around import Reports, Tools
+from edgeshard_agent.hosting.around import Tools
 from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.store.cache import BlobCache
 
 __all__ = ["make_tools", "read_facts"]
@@ -31,5 +31,4 @@ def make_tools(
     With `packs`, weights are kept packed once they were loaded.
     """
     loader = StageLoader(cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs)
-    measurer = Measurer(node, reports.report, reports.progress, reports.probed)
-    return Tools(loader.load, loader.load_standby, measurer.run, HostedStage)
+    return Tools(loader.load, loader.load_standby, Measurer(node, reports).run, HostedStage)

@@ -48,6 +48,8 @@ _GRID = Grid(
     decode_batches=(1, 2, 4, 8, 16, 32, 48, 64),
     decode_contexts=(64, 512, 2048),
 )
+_Points = tuple[list[tuple[int, int]], list[tuple[int, int]]]
+"""(tokens, context) of the prefills, and (sequences, context) of the decodes, that a profile has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,12 @@ class Emulation:
                 field="model",
                 reason="NOT_THE_STAND_IN",
             )
-        grid = _GRID.within(stand_in.shape.max_context)
+        limit = stand_in.shape.max_context
+        grid = _GRID.within(limit)
+        points = grid.prefill_points(limit), grid.decode_points(limit)
         device, times = self.device, self.times
-        embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], grid, stand_in)
-        head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], grid, stand_in)
+        embedding = _layer(LayerKind.EMBEDDING, stand_in.embedding_parameters, [times.embedding_s], points)
+        head = _layer(LayerKind.HEAD, stand_in.head_parameters, [times.head_s], points)
         per_step, per_mib = times.step_s(0.0), times.step_s(2.0**20)
         details = {"emulates": device.kind, "model": self.model.name, "dtype": self.dtype}
         return ComputeProfile(
@@ -126,7 +130,7 @@ class Emulation:
             dtype=dtype,
             device=facts.kind,
             threads=1,
-            layers=(embedding, *_emulated_blocks(self, stand_in, grid), head),
+            layers=(embedding, *_emulated_blocks(self, stand_in, points), head),
             overhead=StepOverhead(per_step, (per_mib - per_step) / 2**20),
             memory=MemoryProfile(int(device.memory_bytes), self.memory_bytes, 0, device.unified),
             quantisation=quantisation,
@@ -153,23 +157,18 @@ class Emulation:
         return self.cluster.link(*ends)
 
 
-def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, grid: Grid) -> Iterable[LayerProfile]:
+def _emulated_blocks(emulation: Emulation, stand_in: ModelSpec, points: _Points) -> Iterable[LayerProfile]:
     behind: dict[BlockSpec, list[BlockSpec]] = {}
     for shown, emulated in zip(stand_in.blocks, emulation.model.blocks, strict=True):
         behind.setdefault(shown, []).append(emulated)
     for shown, group in behind.items():
         kind = LayerKind.MOE_BLOCK if shown.experts else LayerKind.BLOCK
         costs = [partial(emulation.times.block_s, block) for block in group]
-        yield _layer(kind, shown.parameters, costs, grid, stand_in, shown.window)
+        yield _layer(kind, shown.parameters, costs, points, shown.window)
 
 
 def _layer(
-    kind: LayerKind,
-    parameters: int,
-    costs: Sequence[Callable[[StepShape], float]],
-    grid: Grid,
-    model: ModelSpec,
-    window: int = 0,
+    kind: LayerKind, parameters: int, costs: Sequence[Callable[[StepShape], float]], points: _Points, window: int = 0
 ) -> LayerProfile:
     def sample(count: int, context: int, phase: StepShape) -> Sample:
         return Sample(count, context, sum(cost(phase) for cost in costs) / len(costs))
@@ -177,12 +176,9 @@ def _layer(
     # As in the engine: a query sees the positions before it and itself.
     prefill = [
         sample(tokens, context, StepShape(1, tokens, context + (tokens + 1) / 2, context + tokens))
-        for tokens, context in grid.prefill_points(model.shape.max_context)
+        for tokens, context in points[0]
     ]
-    decode = [
-        sample(n, context, StepShape(n, 1, context + 1, context + 1))
-        for n, context in grid.decode_points(model.shape.max_context)
-    ]
+    decode = [sample(n, context, StepShape(n, 1, context + 1, context + 1)) for n, context in points[1]]
     return LayerProfile(kind, parameters, len(costs), window, 0, tuple(prefill), tuple(decode))
 
 

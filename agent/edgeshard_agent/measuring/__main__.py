@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, extra_line
+from edgeshard.process.extras import missing
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
 from edgeshard.storage.inputs import read_json
@@ -18,11 +18,9 @@ from edgeshard_agent.measuring.worker import MeasuringJob, measured
 if TYPE_CHECKING:
     from edgeshard.domain.nodes.profile import ComputeProfile
 
-_NEEDED = ("torch", "transformers", "psutil", "rich")
-
 
 def main() -> None:
-    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
+    if missing("agent"):
         sys.stderr.write(f"edgeshard-agent needs the agent extra: {extra_line('agent')}\n")
         sys.exit(1)
     settle_grpc()

@@ -39,9 +39,8 @@ class ProfileStore:
             profile = ComputeProfile.from_json(self.path(*wanted).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
-        if (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) != wanted:
-            return None
-        return profile if quick or not profile.quick else None
+        is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
+        return profile if is_same and (quick or not profile.quick) else None
 
     def keep(self, profile: ComputeProfile) -> Path:
         """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""

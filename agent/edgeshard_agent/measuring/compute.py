@@ -6,37 +6,18 @@ torch's number of threads is that of the caller.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import psutil
 import torch
 
-from edgeshard.architectures import (
-    Architecture,
-    ModelShape,
-    expected_tensors,
-    name_in_block,
-    parse_config,
-    read_config,
-)
+from edgeshard.architectures import ModelShape
 from edgeshard.domain.errors import ResourceExhaustedError
-from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.model import LayerRange, Part
+from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.device import DeviceFacts
-from edgeshard.domain.nodes.profile import (
-    ComputeProfile,
-    LayerKind,
-    LayerProfile,
-    MemoryProfile,
-    Sample,
-    config_hash,
-    device_fingerprint,
-)
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.planning.inputs.shapes import model_from_config
+from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.machine import available_bytes
@@ -57,7 +38,6 @@ from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.model.weights.weights import check_weights
 from edgeshard_agent.ops.native import kernel_names, native_available
 
-_Tensors = tuple[tuple[str, tuple[int, ...]], ...]
 _REST_S = 2.0
 """Long enough for a sensor to read the power at rest."""
 
@@ -71,47 +51,30 @@ def fingerprint(facts: DeviceFacts, threads: int) -> str:
     details = {"vector": torch.backends.cpu.get_cpu_capability(), "cuda": torch.version.cuda or ""}
     if facts.kind == "cpu":
         details["kernels"] = kernel_names()[0] if native_available() else "torch"
-    return device_fingerprint(facts, threads, details)
+    return profile.device_fingerprint(facts, threads, details)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSort:
     """Blocks that do the same work: `first` is one of them, `layers` how many there are, `parameters` of one."""
 
-    kind: LayerKind
+    kind: profile.LayerKind
     first: int
     layers: int
     parameters: int
     window: int
 
 
-def block_sorts(config: Mapping[str, Any]) -> tuple[BlockSort, ...]:
-    """The distinct blocks of a model: dense or of experts, and by their window. Raises UnsupportedModelError."""
-    decoder = read_config(config)
-    shape, windows = decoder.shape, decoder.windows()
-    tensors: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(shape.layer_count)]
-    for tensor in expected_tensors(config).values():
-        if not isinstance(tensor.unit, Part):
-            tensors[tensor.unit].append((name_in_block(tensor.name), tensor.shape))
-    members: dict[tuple[int, _Tensors], list[int]] = {}
-    for index in range(shape.layer_count):
-        members.setdefault((windows[index], tuple(tensors[index])), []).append(index)
-    return tuple(_sort(decoder.architecture, window, parts, indices) for (window, parts), indices in members.items())
-
-
-def _sort(architecture: Architecture, window: int, tensors: _Tensors, indices: list[int]) -> BlockSort:
-    sparse = any(architecture.is_expert(name) for name, _ in tensors)
-    kind = LayerKind.MOE_BLOCK if sparse else LayerKind.BLOCK
-    return BlockSort(kind, indices[0], len(indices), sum(math.prod(size) for _, size in tensors), window)
-
-
-def outer_parameters(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Parameters of the embedding and of norm + head; a tied one is in both."""
-    sizes = dict.fromkeys(Part, 0)
-    for tensor in expected_tensors(config, LayerRange(0, parse_config(config).layer_count)).values():
-        if isinstance(tensor.unit, Part):
-            sizes[tensor.unit] += math.prod(tensor.shape)
-    return sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
+def block_sorts(model: ModelSpec) -> tuple[BlockSort, ...]:
+    """The distinct blocks of a model: dense or of experts, and by their size and window."""
+    members: dict[tuple[profile.LayerKind, int, int], list[int]] = {}
+    for index, block in enumerate(model.blocks):
+        kind = profile.LayerKind.MOE_BLOCK if block.experts else profile.LayerKind.BLOCK
+        members.setdefault((kind, block.parameters, block.window), []).append(index)
+    return tuple(
+        BlockSort(kind, indices[0], len(indices), parameters, window)
+        for (kind, parameters, window), indices in members.items()
+    )
 
 
 @dataclass(slots=True)
@@ -125,118 +88,100 @@ class Point:
     taken: list[float] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Profiler:
     """Measures one model shape on one device. `run` may be called once.
 
-    It keeps within `memory_limit_bytes`; None is all free memory. With little memory there are fewer copies of a layer,
-    and a cache may shorten the times (`rotated_bytes` is the size of all copies).
+    With little memory there are fewer copies of a layer, and a cache may shorten the times (`rotated_bytes` is the size
+    of all copies).
     """
 
-    def __init__(  # noqa: PLR0913 - what, where and how well
-        self,
-        config: Mapping[str, Any],
-        dtype: DType,
-        device: str,
-        threads: int,
-        grid: Grid = FULL_GRID,
-        quantisation: Quantisation | None = None,
-        cache: int | None = None,
-        memory_limit_bytes: int | None = None,
-        progress: Progress = lambda what, done, total: None,
-    ) -> None:
-        self._form = LayerForm(config, dtype, device, quantisation)
-        self._model = model_from_config("the model", config)
+    form: LayerForm
+    threads: int
+    grid: Grid = FULL_GRID
+    cache: int | None = None
+    """Bytes of the largest cache; None for what the system says."""
+    memory_limit_bytes: int | None = None
+    """The most that layers may take; None for all free memory."""
+    progress: Progress = lambda what, done, total: None
+
+    def __post_init__(self) -> None:
+        self._model = model_from_config("the model", self.form.config)
         self._shape: ModelShape = self._model.shape
-        self._threads = threads
-        self._quick = grid.effort != FULL_GRID.effort
-        self._grid = grid.within(self._shape.max_context)
-        self._cache = cache
-        self._memory_limit_bytes = memory_limit_bytes
+        limit = self._shape.max_context
+        self._grid = self.grid.within(limit)
+        self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
         self._room_bytes = 0
-        self._progress = progress
-        self._watch = Stopwatch(device)
+        self._watch = Stopwatch(self.form.device)
         self._done = 0
         self._total = 0
 
     @torch.inference_mode()
-    def run(self) -> ComputeProfile:
+    def run(self) -> profile.ComputeProfile:
         """Raises UnsupportedModelError for the config, InvalidArgumentError for the device, ResourceExhaustedError
         when not even one layer fits into memory."""
-        check_weights(self._shape, self._form.device, self._form.quantisation)
-        facts = read_facts(self._form.device, self._memory_limit_bytes)
-        memory = MemoryProfile(
-            facts.memory_total_bytes,
-            _free_bytes(self._form.device),
-            psutil.Process().memory_info().rss,
-            facts.unified_memory,
-        )
+        form, device = self.form, self.form.device
+        check_weights(self._shape, device, form.quantisation)
+        facts = read_facts(device, self.memory_limit_bytes)
+        own_bytes = psutil.Process().memory_info().rss
+        memory = profile.MemoryProfile(facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory)
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
-        cache = self._cache if self._cache is not None else cache_bytes(self._form.device)
-        meter = PowerMeter(find_sensor(self._form.device))
-        sorts = block_sorts(self._form.config)
-        points = len(self._grid.prefill_points(self._shape.max_context)) + len(
-            self._grid.decode_points(self._shape.max_context)
-        )
+        cache = self.cache if self.cache is not None else cache_bytes(device)
+        meter = PowerMeter(find_sensor(device))
+        sorts = block_sorts(self._model)
+        points = len(self._prefill) + len(self._decode)
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
         self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
         meter.rest(_REST_S)
         cores = read_cores()
         try:
-            layers = [self._outer(LayerKind.EMBEDDING, cache)]
+            layers = [self._outer(profile.LayerKind.EMBEDDING, cache)]
             with meter.busy():
                 layers += [self._block(sort, cache) for sort in sorts]
-            layers.append(self._outer(LayerKind.HEAD, cache))
+            layers.append(self._outer(profile.LayerKind.HEAD, cache))
             self._tell("step overhead")
-            overhead = measure_overhead(self._form, sorts[0].first, self._threads)
+            overhead = measure_overhead(form, sorts[0].first, self.threads)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
-        return ComputeProfile(
-            fingerprint=fingerprint(facts, self._threads),
-            model_hash=config_hash(self._form.config),
-            dtype=self._form.dtype,
-            device=self._form.device,
-            threads=self._threads,
+        return profile.ComputeProfile(
+            fingerprint=fingerprint(facts, self.threads),
+            model_hash=profile.config_hash(form.config),
+            dtype=form.dtype,
+            device=device,
+            threads=self.threads,
             layers=tuple(layers),
             overhead=overhead,
             memory=memory,
-            quick=self._quick,
+            quick=self._grid.effort != FULL_GRID.effort,
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
-            quantisation=self._form.quantisation,
-            others_share=others_share(cores, read_cores(), self._threads) if facts.kind == "cpu" else 0.0,
+            quantisation=form.quantisation,
+            others_share=others_share(cores, read_cores(), self.threads) if facts.kind == "cpu" else 0.0,
         )
 
-    def _block(self, sort: BlockSort, cache: int) -> LayerProfile:
-        size = self._model.blocks[sort.first].weight_bytes(self._form.dtype, self._form.quantisation)
-        grid, limit = self._grid, self._shape.max_context
-        prefill, decode = grid.prefill_points(limit), grid.decode_points(limit)
+    def _block(self, sort: BlockSort, cache: int) -> profile.LayerProfile:
+        size = self._model.blocks[sort.first].weight_bytes(self.form.dtype, self.form.quantisation)
+        prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
-        kv = kv_bytes(self._shape, self._form.dtype, room)
+        kv = kv_bytes(self._shape, self.form.dtype, room)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
-        rotation = BlockRotation(self._form, sort.first, copies, room)
+        rotation = BlockRotation(self.form, sort.first, copies, room)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
-        for number in range(grid.effort.passes):
+        for number in range(self._grid.effort.passes):
             for point in points:
                 self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
                 if not is_steady(point.taken):
                     self._time(rotation, point, first=number == 0)
         samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
-        return LayerProfile(
-            kind=sort.kind,
-            parameters=sort.parameters,
-            layers=sort.layers,
-            window=sort.window,
-            rotated_bytes=rotation.rotated_bytes,
-            prefill=tuple(samples[: len(prefill)]),
-            decode=tuple(samples[len(prefill) :]),
-        )
+        both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
+        return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotation.rotated_bytes, *both)
 
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies larger together than the caches, or as many as there is room for."""
         # Until they are packed, the weights of one copy exist in the dtype as well.
-        whole_bytes = parameters * self._form.dtype.itemsize + kv_bytes
+        whole_bytes = parameters * self.form.dtype.itemsize + kv_bytes
         if whole_bytes > self._room_bytes:
             raise _no_memory(f"{what} takes {whole_bytes >> 20} MiB, there is room for {self._room_bytes >> 20} MiB")
         return min(wanted, max(1, (self._room_bytes - whole_bytes) // (weights_bytes + kv_bytes)))
@@ -258,14 +203,13 @@ class Profiler:
             lap()
         point.taken += self._watch.collect(lap, effort, copies)
 
-    def _outer(self, kind: LayerKind, cache: int) -> LayerProfile:
-        head = kind is LayerKind.HEAD
-        parameters = outer_parameters(self._form.config)[head]
-        size = parameters * self._form.dtype.itemsize
-        if head:
-            size = self._model.head_bytes(self._form.dtype, self._form.quantisation)
+    def _outer(self, kind: profile.LayerKind, cache: int) -> profile.LayerProfile:
+        head = kind is profile.LayerKind.HEAD
+        form, model = self.form, self._model
+        parameters = model.head_parameters if head else model.embedding_parameters
+        size = model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
         copies = self._copies(kind, copies_needed(size, cache), parameters, size)
-        rotation = OuterRotation(self._form, head, copies)
+        rotation = OuterRotation(form, head, copies)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
         # The embedding computes a row for each token; the head one row for each sequence.
@@ -273,7 +217,7 @@ class Profiler:
         samples = {rows: _sample(rows, 0, time_one(rotation, rows)) for rows in counts}
         decode = tuple(samples[rows] for rows in grid.decode_batches)
         prefill = decode if head else tuple(samples[rows] for rows in grid.prefill_tokens)
-        return LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
+        return profile.LayerProfile(kind, parameters, 1, 0, rotation.rotated_bytes, prefill, decode)
 
     def _embedding_rows(self, rotation: OuterRotation, rows: int) -> Measurement:
         self._tell(f"embedding: {rows} tokens")
@@ -291,7 +235,7 @@ class Profiler:
         self._tell(f"head: {rows} sequences")
         generator = torch.Generator().manual_seed(5)
         hidden = torch.randn(rows, self._shape.frame_width, generator=generator)
-        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self._form.dtype])
+        hidden = hidden.to(self._watch.device, TORCH_DTYPES[self.form.dtype])
         sampler = Sampler(self._shape.vocab_size)
         for request in range(rows):
             sampler.open(request, Sampling(), ())
@@ -307,12 +251,12 @@ class Profiler:
         return summarise(taken)
 
     def _tell(self, what: str) -> None:
-        self._progress(what, min(self._done, self._total), self._total)
+        self.progress(what, min(self._done, self._total), self._total)
         self._done += 1
 
 
-def _sample(count: int, context: int, measured: Measurement) -> Sample:
-    return Sample(count, context, measured.seconds, measured.spread, measured.repeats)
+def _sample(count: int, context: int, measured: Measurement) -> profile.Sample:
+    return profile.Sample(count, context, measured.seconds, measured.spread, measured.repeats)
 
 
 def _no_memory(why: str) -> ResourceExhaustedError:

@@ -47,31 +47,30 @@ FULL, QUICK = Effort(), Effort(64 << 20, 0.25)
 
 def measure_disk(directory: Path, effort: Effort = FULL) -> DiskProfile | None:
     """None where the disk is full, not writable, or cannot be read past the page cache. Blocks for some seconds."""
-    most_bytes, longest_s, piece_bytes = effort.most_bytes, effort.longest_s, effort.piece_bytes
     _, free = disk_bytes(directory)
-    if free < LEFT_FREE * most_bytes or not hasattr(os, "O_DIRECT"):
+    if free < LEFT_FREE * effort.most_bytes or not hasattr(os, "O_DIRECT"):
         return None
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".disk-") as file:
-            written, write_rate = _write(file.fileno(), most_bytes, longest_s, piece_bytes)
-            rate = _read(Path(file.name), written, longest_s)
+            written, write_rate = _write(file.fileno(), effort)
+            rate = _read(Path(file.name), written, effort.longest_s)
     except OSError:  # no such directory, a full disk, or a file system without direct reading
         return None
     return DiskProfile(rate, free, write_rate)
 
 
-def _write(descriptor: int, most_bytes: int, longest_s: float, piece_bytes: int) -> tuple[int, float]:
+def _write(descriptor: int, effort: Effort) -> tuple[int, float]:
     """Bytes written and flushed, at least one piece, and how many a second.
 
     They are random, so that no disk has them packed; making them does not count.
     """
-    written, seconds, ends = 0, 0.0, time.monotonic() + longest_s
-    while written < most_bytes and (not written or time.monotonic() < ends):
-        piece, began = os.urandom(piece_bytes), time.monotonic()
+    written, seconds, ends = 0, 0.0, time.monotonic() + effort.longest_s
+    while written < effort.most_bytes and (not written or time.monotonic() < ends):
+        piece, began = os.urandom(effort.piece_bytes), time.monotonic()
         written += os.write(descriptor, piece)
         os.fsync(descriptor)  # else the page cache takes all of it in no time
         seconds += time.monotonic() - began
-    return written // piece_bytes * piece_bytes, written / seconds if seconds > 0 else 0.0
+    return written // effort.piece_bytes * effort.piece_bytes, written / seconds if seconds > 0 else 0.0
 
 
 def _read(path: Path, size: int, longest_s: float) -> float:

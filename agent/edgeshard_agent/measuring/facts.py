@@ -30,10 +30,7 @@ def read_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
     unified = bool(properties.is_integrated)
     if unified:  # one memory, counted once: the accelerator can take what the system has left
         available = min(available, available_bytes())
+    budget = budget_bytes(total, available, memory_limit_bytes)
     return replace(
-        known,
-        model=properties.name,
-        memory_total_bytes=total,
-        memory_budget_bytes=budget_bytes(total, available, memory_limit_bytes),
-        unified_memory=unified,
+        known, model=properties.name, memory_total_bytes=total, memory_budget_bytes=budget, unified_memory=unified
     )

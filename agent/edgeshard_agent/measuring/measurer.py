@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -18,7 +17,7 @@ from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
 from edgeshard_agent.measuring.process import Tell, measure_apart
 from edgeshard_agent.measuring.worker import MeasuringJob
@@ -31,10 +30,7 @@ class Measurer:
     """Measures and reports before it returns."""
 
     node: MeasuredNode
-    report: Callable[[ProfileReport], Awaitable[None]]
-    send_progress: Callable[[CommandProgress], None]
-    on_probed: Callable[[tuple[MeasuredLink, ...]], None] = lambda links: None
-    """Told of links once they are reported."""
+    reports: Reports
 
     def __post_init__(self) -> None:
         self._store = ProfileStore(self.node.state_dir)
@@ -43,15 +39,15 @@ class Measurer:
         """Raises the profiler's typed errors, and the coordinator's answer to the report."""
 
         def tell(done: int, total: int, what: str) -> None:
-            self.send_progress(CommandProgress(task.operation_id, done, total, what))
+            self.reports.progress(CommandProgress(task.operation_id, done, total, what))
 
         match task.command:
             case MeasureCompute():
-                await self.report(await self._compute(task.command, tell))
+                await self.reports.report(await self._compute(task.command, tell))
             case ProbeLinks():
                 report = await self._links(task.command.peers, tell)
-                await self.report(report)
-                self.on_probed(report.links)
+                await self.reports.report(report)
+                self.reports.probed(report.links)
 
     async def _compute(self, command: MeasureCompute, tell: Tell) -> ProfileReport:
         parse_config(command.config)
@@ -80,11 +76,10 @@ class Measurer:
         effort = QUICK if command.quick else FULL
         profile = replace(profile, disk=await asyncio.to_thread(measure_disk, node.state_dir, effort))
         await asyncio.to_thread(self._store.keep, profile)
-        weights = weights_text(profile.dtype, profile.quantisation)
         log.info(
             "measured",
             model_shape=profile.model_hash,
-            weights=weights,
+            weights=weights_text(profile.dtype, profile.quantisation),
             share=profile.processor_share,
             others=profile.others_share,
         )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
-from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.profile import StepOverhead
 from edgeshard.domain.requests.step import ForwardStep, KvGrant, Span, StepPlan, Tensor, WireStep
@@ -83,13 +82,14 @@ async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     modules: Any = rotation.modules
     modules.run = timed
     # A stage in the middle: hidden states come in and go out.
-    modules.context = _in_between(modules.context)
+    decoder = replace(modules.context.decoder, shape=replace(shape, layer_count=3))
+    modules.context = replace(modules.context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
     model = StageModel(StageWeights(shape, LAYERS_IN_BETWEEN, rotation.modules), rotation.pool)
     worker, around = ComputeThread(threads), _Ring()
     runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
     runner.start()
     try:
-        bench = _Bench(runner, model, around, timed, dtype, shape.frame_width)
+        bench = _Bench(runner, model, around, timed)
         few = await bench.measure(1)
         many = await bench.measure(prompt)
     finally:
@@ -100,53 +100,41 @@ async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     return StepOverhead(few.seconds, growth, few.spread)
 
 
-def _in_between(context: Any) -> Any:
-    decoder = replace(context.decoder, shape=replace(context.shape, layer_count=3))
-    return replace(context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
-
-
+@dataclass(frozen=True, slots=True)
 class _Bench:
     """Sends steps through the runner one by one."""
 
-    def __init__(
-        self, runner: StageRunner, model: StageModel, around: _Ring, timed: _Timed, dtype: DType, width: int
-    ) -> None:
-        self._runner = runner
-        self._model = model
-        self._around = around
-        self._timed = timed
-        self._dtype = dtype
-        self._width = width
+    runner: StageRunner
+    model: StageModel
+    around: _Ring
+    timed: _Timed
 
     async def measure(self, tokens: int) -> Measurement:
         taken: list[float] = []
         ends = time.monotonic() + _LIMIT_S
-        reader = FrameReader(FrameContract(NAME, 1, self._dtype, self._width, tokens, 8))
+        reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
         while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
             # The sender's encoding is counted where it happens: at the end of the stage before.
             frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(len(taken), tokens))]
             taken.append(await self._once(reader, frames))
-        self._model.reset()
+        self.model.reset()
         return summarise(taken[_WARM_UPS:])
 
     async def _once(self, reader: FrameReader, frames: list[bytes]) -> float:
-        self._around.result = asyncio.get_running_loop().create_future()
+        self.around.result = asyncio.get_running_loop().create_future()
         began = time.perf_counter()
         for raw in frames:
             for step in reader.accept(Frame.FromString(raw)).steps:
                 if not isinstance(step, ForwardStep):
                     raise InternalError("a forward step came back as something else")
-                self._runner.offer(step)
-        await self._around.result
-        return max(0.0, time.perf_counter() - began - self._timed.seconds)
+                self.runner.offer(step)
+        await self.around.result
+        return max(0.0, time.perf_counter() - began - self.timed.seconds)
 
     def _step(self, number: int, tokens: int) -> ForwardStep:
         # Each step is a new request's first: its blocks come back with the next step.
         blocks = tuple(range(-(-tokens // BLOCK_TOKENS)))
-        plan = StepPlan(
-            frees=(number - 1,) if number else (),
-            grants=(KvGrant(number, 0, blocks),),
-            spans=(Span(number, 0, tokens),),
-        )
-        data = bytes(tokens * self._width * self._dtype.itemsize)
-        return ForwardStep(number, plan, Tensor(self._dtype, (tokens, self._width), data))
+        frees, grant, span = (number - 1,) if number else (), KvGrant(number, 0, blocks), Span(number, 0, tokens)
+        plan = StepPlan(frees=frees, grants=(grant,), spans=(span,))
+        dtype, width = self.model.dtype, self.model.shape.frame_width
+        return ForwardStep(number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize)))

@@ -52,7 +52,10 @@ async def probe_link(
             for _ in range(_WARM_UPS):  # the connection, and the first of everything
                 await _send(call, 0, target)
             while (size := schedule.next_size()) is not None:
-                schedule.answered(size, await _timed(call, size, target, way))
+                began = time.perf_counter()
+                async with way(size):
+                    await _send(call, size, target)
+                schedule.answered(size, time.perf_counter() - began)
         await half_close(call)
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, target) from None
@@ -65,14 +68,6 @@ async def probe_link(
     finally:
         await channel.close()
     return link_profile(schedule.answers)
-
-
-async def _timed(call: Call, size: int, target: str, way: Way) -> float:
-    """Seconds from the first byte's sending to the acknowledgement."""
-    began = time.perf_counter()
-    async with way(size):
-        await _send(call, size, target)
-    return time.perf_counter() - began
 
 
 async def _send(call: Call, size: int, target: str) -> None:

@@ -11,7 +11,6 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.domain.nodes.profile import ComputeProfile
@@ -52,7 +51,9 @@ async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputePr
         elif "profile" in message:
             return ComputeProfile.from_json(json.dumps(message["profile"]))
         else:
-            return _error(message["error"])
+            values = message["error"]
+            kind = ERROR_BY_CODE.get(values["code"], InternalError)
+            return kind(values["message"], field=values["field"], reason=values["reason"])
     code = await process.wait()
     if code == -signal.SIGKILL:
         return ResourceExhaustedError(
@@ -61,8 +62,3 @@ async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputePr
             reason="MEASUREMENT_KILLED",
         )
     return InternalError(f"the measurement ended with exit code {code}; the node's log says why")
-
-
-def _error(values: dict[str, Any]) -> EdgeShardError:
-    kind = ERROR_BY_CODE.get(values["code"], InternalError)
-    return kind(values["message"], field=values["field"], reason=values["reason"])

@@ -18,7 +18,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -116,6 +116,7 @@ class BlockRotation:
     """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
 
     def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int) -> None:
+        self.copies = copies
         self.shape = shape = form.shape
         self.dtype = dtype = form.dtype
         device = form.device
@@ -129,13 +130,9 @@ class BlockRotation:
                 if hasattr(part, "layer_idx"):
                     part.layer_idx = index
         self.modules: StageModules = built[0]
-        blocks, layers = -(-kv_tokens // BLOCK_TOKENS), LayerRange(0, copies)
-        self.pool = KvPool(layers, blocks, BLOCK_TOKENS, shape.kv_heads, shape.head_dim, dtype, device)
+        memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
+        self.pool = KvPool(LayerRange(0, copies), memory, shape.kv_heads, shape.head_dim, device)
         self._next = 0
-
-    @property
-    def copies(self) -> int:
-        return len(self._blocks)
 
     def turn(self, count: int) -> None:
         """Let the next `run` go through `count` copies, from where the last turn ended."""
@@ -174,13 +171,10 @@ class OuterRotation:
 
     def __init__(self, form: LayerForm, head: bool, copies: int) -> None:
         layer = form.shape.layer_count - 1 if head else 0
-        self._copies: list[StageModules] = []
+        self._copies = [form.modules(layer) for _ in range(copies)]
         self._next = 0
-        self.rotated_bytes = 0
-        for _ in range(copies):
-            modules = form.modules(layer)
-            self.rotated_bytes += fill(modules, form.dtype, form.device, skip=modules.context.architecture.block_list)
-            self._copies.append(modules)
+        blocks = self._copies[0].context.architecture.block_list
+        self.rotated_bytes = sum(fill(modules, form.dtype, form.device, skip=blocks) for modules in self._copies)
 
     def __len__(self) -> int:
         return len(self._copies)

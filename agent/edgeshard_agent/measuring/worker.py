@@ -70,10 +70,11 @@ def measured(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> Co
 
     from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
     from edgeshard_agent.measuring.compute import Profiler
+    from edgeshard_agent.measuring.rotation import LayerForm
 
     torch.set_num_threads(job.threads)
-    grid, model = QUICK_GRID if job.quick else FULL_GRID, (job.config, job.dtype, job.device)
-    return Profiler(*model, job.threads, grid, job.quantisation, None, job.memory, progress).run()
+    form, grid = LayerForm(job.config, job.dtype, job.device, job.quantisation), QUICK_GRID if job.quick else FULL_GRID
+    return Profiler(form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress).run()
 
 
 def _throttled(out: TextIO) -> Callable[[str, int, int], None]:

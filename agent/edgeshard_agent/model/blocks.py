@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,14 +25,11 @@ from edgeshard_agent.ops.fused_blocks import NativeBlock
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+_gelu_tanh = partial(functional.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
     "gelu_fast": _gelu_tanh,
@@ -98,9 +96,8 @@ class GatedMlp(nn.Module):
         super().__init__()
         self.gate_up = Projection((gate, gate), hidden, bias=bias, integers=options.integers)
         self.down = Projection((hidden,), gate, bias=bias, integers=options.integers)
-        self._activation: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if options.style.activation not in ("silu", "swish"):
-            self._activation = _ACTIVATIONS[options.style.activation]
+        activation = options.style.activation
+        self._activation = None if activation in ("silu", "swish") else _ACTIVATIONS[activation]
 
     @property
     def is_silu(self) -> bool:
@@ -118,11 +115,8 @@ class GatedMlp(nn.Module):
         return result
 
 
-class ExpertSource(Protocol):
-    """The source of one layer's experts, if they are not all in memory."""
-
-    def use(self, chosen: torch.Tensor) -> Iterator[int]:
-        """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
+ExpertSource = Callable[[torch.Tensor], Iterator[int]]
+"""The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
 
 
 class MixtureMlp(nn.Module):
@@ -134,6 +128,7 @@ class MixtureMlp(nn.Module):
         kinds = options.expert_integers or (options.integers,) * experts
         self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, replace(options, integers=kind)) for kind in kinds)
         self.source: ExpertSource | None = None
+        """Brings the layer's experts into memory; None where all of them are there."""
         self._per_token = options.style.experts_per_token
         self._normalised = options.style.normalised_experts
 
@@ -152,7 +147,7 @@ class MixtureMlp(nn.Module):
             for index in sorted(set(chosen.flatten().tolist())):
                 result.index_add_(0, *self._part(index, x, best, chosen))
             return result
-        parts = {index: self._part(index, x, best, chosen) for index in self.source.use(chosen)}
+        parts = {index: self._part(index, x, best, chosen) for index in self.source(chosen)}
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result

@@ -120,13 +120,7 @@ class DecoderModules(StageModules):
         # Which experts a token goes to is known to the host only when it has read it.
         return not self._has_experts
 
-    def accept(self, name: str, value: torch.Tensor) -> None:
-        self._take(name, value)
-
-    def accept_integers(self, name: str, value: QuantizedWeight) -> None:
-        self._take(name, value)
-
-    def _take(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
         elif name == "embed_tokens.weight":

@@ -18,7 +18,7 @@ from edgeshard.domain.errors import InternalError
 from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard_agent.model.attention.attention import StepAttention
-from edgeshard_agent.model.projection import Integers, Projection
+from edgeshard_agent.model.projection import Integers, Projection, whole
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -116,13 +116,12 @@ class StageModules(nn.Module):
         """Whether a step of decodes runs without reading anything back to the host, so that it can be recorded."""
         return True
 
-    def accept(self, name: str, value: torch.Tensor) -> None:
-        """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file."""
-        self._assign((name,), value)
+    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+        """Take the tensor of this canonical name into the stage's own memory. `value` may be mapped from a file.
 
-    def accept_integers(self, name: str, value: QuantizedWeight) -> None:
-        """Take a tensor that is stored as integers, as it is where the stage packs it so."""
-        self.accept(name, value.dequantize())
+        One that is stored as integers stays so where the stage packs it as the same integers.
+        """
+        self._assign((name,), whole(value))
 
     # Weights that are in memory already
 

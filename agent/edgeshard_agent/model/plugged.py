@@ -56,8 +56,8 @@ class LayerModules(StageModules):
             hidden = block(hidden, step=step)
         return hidden
 
-    def accept(self, name: str, value: torch.Tensor) -> None:
-        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), value)
+    def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
+        self._assign(self._embedding_places(name) if name == self.token_embedding else (name,), whole(value))
 
 
 class LayerProjection(Projection):
@@ -133,12 +133,8 @@ class PluggedModules(DecoderModules):
         return PluggedBlock(layer, self._windows[index], rotary)
 
     def _projection(self, linear: nn.Linear, small: bool) -> Projection:
-        return LayerProjection(
-            (linear.out_features,),
-            linear.in_features,
-            bias=linear.bias is not None,
-            integers=self.context.block_integers if small else None,
-        )
+        integers, has_bias = self.context.block_integers if small else None, linear.bias is not None
+        return LayerProjection((linear.out_features,), linear.in_features, bias=has_bias, integers=integers)
 
     def _rotary_embedding(self) -> nn.Module:
         context = self.context
@@ -162,7 +158,8 @@ class PluggedModules(DecoderModules):
         elif place.index is not None:
             self._stack(f"{index}.{place.parameter}", owner, leaf, place, whole(value))
         else:
-            self._set(owner, leaf, self._memory_of(name, whole(value)))
+            dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
+            self._set(owner, leaf, self._memory(whole(value), dtype))
 
     def _stack(self, key: str, owner: nn.Module, leaf: str, place: Place, value: torch.Tensor) -> None:
         """Copy one expert's tensor into the parameter that holds them all."""
@@ -178,11 +175,6 @@ class PluggedModules(DecoderModules):
         stacking.left -= value.numel()
         if stacking.left == 0:
             self._set(owner, leaf, self._stacking.pop(key).memory)
-
-    def _memory_of(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        if self.context.architecture.keeps_float32(name):
-            return self._memory(value, torch.float32)
-        return self._memory(value)
 
     def _set(self, owner: nn.Module, leaf: str, memory: torch.Tensor) -> None:
         if getattr(owner, leaf).shape != memory.shape:

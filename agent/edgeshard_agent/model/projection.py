@@ -64,14 +64,16 @@ class Projection(nn.Module):
             self.bias = nn.Parameter(torch.empty(rows, device="meta"), requires_grad=False)
         self._integers = integers
         self._awaited = rows * (2 if bias else 1)
-        self._packed: PackedLinear | None = None
+        self.packed: PackedLinear | None = None
+        """The packed weight; None while it is filled, and where the product is torch's."""
         self._stored: dict[int, QuantizedWeight] = {}
-        self._dtype = torch.float32
+        self.dtype = torch.float32
+        """The dtype of the parameters that were packed."""
 
     @property
     def packed_bytes(self) -> int:
         """Bytes of the packed weight without its bias; 0 while it is still a parameter."""
-        return 0 if self._packed is None else self.matrix_bytes(self._dtype.itemsize)
+        return 0 if self.packed is None else self.matrix_bytes(self.dtype.itemsize)
 
     def matrix_bytes(self, itemsize: int) -> int:
         """Bytes of the matrix once it is packed, for a dtype of this size; filled or not."""
@@ -79,19 +81,9 @@ class Projection(nn.Module):
             return self._integers.format.matrix_bytes(self.rows, self.columns, self._integers.group)
         return self.rows * self.columns * itemsize
 
-    @property
-    def packed(self) -> PackedLinear | None:
-        """The packed weight; None while it is filled, and where the product is torch's."""
-        return self._packed
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameters that were packed."""
-        return self._dtype
-
     def adopt(self, packed: PackedLinear, dtype: torch.dtype) -> None:
         """Use a matrix that is packed already, from parameters of this dtype; the bias is there."""
-        self.weight, self._dtype, self._packed, self._awaited = None, dtype, packed, 0
+        self.weight, self.dtype, self.packed, self._awaited = None, dtype, packed, 0
 
     def adopt_plain(self) -> None:
         """The parameters were given their memory by others; torch multiplies."""
@@ -99,8 +91,8 @@ class Projection(nn.Module):
 
     def row_vectors(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows [T, columns] of W by their indices [T]: how a head that is the embedding too looks tokens up."""
-        if self._packed is not None:
-            return self._packed.rows(indices)
+        if self.packed is not None:
+            return self.packed.rows(indices)
         assert self.weight is not None
         return embedding(indices, self.weight)
 
@@ -145,15 +137,11 @@ class Projection(nn.Module):
     def _pack_stored(self, dtype: torch.dtype) -> None:
         assert self._integers is not None
         parts = [self._stored[first] for first in sorted(self._stored)]
-        joined = QuantizedWeight(
-            torch.cat([part.values for part in parts]),
-            torch.cat([part.scales for part in parts]),
-            self._integers.group,
-            Scheme(self._integers.format),
-        )
+        values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
+        joined = QuantizedWeight(values, scales, self._integers.group, Scheme(self._integers.format))
         bias = None if self.bias is None else self.bias.data.float()
-        self.weight, self._dtype, self._stored = None, dtype, {}
-        self._packed = PackedLinear.pack_stored(joined, self._integers.format, bias)
+        self.weight, self.dtype, self._stored = None, dtype, {}
+        self.packed = PackedLinear.pack_stored(joined, self._integers.format, bias)
 
     def pack(self) -> None:
         """Give the filled parameters to the kernels, where there are any for this device and dtype."""
@@ -164,13 +152,13 @@ class Projection(nn.Module):
         if weight.device.type != "cpu" or scheme is None:
             return
         self.weight = None
-        self._dtype = weight.dtype
+        self.dtype = weight.dtype
         group = None if integers is None else integers.group
-        self._packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
+        self.packed = PackedLinear.pack(weight.data, scheme, None if bias is None else bias.data, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, rows] from [T, columns]."""
-        if self._packed is not None:
-            return self._packed(x)
+        if self.packed is not None:
+            return self.packed(x)
         assert self.weight is not None
         return linear(x, self.weight, self.bias)

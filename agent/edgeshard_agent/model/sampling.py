@@ -81,7 +81,7 @@ class Sampler:
             self.close(request)
 
     def retire(self) -> None:
-        """Nothing is sampled any more."""
+        """Forget every request and end the guides: nothing is sampled any more."""
         self.close_all()
         if self._guides is not None:
             self._guides.close()

@@ -16,13 +16,13 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
-from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
 from edgeshard_agent.model.sampling import Sampler, Wanted
 from edgeshard_agent.model.static_decode import StaticDecode
 from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.model.weights.weight_loading import Filled
 from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.ops.native import idle_spin
@@ -70,7 +70,7 @@ class StageModel:
     ) -> None:
         self.weights = weights
         self.shape, self.layers = weights.shape, weights.layers
-        self._store, self._residency, self._experts = weights.store, weights.residency, weights.experts
+        self._filled = weights.filled
         self.pool = pool
         modules = self._modules = weights.modules
         self._static = StaticDecode(modules, pool, recorder) if recorder is not None and modules.is_static else None
@@ -97,9 +97,7 @@ class StageModel:
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        heads, gathers = (shape.kv_heads, shape.head_dim), recorder is not None
-        pool = KvPool(weights.layers, kv.blocks, kv.block_tokens, *heads, kv.kept, device, gathers)
-        pool.swap = SwapSpace(kv.swap_bytes // pool.block_bytes, kv.swap_directory)
+        pool = KvPool(weights.layers, kv, shape.kv_heads, shape.head_dim, device, scratch=recorder is not None)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property
@@ -113,12 +111,12 @@ class StageModel:
     @property
     def is_damaged(self) -> bool:
         """Whether weights could not be read from the disk, so that the stage must be loaded again."""
-        return any(store is not None and store.failure is not None for store in (self._store, self._experts))
+        return any(store.failure is not None for store in self._filled.stores)
 
     @property
     def streaming(self) -> StageStreaming | None:
         """The state of streamed layers; None where none pass through its memory."""
-        store, residency = self._store, self._residency
+        store, residency = self._filled.store, self._filled.residency
         if store is None or residency is None:
             return None
         counts = store.counts
@@ -127,13 +125,13 @@ class StageModel:
     @property
     def experts(self) -> StageExperts | None:
         """The state of experts on the disk; None where there are none."""
-        return None if self._experts is None else self._experts.status
+        experts = self._filled.experts
+        return None if experts is None else experts.status
 
     def observe_reads(self, observer: ReadObserver | None) -> None:
         """Tell `observer` of each layer, or expert, that is read from the disk from now on."""
-        for store in (self._store, self._experts):
-            if store is not None:
-                store.observer = observer
+        for store in self._filled.stores:
+            store.observer = observer
 
     @property
     def parameter_bytes(self) -> int:
@@ -156,7 +154,7 @@ class StageModel:
         weights = self.weights
         self._sampler.retire()
         del self._modules, self._static
-        self._store = self._experts = None
+        self._filled = Filled()
         self.pool.release()
         return weights
 
@@ -206,7 +204,8 @@ class StageModel:
         try:
             prompt_logprobs = () if hidden is None else tuple(self._score(plan.spans, hidden))
             if not rows and not self._sampler.has_late:
-                self._wait()
+                if self._device.type == "cuda":  # a step that gives nothing to read would seem to take no time
+                    torch.cuda.synchronize(self._device)
                 return StageOutput(prompt_logprobs=prompt_logprobs)
             logits = None
             if hidden is not None and rows:
@@ -246,16 +245,11 @@ class StageModel:
         """Run a step and return the logits [T, vocab] of every position instead of sampling; on the last stage only."""
         if not self.is_last:
             raise FailedPreconditionError(f"layers {self.layers} do not hold the LM head", field="layers")
-        hidden = self._advance(plan, inputs)
-        if hidden is None:
-            return torch.empty(0, self.shape.vocab_size)
-        return self._modules.head(hidden)
-
-    def _advance(self, plan: StepPlan, inputs: StageInputs) -> torch.Tensor | None:
-        """Validate, commit, and run the blocks: hidden states [T, width], None for a step without spans."""
         step = self._begin(plan, inputs)
         self._run([step])
-        return step.hidden
+        if step.hidden is None:  # of no spans
+            return torch.empty(0, self.shape.vocab_size)
+        return self._modules.head(step.hidden)
 
     def _run(self, steps: Sequence[_Begun]) -> None:
         """The blocks, for all steps that have spans."""
@@ -282,11 +276,6 @@ class StageModel:
         tensor = tensor.to(self._device).unsqueeze(0)
         hidden = self._modules.embed(tensor, positions) if self.is_first else tensor
         return _Begun(plan, inputs, (hidden, positions, step))
-
-    def _wait(self) -> None:
-        """Wait until the device has finished: a step that gives nothing to read would seem to take no time."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _check_inputs(self, token_count: int, inputs: StageInputs) -> torch.Tensor:
         if inputs is None:

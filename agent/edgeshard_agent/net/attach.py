@@ -16,21 +16,7 @@ import structlog
 
 from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
-from edgeshard.domain.requests.head import (
-    CancelRequest,
-    ForgetRequest,
-    HeadAccepted,
-    HeadAdmitted,
-    HeadBeacon,
-    HeadFailed,
-    HeadFinished,
-    HeadHello,
-    HeadMessage,
-    HeadPromptLogprobs,
-    HeadToken,
-    HeadTokens,
-    StartRequest,
-)
+from edgeshard.domain.requests import head as messages
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
@@ -39,7 +25,7 @@ from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, re
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
-from edgeshard_agent.net.streams import status_of, until_one_ends
+from edgeshard_agent.net.streams import end, status_of, until_one_ends
 from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
@@ -90,11 +76,7 @@ class HeadStream:
         self._task = asyncio.create_task(self._run(head), name=f"attach-{self._deployment}")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
+        await end(self._task, self._channel)
 
     def emit(self, output: HeadOutput) -> None:
         """Queue an output for the coordinator; never blocks."""
@@ -104,20 +86,20 @@ class HeadStream:
         self._unsent.append(output)
         self._wake.set()
 
-    def _message(self, output: HeadOutput) -> HeadMessage:
+    def _message(self, output: HeadOutput) -> messages.HeadMessage:
         match output:
             case TokenOut():
-                return HeadToken(output.request_id, self._epoch, output.token)
+                return messages.HeadToken(output.request_id, self._epoch, output.token)
             case PromptScored():
-                return HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
+                return messages.HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
             case RequestAccepted():
-                return HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
+                return messages.HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
             case RequestAdmitted():
-                return HeadAdmitted(output.request_id, self._epoch)
+                return messages.HeadAdmitted(output.request_id, self._epoch)
             case RequestRefused():
-                return HeadFailed(output.request_id, self._epoch, output.error)
+                return messages.HeadFailed(output.request_id, self._epoch, output.error)
             case RequestEnd():
-                return HeadFinished(output.request_id, self._epoch, output.reason, output.text)
+                return messages.HeadFinished(output.request_id, self._epoch, output.reason, output.text)
 
     async def _run(self, head: Head) -> None:
         while True:
@@ -168,8 +150,8 @@ class HeadStream:
             log.warning("coordinator_suspected", deployment=self._deployment, why=fault.why)
             self._watch.welcomed(0, loop.time())  # the stream stays
 
-    def _heard(self, beacon: HeadBeacon | None) -> None:
-        """The coordinator is there; what it says counts, whatever it is."""
+    def _heard(self, beacon: messages.HeadBeacon | None) -> None:
+        """Note that the coordinator is there: any message shows it."""
         now = asyncio.get_running_loop().time()
         if self._watch.beacon(ALIVE, now):
             log.info("coordinator_recovered", deployment=self._deployment)
@@ -185,7 +167,7 @@ class HeadStream:
         self._wake.set()
 
     async def _serve(self, call: Attach, head: Head) -> None:
-        hello = HeadHello(
+        hello = messages.HeadHello(
             self._node_id, self._deployment, self._epoch, head.held(), beacons=True, head_for_s=head.head_for_s
         )
         await call.write(head_message_to_wire(hello))
@@ -200,16 +182,16 @@ class HeadStream:
             while self._unsent or self._answer_due:
                 if self._answer_due:
                     self._answer_due = False
-                    await call.write(head_message_to_wire(HeadBeacon()))
+                    await call.write(head_message_to_wire(messages.HeadBeacon()))
                 else:
                     await call.write(self._sendable(self._take()))
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self) -> HeadMessage:
+    def _take(self) -> messages.HeadMessage:
         """The next message; a step's tokens are all there together and go as one."""
         first = self._message(self._unsent.popleft())
-        if not isinstance(first, HeadToken):
+        if not isinstance(first, messages.HeadToken):
             return first
         tokens, characters = [first], len(first.token.text)
         while self._unsent and len(tokens) < MAX_TOKENS:
@@ -218,7 +200,7 @@ class HeadStream:
                 characters += len(output.token.text)
                 if characters > MAX_CHARACTERS:
                     break
-                tokens.append(HeadToken(output.request_id, self._epoch, output.token))
+                tokens.append(messages.HeadToken(output.request_id, self._epoch, output.token))
             elif isinstance(output, RequestEnd) and output.request_id == tokens[-1].request_id:
                 # With its last token: who has one has the other.
                 characters += len(output.text)
@@ -226,12 +208,12 @@ class HeadStream:
             else:
                 break
             self._unsent.popleft()
-        return HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
+        return messages.HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
 
-    def _sendable(self, message: HeadMessage) -> pb.AttachRequest:
+    def _sendable(self, message: messages.HeadMessage) -> pb.AttachRequest:
         """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
         request = head_message_to_wire(message)
-        if is_sendable(request) or isinstance(message, HeadHello | HeadTokens | HeadBeacon):
+        if is_sendable(request) or isinstance(message, messages.HeadHello | messages.HeadTokens | messages.HeadBeacon):
             return request
         size, request_id = request.ByteSize(), message.request_id
         log.error("message_not_sent", request=request_id, kind=type(message).__name__, size=size)
@@ -240,7 +222,7 @@ class HeadStream:
             f"the head's answer has {size} bytes, more than a message holds; ask for less in one request",
             reason="ANSWER_TOO_LARGE",
         )
-        return head_message_to_wire(HeadFailed(request_id, self._epoch, why))
+        return head_message_to_wire(messages.HeadFailed(request_id, self._epoch, why))
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
@@ -251,12 +233,12 @@ class HeadStream:
                 log.warning("command_refused", deployment=self._deployment, reason=error.reason)
                 self.emit(RequestRefused(request_of_command(message), error))
                 continue
-            self._heard(command if isinstance(command, HeadBeacon) else None)
+            self._heard(command if isinstance(command, messages.HeadBeacon) else None)
             match command:
-                case StartRequest() as start:
+                case messages.StartRequest() as start:
                     head.start(start)
-                case CancelRequest(request_id):
+                case messages.CancelRequest(request_id):
                     head.cancel(request_id)
-                case ForgetRequest(request_id):
+                case messages.ForgetRequest(request_id):
                     head.forget(request_id)
         raise await status_of(call)

@@ -10,26 +10,7 @@ from dataclasses import dataclass, replace
 import grpc
 import structlog
 
-from edgeshard.domain.control.commands import (
-    AgentMessage,
-    CommandProgress,
-    CommandResult,
-    ControlHello,
-    ControlMessage,
-    DumpPart,
-    Heartbeat,
-    HeartbeatChange,
-    ProfileReport,
-    Registration,
-    Term,
-)
-from edgeshard.domain.control.heartbeats import (
-    HOLDING_INTERVAL_S,
-    IDLE_INTERVAL_S,
-    MOST_PACKED,
-    change_between,
-    with_change,
-)
+from edgeshard.domain.control import commands, heartbeats
 from edgeshard.domain.errors import Code, EdgeShardError, InternalError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.domain.nodes.condition import Condition
@@ -38,13 +19,7 @@ from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from edgeshard.rpc.channel import is_sendable
-from edgeshard.wire.control import (
-    agent_message_to_wire,
-    command_from_wire,
-    registration_to_wire,
-    report_to_wire,
-    term_from_wire,
-)
+from edgeshard.wire import control as wire
 from edgeshard.wire.debug import parts_of
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.net.streams import status_of, until_one_ends
@@ -86,8 +61,8 @@ class ControlClient:
     channel: grpc.aio.Channel
     target: str
     """The coordinator's address, for messages."""
-    registration: Registration
-    on_command: Callable[[OperationId, ControlMessage], None]
+    registration: commands.Registration
+    on_command: Callable[[OperationId, commands.ControlMessage], None]
     statuses: Callable[[], tuple[StageStatus, ...]]
     available_bytes: Callable[[], int]
     huge_pages: Callable[[tuple[StageStatus, ...]], Awaitable[HugePages | None]]
@@ -100,7 +75,7 @@ class ControlClient:
 
     def __post_init__(self) -> None:
         self._stub = CoordinatorServiceStub(self.channel)
-        self._outgoing: asyncio.Queue[AgentMessage] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[commands.AgentMessage] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self._told_started = False
@@ -114,26 +89,23 @@ class ControlClient:
         self.registration = replace(self.registration, facts=facts, starting=False)
         self._changed.set()
 
-    def send_results(self, results: tuple[CommandResult, ...]) -> None:
+    def send_results(self, results: tuple[commands.CommandResult, ...]) -> None:
         for result in results:
             self._outgoing.put_nowait(result)
 
-    def send_progress(self, progress: CommandProgress) -> None:
-        self._outgoing.put_nowait(progress)
-
-    def send_suspicion(self, suspected: LinkSuspected) -> None:
-        self._outgoing.put_nowait(suspected)
+    def send(self, news: commands.CommandProgress | LinkSuspected) -> None:
+        self._outgoing.put_nowait(news)
 
     def send_dump(self, operation_id: OperationId, text: bytes) -> None:
         for part in parts_of(operation_id, text):
             self._outgoing.put_nowait(part)
 
-    async def report(self, report: ProfileReport) -> None:
+    async def report(self, report: commands.ProfileReport) -> None:
         """Report measurements; later registrations carry the new facts too. Raises the coordinator's refusal."""
         if report.facts is not None:
             self.registration = replace(self.registration, facts=report.facts)
         try:
-            await self._stub.ReportProfile(report_to_wire(report), timeout=REPORT_TIMEOUT_S)
+            await self._stub.ReportProfile(wire.report_to_wire(report), timeout=REPORT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, f"the coordinator at {self.target}") from None
 
@@ -162,13 +134,13 @@ class ControlClient:
 
     async def _register(self) -> None:
         registration = self.registration
-        answer = await self._stub.Register(registration_to_wire(registration), timeout=5)
-        self._follow(term_from_wire(answer))
+        answer = await self._stub.Register(wire.registration_to_wire(registration), timeout=5)
+        self._follow(wire.term_from_wire(answer))
         self._told_started = not registration.starting
         log.info("registered", coordinator=self.target, starting=registration.starting)
         self._check_placeable()
 
-    def _follow(self, term: Term) -> None:
+    def _follow(self, term: commands.Term) -> None:
         """Raises UnavailableError for a term below one that this node has followed."""
         newest = self._terms.get(term.site, 0)
         if term.number < newest:
@@ -189,8 +161,8 @@ class ControlClient:
     async def _serve(self) -> None:
         """One control stream with its heartbeats, to its end."""
         call: Control = self._stub.Control()
-        hello = ControlHello(self.registration.node_id, self.registration.incarnation)
-        await call.write(agent_message_to_wire(hello))
+        hello = commands.ControlHello(self.registration.node_id, self.registration.incarnation)
+        await call.write(wire.agent_message_to_wire(hello))
         try:
             await until_one_ends(
                 self._read(call), self._write(call), self._send_heartbeats(call), self._send_conditions(call)
@@ -211,9 +183,9 @@ class ControlClient:
             self._check_placeable()
         while isinstance(message := await call.read(), pb.ControlResponse):
             try:
-                operation_id, command = command_from_wire(message)
+                operation_id, command = wire.command_from_wire(message)
             except EdgeShardError as error:
-                self.send_results((CommandResult(OperationId(message.operation_id), error),))
+                self.send_results((commands.CommandResult(OperationId(message.operation_id), error),))
             else:
                 self.on_command(operation_id, command)
         if await call.code() is not grpc.StatusCode.OK:
@@ -229,31 +201,32 @@ class ControlClient:
                 await call.write(request)
 
     def _drop_dumps(self) -> None:
-        """Whoever asked over a stream that ended waits no more."""
+        """Drop the parts of dumps that are left: nobody waits for them once the stream has ended."""
         kept = [self._outgoing.get_nowait() for _ in range(self._outgoing.qsize())]
         for message in kept:
-            if not isinstance(message, DumpPart):
+            if not isinstance(message, commands.DumpPart):
                 self._outgoing.put_nowait(message)
 
     async def _send_heartbeats(self, call: Control) -> None:
         """The first of the stream whole, then what changed. Each is made when it can be written, and so is never old:
         a stage whose release was answered is in none that follows."""
-        told: Heartbeat | None = None
+        told: commands.Heartbeat | None = None
         while True:
             if not (self._told_started or self.registration.starting):
                 await self._register()
             huge_pages = await self.huge_pages(self.statuses())
             async with self._writing:
                 now = self._heartbeat(huge_pages)
-                said: Heartbeat | HeartbeatChange = now
+                said: commands.Heartbeat | commands.HeartbeatChange = now
                 if told is None:
                     told = now
                 else:
-                    said = change_between(told, now)
-                    told = with_change(told, said)
-                await call.write(agent_message_to_wire(said))
+                    said = heartbeats.change_between(told, now)
+                    told = heartbeats.with_change(told, said)
+                await call.write(wire.agent_message_to_wire(said))
             try:
-                await asyncio.wait_for(self._changed.wait(), HOLDING_INTERVAL_S if now.stages else IDLE_INTERVAL_S)
+                longest_s = heartbeats.HOLDING_INTERVAL_S if now.stages else heartbeats.IDLE_INTERVAL_S
+                await asyncio.wait_for(self._changed.wait(), longest_s)
                 if self._told_started:
                     await asyncio.sleep(PROMPT_HEARTBEAT_S)
             except TimeoutError:
@@ -264,32 +237,24 @@ class ControlClient:
         while True:
             if self.condition is not None:
                 async with self._writing:  # read now, so that its time is that of the message
-                    await call.write(agent_message_to_wire(self.condition()))
+                    await call.write(wire.agent_message_to_wire(self.condition()))
             await asyncio.sleep(CONDITION_INTERVAL_S)
 
-    def _heartbeat(self, huge_pages: HugePages | None) -> Heartbeat:
-        node_id, incarnation = self.registration.node_id, self.registration.incarnation
-        return Heartbeat(
-            node_id,
-            incarnation,
-            self.statuses(),
-            self.available_bytes(),
-            huge_pages,
-            self.others_share(),
-            self.packed()[:MOST_PACKED],
-        )
+    def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
+        node, now = self.registration, (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
+        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[: heartbeats.MOST_PACKED])
 
 
-def _sendable(message: AgentMessage) -> pb.ControlRequest | None:
+def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:
     """The message. One that cannot be sent must not end the stream: a result goes as a failure, others not at all."""
     try:
-        request = agent_message_to_wire(message)
+        request = wire.agent_message_to_wire(message)
         if is_sendable(request):
             return request
         log.error("message_not_sent", kind=type(message).__name__, size=request.ByteSize())
     except (TypeError, ValueError) as error:  # a value that no message holds
         log.exception("message_not_sent", kind=type(message).__name__, error=type(error).__name__)
-    if not isinstance(message, CommandResult):
+    if not isinstance(message, commands.CommandResult):
         return None
     failure = InternalError("the node's answer could not be sent; its log says why")
-    return agent_message_to_wire(CommandResult(message.operation_id, failure))
+    return wire.agent_message_to_wire(commands.CommandResult(message.operation_id, failure))

@@ -14,15 +14,7 @@ import grpc
 import structlog
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    StaleEpochError,
-    UnavailableError,
-    WireVersionError,
-)
+from edgeshard.domain import errors
 from edgeshard.domain.ids import DeploymentName, NodeName
 from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.domain.requests.step import WireStep
@@ -95,8 +87,8 @@ class LinkReceiver:
             self.repeat(accepted.repeated)
         return accepted
 
-    def _ended(self, why: str) -> UnavailableError:
-        return UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED)
+    def _ended(self, why: str) -> errors.UnavailableError:
+        return errors.UnavailableError(f"this link of {self.contract.pipeline} ended: {why}", reason=_ENDED)
 
 
 class _Stream:
@@ -160,7 +152,7 @@ class _Stream:
             self._received_bytes += message.size_bytes
             return
         if not isinstance(message, Frame):
-            raise InvalidArgumentError("a link carries frames behind its hello", field="message")
+            raise errors.InvalidArgumentError("a link carries frames behind its hello", field="message")
         accepted = self._take(message)
         self._kept = (message, accepted)
         self._received_bytes += accepted.payload_bytes
@@ -215,7 +207,7 @@ class StageServicer(StageServiceServicer):
         first = await first_request(context, "hello")
         hello = link_message_from_wire(first.message) if isinstance(first, pb.ExchangeRequest) else None
         if not isinstance(hello, LinkHello):
-            raise InvalidArgumentError("a link begins with a hello", field="hello")
+            raise errors.InvalidArgumentError("a link begins with a hello", field="hello")
         receiver = self._find(hello)
         # Apart from the first message: were that cancelled, gRPC would send the metadata again with the status, core
         # would refuse it, and the sender would wait for ever.
@@ -223,7 +215,7 @@ class StageServicer(StageServiceServicer):
         log.info("link_open", deployment=hello.deployment, hop=f"{hello.from_stage}->{hello.to_stage}")
         try:
             await receiver.serve(context)
-        except EdgeShardError as error:
+        except errors.EdgeShardError as error:
             if error.reason != _ENDED:
                 log.warning("link_refused", deployment=hello.deployment, reason=error.reason, why=error.message)
             raise
@@ -233,26 +225,26 @@ class StageServicer(StageServiceServicer):
 
     def _find(self, hello: LinkHello) -> LinkReceiver:
         if hello.wire_version != WIRE_VERSION:
-            raise WireVersionError(
+            raise errors.WireVersionError(
                 f"this node speaks wire version {WIRE_VERSION}, the neighbour {hello.wire_version}: upgrade the older",
                 field="wire_version",
             )
         receiver = self._receivers.get((hello.deployment, hello.to_stage))
         if receiver is None:
-            raise NotFoundError(
+            raise errors.NotFoundError(
                 f"stage {hello.to_stage} of {hello.deployment!r} is not here",
                 field="deployment",
                 reason="NO_SUCH_STAGE",
             )
         epoch = receiver.contract.epoch
         if hello.epoch < epoch:
-            raise StaleEpochError(f"epoch {hello.epoch} has ended, this stage is at {epoch}", field="epoch")
+            raise errors.StaleEpochError(f"epoch {hello.epoch} has ended, this stage is at {epoch}", field="epoch")
         if hello.epoch > epoch:
-            raise FailedPreconditionError(
+            raise errors.FailedPreconditionError(
                 f"this stage is at epoch {epoch}, not yet at {hello.epoch}", field="epoch", reason="NOT_PREPARED"
             )
         if hello.from_stage != receiver.from_stage or not hello.dialler_sends:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"stage {hello.to_stage} receives from stage {receiver.from_stage}", field="from_stage"
             )
         return receiver

@@ -31,7 +31,7 @@ from edgeshard.wire.status import from_rpc_error, is_answer
 from edgeshard_agent.engine.outbox import Outbox
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.net.part_size import PartSize
-from edgeshard_agent.net.streams import status_of, until_one_ends
+from edgeshard_agent.net.streams import end, status_of, until_one_ends
 
 log = structlog.get_logger()
 
@@ -126,11 +126,7 @@ class LinkSender:
         self._task = asyncio.create_task(self._run(), name=f"link-{self.hop.from_stage}-{self.hop.to_stage}")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
+        await end(self._task, self._channel)
 
     def send(self, step: WireStep, frames: list[Frame]) -> None:
         self._outbox.put(step.number, frames)
@@ -209,15 +205,8 @@ class LinkSender:
 
     async def _open(self, call: Exchange) -> None:
         hop = self.hop
-        hello = LinkHello(
-            deployment=hop.deployment,
-            epoch=hop.epoch,
-            from_stage=hop.from_stage,
-            to_stage=hop.to_stage,
-            dialler_sends=True,
-            wire_version=WIRE_VERSION,
-        )
-        await _write(call, hello)
+        which = hop.deployment, hop.epoch, hop.from_stage, hop.to_stage
+        await _write(call, LinkHello(*which, dialler_sends=True, wire_version=WIRE_VERSION))
         answer = await call.read()
         if not isinstance(answer, pb.ExchangeResponse):
             await _raise_end(call)

@@ -31,13 +31,13 @@ class _Budget:
 
 
 class Probes:
-    """Answers them. What a node may send is counted over all its streams; in plaintext, where nodes cannot be told
-    apart, each stream has its own limit alone. `now` is in steady seconds."""
+    """Answers probes. The bytes that a node may send are counted over all its streams; in plaintext, where nodes cannot
+    be told apart, each stream has its own limit alone. `now` is in steady seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._budgets: dict[Principal, _Budget] = {}
-        self._open: Counter[Principal] = Counter()
+        self._open: Counter[Principal | None] = Counter()
 
     async def serve(self, context: Any) -> None:
         """Acknowledge every payload of one stream, and keep none of it.
@@ -45,10 +45,7 @@ class Probes:
         Raises InvalidArgumentError for too long a stream, ResourceExhaustedError for too many or too much of one node.
         """
         prober = caller(context)
-        if prober is None:
-            await self._answer(context, None)
-            return
-        if self._open[prober] >= MOST_STREAMS:
+        if prober is not None and self._open[prober] >= MOST_STREAMS:
             raise ResourceExhaustedError(
                 f"{prober} has {MOST_STREAMS} probes open already: end one first", field="payload", reason="PROBES"
             )

@@ -27,6 +27,15 @@ async def until_one_ends(*works: Coroutine[Any, Any, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def end(task: asyncio.Task[None] | None, channel: grpc.aio.Channel | None) -> None:
+    """Cancel the task of a stream, wait for its end, and close its channel, as far as there are any."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if channel is not None:
+        await channel.close()
+
+
 def heed(task: asyncio.Task[Any]) -> None:
     """A callback for a task that nobody may be waiting for when it ends: its error is no news then."""
     if not task.cancelled():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
@@ -23,9 +24,9 @@ class SpanTables:
     whose position p is in block blocks[s, p // block_tokens].
     """
 
-    blocks: torch.Tensor
-    lengths: torch.Tensor
-    first_rows: torch.Tensor
+    blocks: Tensor
+    lengths: Tensor
+    first_rows: Tensor
     block_tokens: int
 
     def __post_init__(self) -> None:
@@ -58,17 +59,12 @@ class Scoring:
     scale: float
     window: int = 0
     softcap: float = 0.0
-    sinks: torch.Tensor | None = None
+    sinks: Tensor | None = None
 
 
 def attend(
-    query: torch.Tensor,
-    new_keys: torch.Tensor,
-    new_values: torch.Tensor,
-    arena: KvArena,
-    spans: SpanTables,
-    scoring: Scoring,
-) -> torch.Tensor:
+    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+) -> Tensor:
     """[T, heads, head_dim] from query [T, heads, head_dim]; `new_keys` and `new_values` are [T, kv_heads, head_dim].
 
     New keys and values are first written at the last positions of each span. Each token then sees the positions up to
@@ -92,13 +88,13 @@ def attend(
 
 def _native(
     library: ctypes.CDLL,
-    query: torch.Tensor,
-    new_keys: torch.Tensor,
-    new_values: torch.Tensor,
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
     arena: NativeArena,
     spans: SpanTables,
     scoring: Scoring,
-) -> torch.Tensor:
+) -> Tensor:
     if new_keys.stride(0) != new_values.stride(0):
         new_keys, new_values = new_keys.contiguous(), new_values.contiguous()
     out = torch.empty(query.shape, dtype=query.dtype)
@@ -138,7 +134,7 @@ def _native(
     return out
 
 
-def _by_rows(x: torch.Tensor) -> torch.Tensor:
+def _by_rows(x: Tensor) -> Tensor:
     """[T, heads, head_dim] whose rows are each one piece of memory, as the kernel wants them."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
 
@@ -149,9 +145,7 @@ def _outside(span: int) -> InvalidArgumentError:
     )
 
 
-def _check(
-    query: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor, arena: KvArena, spans: SpanTables
-) -> None:
+def _check(query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables) -> None:
     rows, heads, head_dim = query.shape
     kv_heads, kept_dim = arena.width
     if kept_dim != head_dim or heads % kv_heads:
@@ -171,13 +165,8 @@ def _check(
 
 
 def _reference(
-    query: torch.Tensor,
-    new_keys: torch.Tensor,
-    new_values: torch.Tensor,
-    arena: KvArena,
-    spans: SpanTables,
-    scoring: Scoring,
-) -> torch.Tensor:
+    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: KvArena, spans: SpanTables, scoring: Scoring
+) -> Tensor:
     """The same in plain torch, a few queries of a span at a time: scores of all would take memory by the square."""
     edges, lengths = spans.first_rows.tolist(), spans.lengths.tolist()
     all_slots = []
@@ -196,7 +185,7 @@ def _reference(
     return result
 
 
-def _slots(table: torch.Tensor, length: int, block_tokens: int, arena: int) -> torch.Tensor | None:
+def _slots(table: Tensor, length: int, block_tokens: int, arena: int) -> Tensor | None:
     """Slots of every position up to `length`; None where that, or a block, lies outside the table or the arena."""
     if not 1 <= length <= len(table) * block_tokens:
         return None
@@ -206,7 +195,7 @@ def _slots(table: torch.Tensor, length: int, block_tokens: int, arena: int) -> t
     return (used.unsqueeze(1) * block_tokens + torch.arange(block_tokens)).view(-1)[:length]
 
 
-def _attended(query: torch.Tensor, arena: KvArena, slots: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+def _attended(query: Tensor, arena: KvArena, slots: Tensor, scoring: Scoring) -> Tensor:
     """Queries [T, heads, head_dim] of the last T of the positions that have these slots, in float32."""
     count, length, window = len(query), len(slots), scoring.window
     start = max(0, length - count - window + 1) if window else 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
@@ -69,26 +70,24 @@ class PackedLinear:
 
     __slots__ = ("_held", "group", "in_features", "out_features", "scheme")
 
-    def __init__(
-        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
+    def __init__(self, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
         self.scheme = scheme
         self.group = group
-        self.out_features, self.in_features = _matrix(weight).shape
+        self.out_features, self.in_features = packing.matrix(weight).shape
         self._held: _NativeWeight | _ReferenceWeight
         if native.native_available():
-            self._held = _NativeWeight(weight, scheme, bias, group)
+            self._held = _NativeWeight.pack(weight, scheme, bias, group)
         else:
-            if scheme.is_quantized and isinstance(weight, torch.Tensor):
+            if scheme.is_quantized and isinstance(weight, Tensor):
                 weight = quantize_weight(weight, scheme, group)
             self._held = _ReferenceWeight(weight, scheme, bias, group)
 
     @classmethod
     def pack(
         cls,
-        weight: torch.Tensor | Sequence[torch.Tensor],
+        weight: Tensor | Sequence[Tensor],
         scheme: str,
-        bias: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+        bias: Tensor | Sequence[Tensor | None] | None = None,
         group: int | None = None,
     ) -> PackedLinear:
         """Pack a weight [out, in], or several of the same `in`, whose outputs then follow one another.
@@ -98,8 +97,8 @@ class PackedLinear:
         for shapes that do not fit.
         """
         chosen = Scheme.parse(scheme)
-        weights = [weight] if isinstance(weight, torch.Tensor) else list(weight)
-        biases = [bias] if bias is None or isinstance(bias, torch.Tensor) else list(bias)
+        weights = [weight] if isinstance(weight, Tensor) else list(weight)
+        biases = [bias] if bias is None or isinstance(bias, Tensor) else list(bias)
         _check_weights(weights)
         size = DEFAULT_GROUPS.get(chosen, 0) if group is None else group
         if size not in (GROUPS if chosen.is_quantized else (0,)):
@@ -110,7 +109,7 @@ class PackedLinear:
             return cls(joined, chosen, _joined_bias(weights, biases), size)
 
     @classmethod
-    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: torch.Tensor | None = None) -> PackedLinear:
+    def pack_stored(cls, weight: QuantizedWeight, scheme: str, bias: Tensor | None = None) -> PackedLinear:
         """The same for integers that there are already, of whole groups; nothing is rounded."""
         chosen = Scheme.parse(scheme)
         if Scheme.INT2 in (chosen, weight.scheme) or (chosen is not weight.scheme and chosen is not Scheme.INT8):
@@ -119,7 +118,7 @@ class PackedLinear:
             return cls(weight, chosen, bias, weight.group)
 
     @classmethod
-    def adopt(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> PackedLinear:
+    def adopt(cls, form: PackedForm, memory: Tensor | None, bias: Tensor | None) -> PackedLinear:
         """A layer whose packed bytes are there already: `memory`, of `form.size` bytes aligned to a cache line.
 
         Nothing is copied or computed. Without memory the layer must be `place`d before it is called. `bias` is
@@ -131,7 +130,13 @@ class PackedLinear:
         made = cls.__new__(cls)
         made.scheme, made.group = Scheme.parse(form.scheme), form.group
         made.out_features, made.in_features = form.out_features, form.in_features
-        made._held = _NativeWeight.of(form, memory, bias)
+        if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.padded_rows):
+            raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
+        if memory is not None and (memory.dtype, memory.numel()) != (torch.uint8, form.size):
+            raise InvalidArgumentError(
+                f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
+            )
+        made._held = _NativeWeight(form, memory, bias)
         return made
 
     @property
@@ -141,18 +146,14 @@ class PackedLinear:
     @property
     def form(self) -> PackedForm | None:
         """The form that `adopt` takes for this layer; None where it is not packed for native kernels."""
-        native_weight = self._native
-        if native_weight is None:
-            return None
-        half = native_weight.half_scales
-        return PackedForm(self.scheme.value, self.group, self.out_features, self.in_features, half)
+        return None if self._native is None else self._native.form
 
     @property
-    def packed_memory(self) -> torch.Tensor | None:
+    def packed_memory(self) -> Tensor | None:
         """The packed bytes, uint8; None where the layer has none now."""
         return None if self._native is None else self._native.packed
 
-    def place(self, memory: torch.Tensor | None) -> None:
+    def place(self, memory: Tensor | None) -> None:
         """Read the packed bytes from `memory` from now on; None takes them away, and the layer cannot be called."""
         assert self._native is not None
         self._native.place(memory)
@@ -168,12 +169,12 @@ class PackedLinear:
         padded."""
         return None if self._native is None or self._native.padding else self._native.address
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+    def rows(self, indices: Tensor) -> Tensor:
         """Rows [n, in] of a weight that is not quantised, by their indices [n]: a tied embedding is looked up so."""
         assert not self.scheme.is_quantized
         return self._held.rows(indices, self.scheme)[:, : self.in_features]
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, out] in x's dtype from x [rows, in]; into `out` where given.
 
         Raises InvalidArgumentError where shape or dtype does not fit: bf16 weights take bfloat16 rows, fp32 weights
@@ -217,76 +218,46 @@ def _one_thread() -> Iterator[None]:
 class _NativeWeight:
     """A weight in the layout of the native kernels, and the struct that describes it to them."""
 
-    __slots__ = ("_function", "_struct", "address", "bias", "packed", "padding")
-
-    def __init__(
-        self, weight: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
-        out_features, in_features = _matrix(weight).shape
-        half_scales = False
-        if isinstance(weight, QuantizedWeight):
-            packed = packing.pack_stored(weight, scheme)
-            half_scales = weight.scales.dtype is torch.float16
-        elif scheme.is_quantized:
-            packed = packing.pack_quantized(weight, scheme, group)
-        else:
-            packed = packing.pack_float(weight, scheme)
-        form = PackedForm(scheme.value, group, out_features, in_features, half_scales)
-        padded = None if bias is None else pad(bias.float(), (0, form.panels * packing.PANEL - out_features))
-        self._describe(form, packed, padded)
+    __slots__ = ("_function", "_struct", "address", "bias", "form", "packed", "padding")
 
     @classmethod
-    def of(cls, form: PackedForm, memory: torch.Tensor | None, bias: torch.Tensor | None) -> _NativeWeight:
-        if bias is not None and (bias.dtype, bias.numel()) != (torch.float32, form.panels * packing.PANEL):
-            raise InvalidArgumentError("bias does not fit the packed matrix", field="bias")
-        made = cls.__new__(cls)
-        made._describe(form, None, bias)
-        if memory is not None:
-            if memory.dtype is not torch.uint8 or memory.numel() != form.size:
-                raise InvalidArgumentError(
-                    f"{memory.numel()} bytes are not the {form.size} of a packed matrix", field="memory"
-                )
-            made.place(memory)
-        return made
+    def pack(cls, weight: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> _NativeWeight:
+        out_features, in_features = packing.matrix(weight).shape
+        half_scales = isinstance(weight, QuantizedWeight) and weight.scales.dtype is torch.float16
+        if scheme.is_quantized:
+            packed = packing.pack_quantized(weight, scheme, group)
+        else:
+            packed = packing.pack_float(packing.matrix(weight), scheme)
+        form = PackedForm(scheme.value, group, out_features, in_features, half_scales)
+        padded = None if bias is None else pad(bias.float(), (0, form.padded_rows - out_features))
+        return cls(form, packed, padded)
 
-    def _describe(self, form: PackedForm, packed: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    def __init__(self, form: PackedForm, packed: Tensor | None, bias: Tensor | None) -> None:
         library = native.active()
         assert library is not None
         self._function = library.edgeshard_linear
-        self.packed, self.bias = packed, bias
+        self.form, self.packed, self.bias = form, packed, bias
         scheme = Scheme.parse(form.scheme)
         # Rows are padded where they are rounded to integers; for floats the caller pads them.
         self.padding = 0 if scheme.is_quantized else form.in_padded - form.in_features
-        self._struct = native.LinearStruct(
-            None if packed is None else packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            _SCHEMES[scheme],
-            form.group,
-            form.in_features,
-            form.in_padded,
-            form.out_features,
-            form.panels,
-            form.half_scales,
-        )
+        pointers = [None if part is None else part.data_ptr() for part in (packed, bias)]
+        sizes = form.in_features, form.in_padded, form.out_features, form.panels
+        self._struct = native.LinearStruct(*pointers, _SCHEMES[scheme], form.group, *sizes, form.half_scales)
         self.address = ctypes.addressof(self._struct)
 
-    def place(self, memory: torch.Tensor | None) -> None:
+    def place(self, memory: Tensor | None) -> None:
         self.packed = memory
         self._struct.weights = None if memory is None else memory.data_ptr()
-
-    @property
-    def half_scales(self) -> bool:
-        return bool(self._struct.half_scales)
 
     @property
     def nbytes(self) -> int:
         return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
 
-    def rows(self, indices: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    def rows(self, indices: Tensor, scheme: Scheme) -> Tensor:
         assert self.packed is not None
         return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
 
-    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def apply(self, x: Tensor, out: Tensor) -> None:
         if self.packed is None:
             raise InternalError("a layer was called whose weights are not in memory")
         if self.padding:
@@ -310,13 +281,11 @@ class _ReferenceWeight:
 
     __slots__ = ("_bias", "_group", "_weight")
 
-    def __init__(
-        self, stored: torch.Tensor | QuantizedWeight, scheme: Scheme, bias: torch.Tensor | None, group: int
-    ) -> None:
+    def __init__(self, stored: Tensor | QuantizedWeight, scheme: Scheme, bias: Tensor | None, group: int) -> None:
         self._group = group
-        if isinstance(stored, torch.Tensor):
+        if isinstance(stored, Tensor):
             dtype = torch.float32 if scheme is Scheme.FLOAT32 else torch.bfloat16
-            self._weight: torch.Tensor | QuantizedWeight = stored.to(dtype, copy=True)
+            self._weight: Tensor | QuantizedWeight = stored.to(dtype, copy=True)
         else:
             self._weight = stored
         self._bias = None if bias is None else bias.float()
@@ -326,11 +295,11 @@ class _ReferenceWeight:
         bias = 0 if self._bias is None else self._bias.nbytes
         return bias + self._weight.nbytes
 
-    def rows(self, indices: torch.Tensor, _: Scheme) -> torch.Tensor:
-        assert isinstance(self._weight, torch.Tensor)
+    def rows(self, indices: Tensor, _: Scheme) -> Tensor:
+        assert isinstance(self._weight, Tensor)
         return self._weight[indices]
 
-    def apply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def apply(self, x: Tensor, out: Tensor) -> None:
         if isinstance(self._weight, QuantizedWeight):
             rounded = quantize_activation(pad(x, (0, -x.shape[1] % self._group)), self._group)
             result = linear(rounded, self._weight.dequantize(), self._bias)
@@ -339,11 +308,7 @@ class _ReferenceWeight:
         out.copy_(result)
 
 
-def _matrix(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    return weight.values if isinstance(weight, QuantizedWeight) else weight
-
-
-def _check_weights(weights: Sequence[torch.Tensor]) -> None:
+def _check_weights(weights: Sequence[Tensor]) -> None:
     shapes = [tuple(weight.shape) for weight in weights]
     if not shapes or any(len(shape) != 2 or 0 in shape or shape[1] != shapes[0][1] for shape in shapes):
         raise InvalidArgumentError(
@@ -351,7 +316,7 @@ def _check_weights(weights: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _joined_bias(weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
     if all(bias is None for bias in biases):
         return None
     total = sum(weight.shape[0] for weight in weights)

@@ -47,33 +47,30 @@ def float_rows(packed: torch.Tensor, scheme: Scheme, in_padded: int, indices: to
     return panels[indices // PANEL, :, indices % PANEL].reshape(len(indices), in_padded)
 
 
-def pack_quantized(weight: torch.Tensor, scheme: Scheme, group: int) -> torch.Tensor:
+def pack_quantized(weight: torch.Tensor | QuantizedWeight, scheme: Scheme, group: int) -> torch.Tensor:
     """The bytes of a weight [out, in] as integers: for each panel and group its scales, then its values, unsigned.
 
-    A few panels are rounded and packed at a time, so that what lies between takes no memory to speak of.
+    A few panels are rounded and packed at a time, so that what lies between takes no memory to speak of. Integers that
+    there are already, in groups of this size, are not rounded; `scheme` holds their values.
     """
-    out_features, in_features = weight.shape
+    out_features, in_features = matrix(weight).shape
     panels, groups = -(-out_features // PANEL), -(-in_features // group)
     values_bytes = PANEL * group * scheme.bits // 8
     packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
     at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * group))
     for first in range(0, panels, at_once):
-        rows = quantize_weight(weight[first * PANEL : (first + at_once) * PANEL], scheme, group)
-        _pack_panels(rows, scheme, packed[first : first + at_once])
-    return packed.view(-1)
-
-
-def pack_stored(weight: QuantizedWeight, scheme: Scheme) -> torch.Tensor:
-    """The same bytes for integers that there are already; `scheme` holds their values."""
-    panels, groups = -(-weight.values.shape[0] // PANEL), weight.scales.shape[1]
-    values_bytes = PANEL * weight.group * scheme.bits // 8
-    packed = WEIGHTS.take((panels, groups, _SCALES_BYTES + values_bytes), torch.uint8)
-    at_once = max(1, ELEMENTS_AT_ONCE // (PANEL * groups * weight.group))
-    for first in range(0, panels, at_once):
         rows = slice(first * PANEL, (first + at_once) * PANEL)
-        part = replace(weight, values=weight.values[rows], scales=weight.scales[rows])
+        if isinstance(weight, QuantizedWeight):
+            part = replace(weight, values=weight.values[rows], scales=weight.scales[rows])
+        else:
+            part = quantize_weight(weight[rows], scheme, group)
         _pack_panels(part, scheme, packed[first : first + at_once])
     return packed.view(-1)
+
+
+def matrix(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
+    """The numbers or integers of a weight, in its shape."""
+    return weight.values if isinstance(weight, QuantizedWeight) else weight
 
 
 def _pack_panels(weight: QuantizedWeight, scheme: Scheme, packed: torch.Tensor) -> None:

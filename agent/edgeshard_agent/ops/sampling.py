@@ -16,6 +16,7 @@ import torch
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard_agent.ops import native, sampling_reference
+from edgeshard_agent.ops.sampling_reference import Flags, LikelyTokens, Offsets, Sampling
 
 _MOST_INT32 = 2**31 - 1
 
@@ -26,32 +27,21 @@ class RequestSampler:
     __slots__ = ("_struct", "_vocab_size", "address", "offsets", "sampling", "seen")
 
     def __init__(
-        self,
-        sampling: sampling_reference.Sampling,
-        seen_tokens: Iterable[int],
-        vocab_size: int,
-        answer: Iterable[int] = (),
+        self, sampling: Sampling, seen_tokens: Iterable[int], vocab_size: int, answer: Iterable[int] = ()
     ) -> None:
         self.sampling = sampling
         self._vocab_size = vocab_size
-        self.seen: sampling_reference.Flags | None = None
+        self.seen: Flags | None = None
         if sampling.repetition_penalty != 1.0:
             self.seen = np.zeros(vocab_size, dtype=np.bool_)
             self.seen[np.fromiter(seen_tokens, dtype=np.int64)] = True
         moves = sampling.counts_answer or sampling.logit_bias
-        self.offsets = sampling_reference.Offsets(sampling, answer) if moves else None
+        self.offsets = Offsets(sampling, answer) if moves else None
+        penalty, reach = sampling.repetition_penalty, sampling_reference.reach(sampling)
+        seen = None if self.seen is None else self.seen.ctypes.data
+        figures = min(sampling.top_k, _MOST_INT32), sampling.logprobs, sampling.top_logprobs
         self._struct = native.ChoiceStruct(
-            sampling.temperature,
-            sampling.top_p,
-            sampling.repetition_penalty,
-            sampling_reference.reach(sampling),
-            sampling.seed,
-            None if self.seen is None else self.seen.ctypes.data,
-            None,
-            None,
-            min(sampling.top_k, _MOST_INT32),
-            sampling.logprobs,
-            sampling.top_logprobs,
+            sampling.temperature, sampling.top_p, penalty, reach, sampling.seed, seen, None, None, *figures
         )
         self.address = ctypes.addressof(self._struct)
         self._show_offsets()
@@ -95,7 +85,7 @@ class Chosen:
 
     token: int
     logprob: float = 0.0
-    top: sampling_reference.LikelyTokens = ()
+    top: LikelyTokens = ()
 
 
 def sample_rows(logits: torch.Tensor, samplers: Sequence[RequestSampler], positions: Sequence[int]) -> list[Chosen]:

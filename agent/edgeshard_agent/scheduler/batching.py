@@ -86,12 +86,12 @@ class Flight:
 
     def __init__(self, batching: Batching) -> None:
         self._mode = batching.mode
-        self._window = 1 if batching.mode is Mode.SEQUENTIAL else batching.window
+        self.window = 1 if batching.mode is Mode.SEQUENTIAL else batching.window
         self._decodes: deque[bool] = deque()
         self._owed: deque[Owed] = deque()
         self._round_over = False
         self._sweep = batching.sweep
-        self._most_sweeps = max(1, self._window // batching.sweep)
+        self._most_sweeps = max(1, self.window // batching.sweep)
         self._sweeps: deque[int] = deque()
         """Steps of each sweep in flight that are not back."""
 
@@ -104,12 +104,8 @@ class Flight:
         return sum(self._decodes)
 
     @property
-    def window(self) -> int:
-        return self._window
-
-    @property
     def has_room(self) -> bool:
-        return len(self) < self._window and not self._round_over
+        return len(self) < self.window and not self._round_over
 
     @property
     def sweep(self) -> int:
@@ -119,7 +115,7 @@ class Flight:
         return self._sweep if len(self._sweeps) < self._most_sweeps else 0
 
     def swept(self, steps: int) -> None:
-        """The last so many steps that began are a sweep."""
+        """Note that so many of the newest steps are a sweep."""
         if self._sweep > 1:
             self._sweeps.append(steps)
 
@@ -128,7 +124,7 @@ class Flight:
         self._owed.append(owed)
 
     def end(self) -> Owed:
-        """The oldest step is back; what it owes. With bubbles the next begins only when all are."""
+        """Take the oldest step back, and return what it owes. With bubbles the next begins only when all are back."""
         self._decodes.popleft()
         if self._sweeps:
             self._sweeps[0] -= 1

@@ -108,7 +108,8 @@ class MicroBatchTuner:
         self._steps = MeasuredSteps()
         self._formed: deque[_Formed] = deque()
         self._measured: dict[tuple[int, int], _Measured] = {}
-        self._parts = 0
+        self.parts = 0
+        """The number of micro-batches chosen last; 0 before anyone decoded."""
         self._count = 0
         self._before_trial = 0
         self._is_due = False
@@ -116,11 +117,6 @@ class MicroBatchTuner:
         self._round_began_s: float | None = None
         self._round_decodes = 0
         self._rounds: list[float] = []
-
-    @property
-    def parts(self) -> int:
-        """The number of micro-batches chosen last; 0 before anyone decoded."""
-        return self._parts
 
     def micro_batches(self, pieces: Sequence[Piece]) -> int:
         """The number of micro-batches for requests that decode `pieces` next.
@@ -136,16 +132,16 @@ class MicroBatchTuner:
             self._settle(sorted(pieces, reverse=True), least, most)
         elif self._is_due:
             self._review(sorted(pieces, reverse=True), least, most)
-        return self._parts
+        return self.parts
 
     def formed(self, decodes: int, prompt_tokens: int) -> None:
         """A step was formed with so many decodes, behind the result that came last."""
-        self._formed.append(_Formed(self._parts, self._count, decodes, prompt_tokens, self._now_s))
+        self._formed.append(_Formed(self.parts, self._count, decodes, prompt_tokens, self._now_s))
 
     def returned(self, timings: Sequence[StageTiming], now_s: float) -> None:
-        """The oldest step is back."""
+        """Take the oldest step back; its stages took `timings`."""
         step, self._now_s = self._formed.popleft(), now_s
-        if step.prompt_tokens or (step.decodes and (step.parts, step.count) != (self._parts, self._count)):
+        if step.prompt_tokens or (step.decodes and (step.parts, step.count) != (self.parts, self._count)):
             self._forget_rounds()
         elif step.decodes:
             self._steps.saw(step.decodes, timings, now_s - step.at_s)
@@ -172,17 +168,17 @@ class MicroBatchTuner:
             self._is_due = True
 
     def _note(self, seconds: float, now_s: float) -> None:
-        known, times = self._measured.get((self._parts, self._count)), 1
+        known, times = self._measured.get((self.parts, self._count)), 1
         if known is not None and now_s - known.at_s < MEASURED_FOR_S:
             times = min(known.times + 1, MEANS_OVER)
             seconds = known.seconds + (seconds - known.seconds) / times
-        self._measured[self._parts, self._count] = _Measured(seconds, now_s, times)
+        self._measured[self.parts, self._count] = _Measured(seconds, now_s, times)
 
     # -- choosing ------------------------------------------------------------------------------------------------
 
     def _change(self, parts: int, count: int) -> None:
-        if (parts, count) != (self._parts, self._count):
-            self._parts, self._count = parts, count
+        if (parts, count) != (self.parts, self._count):
+            self.parts, self._count = parts, count
             self._forget_rounds()
         self._is_due = False
 
@@ -191,7 +187,7 @@ class MicroBatchTuner:
         count = len(longest)
         expected = {parts: self._expected_s(parts, count, longest) for parts in range(least, most + 1)}
         self._before_trial = 0
-        former = self._parts if self._parts in expected else most
+        former = self.parts if self.parts in expected else most
         known = {parts: seconds for parts, seconds in expected.items() if seconds is not None}
         if not known:
             self._change(most, count)
@@ -209,7 +205,7 @@ class MicroBatchTuner:
             for parts in choices
             if self._is_measured(parts, count) and (seconds := self._expected_s(parts, count, longest)) is not None
         }
-        standing = self._before_trial if self._before_trial in measured else self._parts
+        standing = self._before_trial if self._before_trial in measured else self.parts
         best = min(measured, key=lambda parts: measured[parts])
         if measured[best] > (1 - BETTER) * measured[standing]:
             best = standing
@@ -242,7 +238,9 @@ class MicroBatchTuner:
         """
         modelled = self._modelled_s(parts, count, longest)
         own = [
-            others for (of, others), measured in self._measured.items() if of == parts and self._counts(measured, hope)
+            others
+            for (of, others), measured in self._measured.items()
+            if of == parts and (not hope or self._is_new(measured))
         ]
         if own:
             nearest = min(own, key=lambda others: max(count, others) / min(count, others))
@@ -253,9 +251,6 @@ class MicroBatchTuner:
             return None
         known = [(measured.seconds, self._modelled_s(*key, longest)) for key, measured in self._measured.items()]
         return modelled * min([1.0, *(seconds / before for seconds, before in known if before)])
-
-    def _counts(self, measured: _Measured, hope: bool) -> bool:
-        return not hope or self._is_new(measured)
 
     def _modelled_s(self, parts: int, count: int, longest: Sequence[Piece]) -> float | None:
         decodes = -(-count // parts)

@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
-from edgeshard.domain.errors import (
-    AlreadyExistsError,
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-)
+from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
 from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
@@ -69,7 +63,7 @@ class RequestFailed:
     """No more tokens can be had for this request; others go on."""
 
     request_id: RequestId
-    error: EdgeShardError
+    error: errors.EdgeShardError
 
 
 HeadEvent = PromptScored | TokenOut | RequestEnd | RequestFailed
@@ -143,25 +137,23 @@ class _Late:
     since_s: float
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """Steps over one paged KV pool. `eos_tokens` end a request unless it ignores them."""
+    """Steps over one paged KV pool."""
 
-    def __init__(
-        self,
-        allocator: BlockAllocator,
-        limits: Limits,
-        batching: Batching,
-        chunking: Chunking,
-        eos_tokens: frozenset[int],
-        swapping: Swapping | None = None,
-    ) -> None:
-        self._allocator = allocator
-        self._limits = limits
-        self._places = batching.places
-        self._eos_tokens = eos_tokens
-        self._flight = Flight(batching)
-        self._tuner = MicroBatchTuner(batching, chunking.inter_token_s)
-        self._chunks = Chunks(chunking, self._flight.window)
+    allocator: BlockAllocator
+    limits: Limits
+    batching: Batching
+    chunking: Chunking
+    eos_tokens: frozenset[int]
+    """Tokens that end a request unless it ignores them."""
+    swapping: Swapping | None = None
+
+    def __post_init__(self) -> None:
+        self._places = self.batching.places
+        self._flight = Flight(self.batching)
+        self._tuner = MicroBatchTuner(self.batching, self.chunking.inter_token_s)
+        self._chunks = Chunks(self.chunking, self._flight.window)
         self._served_tokens = ServedTokens()
         self._waiting = FairQueue(self._served_tokens)
         self._requests: dict[RequestId, Sequence] = {}
@@ -177,7 +169,7 @@ class Scheduler:
         """When the last result came."""
         self._asks = False
         self._frees: list[int] = []
-        self._swapped = SwappedOut(swapping or Swapping(), chunking.step_tokens)
+        self._swapped = SwappedOut(self.swapping or Swapping(), self.chunking.step_tokens)
         self._swap_outs: list[int] = []
         self._swap_ins: dict[int, KvGrant] = {}
         """Of requests that were let in again: the stages hear of them with the next step."""
@@ -194,7 +186,7 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        allocator = self._allocator
+        allocator = self.allocator
         return SchedulerStats(
             running=len(self._running),
             waiting=len(self._waiting),
@@ -230,18 +222,9 @@ class Scheduler:
         log-probability is known. Raises InvalidArgumentError, ResourceExhaustedError or
         AlreadyExistsError, changing nothing.
         """
-        number = self._take_number()
-        sequence = Sequence(
-            number,
-            number if arrival is None else arrival,
-            request_id,
-            client,
-            generation,
-            [*prompt, *emitted],
-            len(prompt),
-            text,
-            scored=scored,
-        )
+        number, tokens = self._take_number(), [*prompt, *emitted]
+        arrival = number if arrival is None else arrival
+        sequence = Sequence(number, arrival, request_id, client, generation, tokens, len(prompt), text, scored=scored)
         if generation.max_new_tokens == 0 and not is_unscored(sequence):
             return RequestEnd(request_id, FinishReason.LENGTH, "")
         if emitted and (reason := self._finish_reason(sequence)) is not None:
@@ -261,30 +244,30 @@ class Scheduler:
     def _check(self, sequence: Sequence, resumed: bool) -> None:
         longest, new_tokens = sequence.longest, sequence.generation.max_new_tokens
         if sequence.request_id in self._requests:
-            raise AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
-        if sequence.prompt_count + min(1, new_tokens) > self._limits.max_context:
-            raise InvalidArgumentError(
+            raise errors.AlreadyExistsError(f"request {sequence.request_id} is already running", field="request_id")
+        if sequence.prompt_count + min(1, new_tokens) > self.limits.max_context:
+            raise errors.InvalidArgumentError(
                 f"prompt: its {sequence.prompt_count} tokens leave no room in the deployment's context of "
-                f"{self._limits.max_context}; shorten it",
+                f"{self.limits.max_context}; shorten it",
                 field="prompt",
                 reason="CONTEXT_EXCEEDED",
             )
-        if longest > self._limits.max_context:
-            raise InvalidArgumentError(
+        if longest > self.limits.max_context:
+            raise errors.InvalidArgumentError(
                 f"max_new_tokens: the prompt's {sequence.prompt_count} tokens and {new_tokens} new ones exceed "
-                f"the deployment's context of {self._limits.max_context}; shorten the prompt or ask for fewer",
+                f"the deployment's context of {self.limits.max_context}; shorten the prompt or ask for fewer",
                 field="max_new_tokens",
                 reason="CONTEXT_EXCEEDED",
             )
-        if self._allocator.blocks_for(longest) > self._allocator.count:
-            raise ResourceExhaustedError(
+        if self.allocator.blocks_for(longest) > self.allocator.count:
+            raise errors.ResourceExhaustedError(
                 f"max_new_tokens: {longest} tokens exceed the KV pool of "
-                f"{self._allocator.count * self._allocator.block_tokens}",
+                f"{self.allocator.count * self.allocator.block_tokens}",
                 field="max_new_tokens",
                 reason="KV_POOL_EXHAUSTED",
             )
-        if len(self._waiting) >= self._limits.waiting and not resumed:
-            raise ResourceExhaustedError(
+        if len(self._waiting) >= self.limits.waiting and not resumed:
+            raise errors.ResourceExhaustedError(
                 f"{len(self._waiting)} requests are waiting already", reason="QUEUE_FULL", retry_after_s=1.0
             )
 
@@ -376,17 +359,17 @@ class Scheduler:
     def _add_span(self, draft: Draft, sequence: Sequence, end: int) -> None:
         """Schedule a request's positions up to `end`."""
         first = sequence.scheduled
-        draft.add(sequence, end, self._allocator.extend(sequence.number, end))
+        draft.add(sequence, end, self.allocator.extend(sequence.number, end))
         self._served_tokens.charge(sequence.client, end - first)
-        if self._limits.prefix_cache:
+        if self.limits.prefix_cache:
             self._publish(sequence, first, end)
 
     def _publish(self, sequence: Sequence, first: int, end: int) -> None:
         """Publish the blocks that these positions complete. Steps run in order, so a later request finds them full."""
-        size = self._allocator.block_tokens
+        size = self.allocator.block_tokens
         extend_keys(sequence, size, end)
         for index in range(first // size, end // size):
-            self._allocator.publish(sequence.number, index, sequence.keys[index])
+            self.allocator.publish(sequence.number, index, sequence.keys[index])
 
     # -- results in ----------------------------------------------------------------------------------------------
 
@@ -396,7 +379,7 @@ class Scheduler:
         What it says to clients are the `events` of what was taken: they can wait until the next step is on its way.
         """
         if step != self._returned or step >= self._next_step:
-            raise InternalError(f"result of step {step} came, step {self._returned} was due")
+            raise errors.InternalError(f"result of step {step} came, step {self._returned} was due")
         self._returned += 1
         self._now_s = now_s
         owed = self._flight.end()
@@ -461,7 +444,7 @@ class Scheduler:
             sequence = self._known.get(failed.request)
             if sequence is not None:
                 self._end(sequence)
-                error = InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
+                error = errors.InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
                 yield RequestFailed(sequence.request_id, error)
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
@@ -481,11 +464,11 @@ class Scheduler:
     @property
     def has_end(self) -> bool:
         """Whether there is a token that ends a sequence."""
-        return bool(self._eos_tokens)
+        return bool(self.eos_tokens)
 
     def is_end(self, generation: Generation, token: int) -> bool:
         """Whether a token ends the sequence; its text is none."""
-        return token in self._eos_tokens and not generation.ignore_eos
+        return token in self.eos_tokens and not generation.ignore_eos
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Why it ends with its newest token, of which its text has been told; None where it goes on."""
@@ -524,17 +507,17 @@ class Scheduler:
 
     def _let_in(self, sequence: Sequence) -> bool:
         """Let a waiting request in; False while there is no place for it, or no memory."""
-        allocator, size = self._allocator, self._allocator.block_tokens
+        allocator, size = self.allocator, self.allocator.block_tokens
         if len(self._running) >= self._places:
             return False
         if sequence.number in self._swapped:
             return self._swap_in(sequence)
         known = len(sequence.tokens)
         keys: list[bytes] = []
-        if self._limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
+        if self.limits.prefix_cache and not is_unscored(sequence):  # its whole prompt has to be run
             extend_keys(sequence, size, known - 1)
             keys = sequence.keys[: (known - 1) // size]  # the last position has to be run for its token
-        shared = allocator.admit(sequence.number, known + 1 if self._limits.overcommit else sequence.longest, keys)
+        shared = allocator.admit(sequence.number, known + 1 if self.limits.overcommit else sequence.longest, keys)
         if shared is None:
             return False
         self._waiting.remove(sequence)
@@ -548,8 +531,8 @@ class Scheduler:
 
     def _swap_in(self, sequence: Sequence) -> bool:
         """Let a request in whose KV is kept aside; False while the pool has no room."""
-        allocator, number = self._allocator, sequence.number
-        most = len(sequence.tokens) + 1 if self._limits.overcommit else sequence.longest
+        allocator, number = self.allocator, sequence.number
+        most = len(sequence.tokens) + 1 if self.limits.overcommit else sequence.longest
         if allocator.admit(number, most) is None:
             return False
         grant = allocator.extend(number, sequence.scheduled)
@@ -571,7 +554,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """See to it that a decode has KV, by preemption if need be; False when it was preempted itself."""
-        while not self._allocator.can_extend(sequence.number, len(sequence.tokens)):
+        while not self.allocator.can_extend(sequence.number, len(sequence.tokens)):
             lowest = max(self._running.values(), key=lambda s: s.standing)
             self._preempt(lowest)
             if lowest is sequence:
@@ -583,7 +566,7 @@ class Scheduler:
 
         Then it goes on where it was, if the stages keep its KV, or runs again what it had, which gives the same.
         """
-        number, blocks = sequence.number, self._allocator.blocks_for(sequence.scheduled)
+        number, blocks = sequence.number, self.allocator.blocks_for(sequence.scheduled)
         if self._swap_ins.pop(number, None) is not None:  # the stages have it aside still
             self._stop(sequence)
         elif sequence.introduced and self._swapped.takes(blocks, sequence.scheduled):
@@ -620,7 +603,7 @@ class Scheduler:
         del self._running[number]
         self._prefilling.pop(number, None)
         self._ready.pop(number, None)
-        self._allocator.release(number)
+        self.allocator.release(number)
 
     def _take_number(self) -> int:
         self._next_number += 1

@@ -27,12 +27,8 @@ def make_scheduler(
 ) -> Scheduler:
     """`max_context` is the model's own limit."""
     spec, placement = prepare.spec, prepare.placement
-    limits = Limits(
-        max_context=spec.max_context or max_context,
-        waiting=WAITING_PER_PLACE * spec.concurrency,
-        overcommit=spec.kv_overcommit,
-        prefix_cache=spec.prefix_cache,
-    )
+    longest, waiting = spec.max_context or max_context, WAITING_PER_PLACE * spec.concurrency
+    limits = Limits(longest, waiting, overcommit=spec.kv_overcommit, prefix_cache=spec.prefix_cache)
     chunking = Chunking(
         step_tokens=step_tokens(placement.costs, placement.kv_block_tokens),
         max_step_tokens=MAX_STEP_TOKENS,
@@ -53,20 +49,15 @@ def swapping(prepare: PrepareStage) -> Swapping:
     block_bytes = max((stage.kv_bytes // placement.kv_blocks for stage in placement.stages), default=0)
     if not (spec.kv_swap_bytes and block_bytes):
         return Swapping()
-    rates = [_rates(stage) if spec.kv_swap_on_disk else (MEMORY_BPS, MEMORY_BPS) for stage in placement.stages]
-    return Swapping(
-        blocks=spec.kv_swap_bytes // block_bytes,
-        block_s=max(
-            stage.kv_bytes / placement.kv_blocks * (1 / out + 1 / back)
-            for stage, (out, back) in zip(placement.stages, rates, strict=True)
-        ),
-        compute_s=partial(compute_s, placement.costs) if placement.costs else None,
-    )
 
+    def block_s(stage: PlacedStage) -> float:
+        out_bps = back_bps = MEMORY_BPS
+        if spec.kv_swap_on_disk:  # at the rates that were measured, where there are any
+            out_bps, back_bps = stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
+        return stage.kv_bytes / placement.kv_blocks * (1 / out_bps + 1 / back_bps)
 
-def _rates(stage: PlacedStage) -> tuple[float, float]:
-    """Bytes a second that go to a node's disk, and come back: those measured, where there are any."""
-    return stage.disk_write_bytes_per_s or DISK_BPS, stage.disk_read_bytes_per_s or DISK_BPS
+    costs = partial(compute_s, placement.costs) if placement.costs else None
+    return Swapping(spec.kv_swap_bytes // block_bytes, max(map(block_s, placement.stages)), costs)
 
 
 def make_slices(prepare: PrepareStage) -> PromptSlices | None:

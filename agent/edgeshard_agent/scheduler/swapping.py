@@ -6,17 +6,14 @@ vLLM has both ways; which one is faster depends on the length and on what the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgeshard.domain.deployments.step_cost import Piece
+from edgeshard_agent.scheduler.chunking import ComputeSeconds
 
 MEMORY_BPS = 2e9
 """Bytes a second at which a node is taken to copy blocks within its memory: no node measures that."""
 DISK_BPS = 2e8
 """The same for a disk that was not measured, reading as well as writing."""
-
-ComputeSeconds = Callable[[Sequence[Piece]], float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,16 +43,16 @@ def cached_share(path: Path) -> float:
             count = -(-size // mmap.PAGESIZE)
             found = (ctypes.c_ubyte * count)()
             anchor = ctypes.c_char.from_buffer(pages)
+            mincore = ctypes.CDLL(None, use_errno=True).mincore
             try:
-                refused = _mincore()(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
+                refused = mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), found)
             finally:
                 del anchor
             return 0.0 if refused else int((np.frombuffer(bytes(found), np.uint8) & 1).sum()) / count
 
 
-def _mincore() -> Callable[..., int]:
-    function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).mincore
-    return function
+Wanted = Callable[[], bool]
+"""Whether a read is still wanted."""
 
 
 class ReadAbandonedError(Exception):
@@ -89,7 +89,7 @@ class ChunkReader:
         arrived: Callable[[int, memoryview], None],
         *,
         cached: bool | None = None,
-        wanted: Callable[[], bool] | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         """Fill `into` with the file's bytes from `offset` on, in chunks of these sizes.
 
@@ -126,7 +126,7 @@ class ChunkReader:
             if errors:
                 raise errors[0]
 
-    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Callable[[], bool] | None) -> None:
+    def _read_chunk(self, file: int, chunk: memoryview, offset: int, wanted: Wanted | None) -> None:
         """Read a chunk at once; with `wanted` in pieces, and no more once it is not wanted."""
         most = _PIECE_BYTES if wanted is not None else max(1, len(chunk))
         for at in range(0, len(chunk), most):

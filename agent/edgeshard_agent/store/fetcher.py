@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import structlog
@@ -42,20 +43,20 @@ class Retries:
     stall_s: float = 30.0
 
 
+@dataclass(slots=True)
 class _Tally:
     """Bytes here, summed over the blobs of one fetch."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._by_blob: dict[Digest, int] = {}
+    total: int
+    progress: Progress | None
+    done: int = 0
+    by_blob: dict[Digest, int] = field(default_factory=dict)
 
     def set(self, digest: Digest, size: int) -> None:
-        self._done += size - self._by_blob.get(digest, 0)
-        self._by_blob[digest] = size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+        self.done += size - self.by_blob.get(digest, 0)
+        self.by_blob[digest] = size
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
 class Fetcher:
@@ -77,15 +78,12 @@ class Fetcher:
         cached = await self._cache.manifest(digest)
         if cached is not None:
             return cached
-        failures = 0
-        while True:
+        request = pb.GetManifestRequest(model=digest)
+        for failures in itertools.count(1):
             try:
-                response = await self._stub.GetManifest(
-                    pb.GetManifestRequest(model=digest), timeout=self._retries.stall_s
-                )
+                response = await self._stub.GetManifest(request, timeout=self._retries.stall_s)
                 break
             except grpc.aio.AioRpcError as error:
-                failures += 1
                 await self._wait(from_rpc_error(error, _COORDINATOR), failures)
         manifest = await in_thread(manifest_from_wire, response.manifest)
         if manifest.digest() != digest:

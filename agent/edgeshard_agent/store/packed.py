@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from edgeshard.architectures.unit_forms import LAYOUT
 from edgeshard.domain.errors import DataLossError
 from edgeshard.domain.models.residency import in_disk_blocks
 from edgeshard.storage.files import TEMPORARY, naming_full_disk, sync
-from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader
+from edgeshard_agent.store.direct import ALIGNMENT, CHUNK_BYTES, ChunkReader, Wanted
 
 SUFFIX = ".packed"
 PACKED_DAMAGED = "PACKED_DAMAGED"
@@ -175,33 +175,24 @@ class PackedFile:
 
     def read_whole(self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None) -> None:
         """Fill `into` with all data, checked: small tensors, then large ones. `cached` is as of `ChunkReader.read`."""
-        self._read(reader, 0, into, 0, cached)
+        self._read(reader, into, 0, cached)
 
     def read_small(self, reader: ChunkReader, into: memoryview) -> None:
         """Fill `into` with the data of the small tensors, checked."""
-        self._read(reader, 0, into[: self.header.small_bytes], 0, None)
+        self._read(reader, into[: self.header.small_bytes], 0, None)
 
     def read_large(
-        self,
-        reader: ChunkReader,
-        into: memoryview,
-        *,
-        cached: bool | None = None,
-        wanted: Callable[[], bool] | None = None,
+        self, reader: ChunkReader, into: memoryview, *, cached: bool | None = None, wanted: Wanted | None = None
     ) -> None:
         """Fill `into` with the data of the large tensors, checked. ReadAbandonedError once that is not `wanted`."""
-        self._read(reader, self.header.small_bytes, into[: self.header.large_bytes], 1, cached, wanted)
+        self._read(reader, into[: self.header.large_bytes], 1, cached, wanted)
 
     def _read(
-        self,
-        reader: ChunkReader,
-        offset: int,
-        into: memoryview,
-        first: int,
-        cached: bool | None,
-        wanted: Callable[[], bool] | None = None,
+        self, reader: ChunkReader, into: memoryview, first: int, cached: bool | None, wanted: Wanted | None = None
     ) -> None:
+        """Read the chunks from number `first` on: 0 is that of the small tensors, 1 the first of the large ones."""
         header = self.header
+        offset = header.small_bytes if first else 0
         left, sizes = len(into), list[int]()
         while left:
             is_small = not sizes and first == 0

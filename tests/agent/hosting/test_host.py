@@ -33,6 +33,7 @@ from edgeshard_agent.hosting.hosted_stage import HostedStage
 from edgeshard_agent.hosting.operator_requests import Dumps
 from edgeshard_agent.model.attention.kv import KvMemory
 from edgeshard_agent.model.stage import StageModel
+from edgeshard_agent.model.weights.weight_store import ReadObserver
 from edgeshard_agent.model.weights.weights import StageWeights
 from edgeshard_agent.net.link_receiver import StageServicer
 from edgeshard_agent.store.cache import BlobCache
@@ -53,7 +54,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase
-from edgeshard.domain.requests.trace import StageTrace
+from edgeshard.domain.requests.trace import ReadRecord, StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.channel import open_channel
 
@@ -322,6 +323,25 @@ async def test_a_trace_is_of_the_stage_that_runs(node: Node) -> None:
     answer = await node.answer("t")
     assert answer.failure is None and answer.trace is not None
     assert (answer.trace.stage, answer.trace.node, answer.trace.layers) == (0, "n0", node.layers)
+
+
+async def test_a_trace_hears_of_the_weights_that_are_read_meanwhile(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listens: list[bool] = []
+
+    def observe(_: StageModel, observer: ReadObserver | None) -> None:
+        listens.append(observer is not None)
+        if observer is not None:
+            observer.read(1, 100, 3.0, 3.5)
+
+    monkeypatch.setattr(StageModel, "observe_reads", observe)
+    node.command("p", node.prepare(1))
+    await node.answer("p")
+    node.command("t", TraceSteps(NAME, Epoch(1), 0.1))
+    trace = (await node.answer("t")).trace
+    assert trace is not None and trace.reads == (ReadRecord(1, 100, 3.0, 3.5),)
+    assert listens == [True, False], "nobody listens behind it"
 
 
 async def test_a_stage_that_goes_while_it_is_traced_is_no_trace(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

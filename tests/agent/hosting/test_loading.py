@@ -12,7 +12,6 @@ import grpc
 import pytest
 from edgeshard_agent.engine.background_thread import BackgroundThread
 from edgeshard_agent.engine.worker import ComputeThread
-from edgeshard_agent.hosting import loading
 from edgeshard_agent.hosting.around import LoadedModel, LoadProgress
 from edgeshard_agent.hosting.loading import StageLoader
 from edgeshard_agent.store.cache import BlobCache
@@ -26,7 +25,7 @@ from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.storage import checkpoint
+from edgeshard.storage import checkpoint, forms
 from tests.support.tokenizers import PANICS, write_tokenizer
 
 pytestmark = pytest.mark.timing
@@ -111,8 +110,9 @@ async def test_settings_are_read_off_the_event_loop(node: Node, monkeypatch: pyt
         threads.append(threading.current_thread())
         return json.loads(text)
 
-    monkeypatch.setattr(loading, "parse_json_object", parse)
-    loaded = await node.load(await node.add())
+    added = await node.add()
+    monkeypatch.setattr(forms, "parse_json_object", parse)
+    loaded = await node.load(added)
     assert loaded.for_head is not None and loaded.for_head.eos_tokens == {3, 4}
     assert threads and threading.main_thread() not in threads
 

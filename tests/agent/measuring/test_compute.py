@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from edgeshard_agent.measuring.compute import Profiler, block_sorts, fingerprint, outer_parameters
+from edgeshard_agent.measuring.compute import BlockSort, Profiler, block_sorts, fingerprint
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.rotation import (
@@ -29,10 +30,10 @@ from edgeshard_agent.model.library import library_config
 from edgeshard_agent.model.modules import weight_bytes
 from edgeshard_agent.ops.native import native_available
 
-from edgeshard.architectures import read_config
+from edgeshard.architectures import expected_tensors, read_config
 from edgeshard.domain.errors import InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.model import attended_pairs
+from edgeshard.domain.models.model import Part, attended_pairs
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, Sample
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
@@ -83,9 +84,8 @@ def config() -> dict[str, Any]:
 def measured(config: dict[str, Any]) -> tuple[ComputeProfile, float, list[tuple[str, int, int]]]:
     told: list[tuple[str, int, int]] = []
     began = time.process_time()
-    profiler = Profiler(
-        config, DType.FLOAT32, "cpu", 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:]))
-    )
+    form = LayerForm(config, DType.FLOAT32, "cpu")
+    profiler = Profiler(form, 1, ROUGH, cache=CACHE, progress=lambda *news: told.append((news[0], *news[1:])))
     return profiler.run(), time.process_time() - began, told
 
 
@@ -134,10 +134,10 @@ def test_copies_are_enough_and_not_one_more(size: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 3], ids=["decode", "prefill"])
 def test_a_rotation_holds_copies_of_their_own_and_uses_them_in_turn(tiny_config: dict[str, Any], tokens: int) -> None:
     rotation = BlockRotation(LayerForm(tiny_config, DType.FLOAT32, "cpu"), 3, 3, 64)
-    weights = [block.mlp.gate_up._packed for block in rotation._blocks]
+    weights = [block.mlp.gate_up.packed for block in rotation._blocks]
     assert len({id(weight) for weight in weights}) == 3
     stored = sum(weight_bytes(block) for block in rotation._blocks)
-    assert rotation.rotated_bytes == stored == 3 * 4 * block_sorts(tiny_config)[0].parameters
+    assert rotation.rotated_bytes == stored == 3 * 4 * sorts_of(tiny_config)[0].parameters
     keys = [rotation.pool.arena(index).keys for index in range(3)]
     for expected in ({0, 1}, {2, 0}):
         for each in keys:
@@ -164,7 +164,7 @@ def test_quantised_layers_are_measured_as_a_stage_holds_them(
     small = Grid((1, 16), (0,), (1, 2), (8,), Effort(1, 1, 1, 0.0))
     config = tiny_config | {"tie_word_embeddings": tied}
     model = model_from_config("tiny", config)
-    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, quantisation, cache=1).run()
+    profile = Profiler(LayerForm(config, DType.BFLOAT16, "cpu", quantisation), 1, small, cache=1).run()
     embedding, block, head = profile.layers
     assert profile.quantisation is quantisation
     assert block.rotated_bytes == model.blocks[0].weight_bytes(DType.BFLOAT16, quantisation)
@@ -175,7 +175,7 @@ def test_quantised_layers_are_measured_as_a_stage_holds_them(
 
 def test_what_cannot_run_quantised_is_not_measured_so(tiny_config: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError) as refusal:
-        Profiler(tiny_config, DType.BFLOAT16, "meta", 1, quantisation=Quantisation.INT8).run()
+        Profiler(LayerForm(tiny_config, DType.BFLOAT16, "meta", Quantisation.INT8), 1).run()
     assert refusal.value.field == "quantisation" and "CPU" in refusal.value.message
 
 
@@ -183,10 +183,10 @@ def test_little_memory_means_fewer_copies_and_too_little_is_an_error(tiny_config
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
 
     def rotated(limit: int | None) -> int:
-        profiler = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=CACHE, memory_limit_bytes=limit)
-        return profiler.run().layers[1].rotated_bytes
+        form = LayerForm(tiny_config, DType.FLOAT32, "cpu")
+        return Profiler(form, 1, small, cache=CACHE, memory_limit_bytes=limit).run().layers[1].rotated_bytes
 
-    layer = 4 * block_sorts(tiny_config)[0].parameters
+    layer = 4 * sorts_of(tiny_config)[0].parameters
     assert layer <= rotated(1 << 20) < 1 << 20 < rotated(None)
     with pytest.raises(ResourceExhaustedError) as refusal:
         rotated(layer)
@@ -202,12 +202,16 @@ def test_cache_sizes_are_read_and_guessed_when_they_are_not_there(tmp_path: Path
     assert cache_bytes("cpu", tmp_path / "nothing") == CACHE_FALLBACK_BYTES
 
 
+def sorts_of(config: dict[str, Any]) -> tuple[BlockSort, ...]:
+    return block_sorts(model_from_config("sorts", config))
+
+
 def test_sorts_of_blocks_are_told_apart(tiny_config: dict[str, Any]) -> None:
-    dense, sparse = block_sorts(tiny_config | MOE)
+    dense, sparse = sorts_of(tiny_config | MOE)
     assert (dense.kind, dense.layers, sparse.kind, sparse.layers) == (LayerKind.BLOCK, 2, LayerKind.MOE_BLOCK, 4)
     blocks = model_from_config("moe", tiny_config | MOE).blocks
     assert {dense.parameters, sparse.parameters} == {block.parameters for block in blocks}
-    sliding, full = block_sorts(tiny_config | GEMMA)
+    sliding, full = sorts_of(tiny_config | GEMMA)
     assert (sliding.window, sliding.layers, full.window, full.layers) == (32, 5, 0, 1)
 
 
@@ -233,7 +237,7 @@ def test_the_windows_are_those_that_transformers_reads(tiny_config: dict[str, An
     types = getattr(library, "layer_types", None) or ["sliding_attention"] * library.num_hidden_layers
     blocks = model_from_config("windows", config).blocks
     assert [block.window for block in blocks] == [window if kind == "sliding_attention" else 0 for kind in types]
-    for sort in block_sorts(config):
+    for sort in sorts_of(config):
         assert blocks[sort.first].window == sort.window
         assert sum((b.window, b.parameters) == (sort.window, sort.parameters) for b in blocks) == sort.layers
 
@@ -245,10 +249,15 @@ PLUGGED = MOE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 3
 def test_every_sort_is_measured(tiny_config: dict[str, Any], family: dict[str, Any]) -> None:
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
     config = tiny_config | family
-    profile = Profiler(config, DType.BFLOAT16, "cpu", 1, small, cache=1 << 10).run()
+    profile = Profiler(LayerForm(config, DType.BFLOAT16, "cpu"), 1, small, cache=1 << 10).run()
     middle = profile.layers[1:-1]
-    assert [layer.kind for layer in middle] == [sort.kind for sort in block_sorts(config)]
-    assert (profile.layers[0].parameters, profile.layers[-1].parameters) == outer_parameters(config)
+    assert [layer.kind for layer in middle] == [sort.kind for sort in sorts_of(config)]
+    sizes = dict.fromkeys(Part, 0)
+    for tensor in expected_tensors(config).values():
+        if isinstance(tensor.unit, Part):
+            sizes[tensor.unit] += math.prod(tensor.shape)
+    embedding, head = sizes[Part.EMBEDDING] + sizes[Part.TIED], sizes[Part.HEAD] + sizes[Part.TIED]
+    assert (profile.layers[0].parameters, profile.layers[-1].parameters) == (embedding, head), "a tied one is in both"
 
 
 def test_a_short_context_bounds_what_is_measured(tiny_config: dict[str, Any]) -> None:

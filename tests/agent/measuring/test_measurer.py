@@ -16,7 +16,7 @@ from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
 from edgeshard_agent.lab.emulation import Emulation, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
-from edgeshard_agent.measuring.node import MeasuredNode
+from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.worker import MeasuringJob
 from edgeshard_agent.net.link_receiver import StageServicer
 
@@ -72,7 +72,7 @@ class Node:
         if emulation is not None:
             facts = emulation.facts(facts)
         node = MeasuredNode(ME, facts, "cpu", 1, memory, state_dir, None, emulation)
-        self.measurer = Measurer(node, self._report, self.progress.append)
+        self.measurer = Measurer(node, Reports(self._report, self.progress.append))
 
     async def _report(self, report: ProfileReport) -> None:
         self.reports.append(report)
@@ -185,7 +185,7 @@ async def test_what_the_coordinator_answers_to_the_report_is_the_result(tmp_path
         raise UnavailableError("gone")
 
     facts = read_facts("cpu", None)
-    measurer = Measurer(MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None), refuse, lambda news: None)
+    measurer = Measurer(MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None), Reports(refuse, lambda news: None))
     with pytest.raises(UnavailableError):
         await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())))
 

@@ -12,6 +12,7 @@ import pytest
 from edgeshard_agent.measuring import compute, power
 from edgeshard_agent.measuring.compute import Profiler
 from edgeshard_agent.measuring.power import Ina3221, Nvml, PowerMeter, Rapl
+from edgeshard_agent.measuring.rotation import LayerForm
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import EnergyProfile
@@ -176,6 +177,7 @@ def test_a_profile_tells_the_power_of_its_measurement(
     monkeypatch.setattr(compute, "find_sensor", lambda device: sensor)
     monkeypatch.setattr(compute, "PowerMeter", lambda found: PowerMeter(found, interval_s=0.001))
     small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
-    profile = Profiler(tiny_config, DType.FLOAT32, "cpu", 1, small, cache=1 << 10, progress=told).run()
+    form = LayerForm(tiny_config, DType.FLOAT32, "cpu")
+    profile = Profiler(form, 1, small, cache=1 << 10, progress=told).run()
     assert profile.energy == EnergyProfile(5.0, 5.0, "rapl")
     assert any("5.0 W while measuring (rapl)" in line for line in profile_lines(profile))

@@ -14,7 +14,7 @@ from edgeshard_agent.model.attention import gathered as gathered_module
 from edgeshard_agent.model.attention import kv as kv_module
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import GatheredSpans, explicit_attention
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.blocks import Block
 from edgeshard_agent.model.fused import FusedModules
 from edgeshard_agent.model.plugged import LayerModules, make_layer
@@ -356,7 +356,7 @@ def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head
 @pytest.mark.parametrize("count", [1, 5])
 def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered: bool) -> None:
     """exp(score) / (sum of all exp(scores) + exp(sink)), a sink for each head."""
-    pool = KvPool(LayerRange(3, 4), 4, 16, 2, 16, DType.FLOAT32, "cpu", scratch=gathered)
+    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 16), 2, 16, "cpu", scratch=gathered)
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
     query, key, value = torch.randn(count, 4, 16), torch.randn(count, 2, 16), torch.randn(count, 2, 16)
@@ -376,7 +376,7 @@ def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_softcap_follows_its_formula(count: int) -> None:
-    pool = KvPool(LayerRange(3, 4), 4, 4, 2, 8, DType.FLOAT32, "cpu")
+    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 4), 2, 8, "cpu")
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
     query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)

@@ -98,8 +98,8 @@ def budget_of(plain: StageModel, share: float) -> int:
 
 
 def store_of(stage: StageModel) -> ExpertStore:
-    assert stage.weights.experts is not None
-    return stage.weights.experts
+    assert stage.weights.filled.experts is not None
+    return stage.weights.filled.experts
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_bits_are_those_of_the_plain_engine(
     store._wait = noting  # type: ignore[method-assign]
     for found, wanted in zip(steps(stage), steps(plain), strict=True):
         assert torch.equal(found, wanted)
-    experts = sum(unit.large_bytes for group in store._units for unit in group)
+    experts = sum(unit.large_bytes for group in store.units for unit in group)
     assert most <= budget - (plain.parameter_bytes - experts), "peak memory is non-experts and budget"
     assert store.cache.counts.needed > LAYERS * 40
     stage.weights.close()
@@ -136,7 +136,7 @@ def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
     stage = load(PLAIN, units(tmp_path / "packed"), budget=least)
     store = store_of(stage)
     reads: list[tuple[int, int]] = []
-    for layer, group in enumerate(store._units):
+    for layer, group in enumerate(store.units):
         for expert, unit in enumerate(group):
             real = unit.file.read_large
 
@@ -154,7 +154,7 @@ def test_a_prompt_reads_each_expert_once_in_a_layer(tmp_path: Path) -> None:
 def test_all_of_them_fit_and_nothing_is_cached(tmp_path: Path) -> None:
     plain = load(PLAIN, None)
     stage = load(PLAIN, units(tmp_path / "packed"), budget=2 * plain.parameter_bytes)
-    assert stage.weights.experts is None
+    assert stage.weights.filled.experts is None
     for found, wanted in zip(steps(stage), steps(plain), strict=True):
         assert torch.equal(found, wanted)
 
@@ -179,7 +179,7 @@ def test_what_the_cache_does_is_told(tmp_path: Path) -> None:
     budget = budget_of(plain, 0.5)
     stage = load(PLAIN, units(tmp_path / "packed"), budget=budget)
     store = store_of(stage)
-    each = [unit.large_bytes for group in store._units for unit in group]
+    each = [unit.large_bytes for group in store.units for unit in group]
     began = stage.experts
     assert began is not None and stage.streaming is None
     assert (began.cached_bytes, began.hits, began.misses, began.read_bytes, began.hit_rate) == (0, 0, 0, 0, 0.0)

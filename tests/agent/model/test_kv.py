@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.attention.kv import KvPool, KvTable
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
 from edgeshard_agent.model.attention.swap import SwapSpace
 
 from edgeshard.domain.errors import (
@@ -28,7 +28,7 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 @pytest.fixture
 def pool() -> KvPool:
     """Eight blocks of 4 tokens; request 1 holds 6 of 8 tokens in blocks 5 and 2, request 2 none of 4 in block 7."""
-    pool = KvPool(LayerRange(2, 5), 8, 4, 2, 6, DType.FLOAT32, "cpu")
+    pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), 2, 6, "cpu")
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 6, truncate_allowed=False)
     pool.grant(2, 0, (7,))
@@ -202,7 +202,7 @@ def test_a_step_applies_frees_then_grants_then_spans(pool: KvPool) -> None:
 @pytest.mark.parametrize(("blocks", "tokens"), [(0, 4), (4, 0), (-1, 4)])
 def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
     with pytest.raises(InvalidArgumentError):
-        KvPool(LayerRange(0, 1), blocks, tokens, 1, 2, DType.FLOAT32, "cpu")
+        KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, tokens), 1, 2, "cpu")
 
 
 # Swapping
@@ -211,7 +211,7 @@ def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kept", [KvFormat.FLOAT32, KvFormat.BFLOAT16, KvFormat.INT4])
 def test_what_was_swapped_out_comes_back_in_other_blocks(kept: KvFormat, on_disk: bool, tmp_path: Path) -> None:
-    pool = KvPool(LayerRange(0, 2), 8, 16, 2, 16, kept, "cpu")
+    pool = KvPool(LayerRange(0, 2), KvMemory(kept, 8, 16), 2, 16, "cpu")
     pool.swap = SwapSpace(3, tmp_path if on_disk else None)
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 20, truncate_allowed=False)

@@ -141,8 +141,8 @@ def test_a_family_from_packed_files_and_streamed(variant: str, checkpoint: Any, 
     budget = _least_budget(checkpoint, units, 0, source=nothing)
     streamed = load(checkpoint, units, budget=budget, prefetched=0, source=nothing)
     assert streamed.parameter_bytes == plain.parameter_bytes
-    store = streamed.weights.store
-    if streamed.weights.experts is not None:  # tests/agent/model/test_expert_store.py is about these
+    store = streamed.weights.filled.store
+    if streamed.weights.filled.experts is not None:  # tests/agent/model/test_expert_store.py is about these
         assert all(map(torch.equal, logits(streamed, checkpoint, tiny_head), wanted))
     elif _layer_count(checkpoint) > 1:
         assert store is not None
@@ -182,7 +182,7 @@ def test_bits_in_all_dtypes(
     least = _least_budget(checkpoint, units, prefetched, **options)
     for budget in (least, least + 1000, None):
         stage = load(checkpoint, units, budget=budget, prefetched=prefetched, **options)
-        assert (stage.weights.store is None) == (budget is None)
+        assert (stage.weights.filled.store is None) == (budget is None)
         assert all(map(torch.equal, logits(stage, checkpoint, tiny_head), wanted))
         stage.release()
 
@@ -197,7 +197,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
     units = _packed(tmp_path)
     plain = load(checkpoint, None)
     streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
-    store = streamed.weights.store
+    store = streamed.weights.filled.store
     assert store is not None
     # Two chunks of one prompt, another prompt, and a decode behind both: the steps of one sweep, in order.
     wanted: list[StageOutput] = []
@@ -230,7 +230,7 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
 def test_reads_are_told_while_somebody_observes_them(checkpoint: Any, tiny_head: Any, tmp_path: Path) -> None:
     units = _packed(tmp_path)
     streamed = load(checkpoint, units, budget=_least_budget(checkpoint, units, 1), prefetched=1)
-    store = streamed.weights.store
+    store = streamed.weights.filled.store
     assert store is not None
     recorder = StepRecorder(SystemClock())
     streamed.observe_reads(recorder)

@@ -140,7 +140,7 @@ async def node(server: Server, site: Site, monkeypatch: pytest.MonkeyPatch) -> A
 
 async def test_progress_the_report_and_the_result_arrive_in_this_order(node: Node, site: Site) -> None:
     assert await asyncio.wait_for(node.commands.get(), 30) == PROBE
-    node.client.send_progress(CommandProgress(OperationId("op"), 0, 2, "link to m"))
+    node.client.send(CommandProgress(OperationId("op"), 0, 2, "link to m"))
     await until(lambda: site.heard)
     await node.client.report(ProfileReport(NodeId("n"), links=(LINK,)))
     node.client.send_results((CommandResult(OperationId("op")),))
@@ -156,7 +156,7 @@ async def test_a_suspicion_and_its_end_arrive_as_they_were_said(node: Node, site
     suspected = LinkSuspected(DeploymentName("tales"), Epoch(3), 2, 0, recovered=False, why="nothing came back")
     recovered = replace(suspected, recovered=True, why="")
     for said in (suspected, recovered):
-        node.client.send_suspicion(said)
+        node.client.send(said)
     await until(lambda: len(site.heard) == 2)
     assert [agent_message_from_wire(message) for _, message in site.heard] == [suspected, recovered]
 
@@ -192,7 +192,7 @@ async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(ser
 
 
 async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(node: Node, site: Site) -> None:
-    node.client.send_progress(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
+    node.client.send(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
     node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
     large = StageStatus(DeploymentName("x" * (9 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
     node.client.send_results((CommandResult(OperationId("large"), stage=large),))

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
-from edgeshard_agent.store import BlobCache, Fetcher
-from edgeshard_agent.store.fetcher import Retries
+from edgeshard_agent.store.cache import BlobCache
+from edgeshard_agent.store.fetcher import Fetcher, Retries
 from safetensors.numpy import load_file
 
 from edgeshard.architectures import stage_tensors

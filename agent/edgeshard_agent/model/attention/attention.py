@@ -34,12 +34,9 @@ class StepAttention:
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
-        self._tables: SpanTables | None = None
-        self._gathered: GatheredSpans | None = None
-        if device.type == "cpu":
-            self._tables = _tables(pool, spans)
-        else:
-            self._gathered = GatheredSpans(pool, spans, device)
+        on_cpu = device.type == "cpu"
+        self._tables = _tables(pool, spans) if on_cpu else None
+        self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
 
     @classmethod
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
@@ -80,13 +77,8 @@ class StepAttention:
 
 
 def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:
-    counts = [-(-span.end_position // pool.block_tokens) for span in spans]
-    blocks = np.zeros((len(spans), max(counts, default=1)), dtype=np.int32)
-    for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
-        blocks[row, :count] = pool.table(span.request).blocks[:count]
     lengths = np.array([span.end_position for span in spans], dtype=np.int32)
     first_rows = np.zeros(len(spans) + 1, dtype=np.int32)
     np.cumsum([span.token_count for span in spans], out=first_rows[1:])
-    return SpanTables(
-        torch.from_numpy(blocks), torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens
-    )
+    blocks = torch.from_numpy(pool.padded_tables(spans))
+    return SpanTables(blocks, torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.requests.step import Span
@@ -29,12 +29,12 @@ _BYTES_OF_A_SCORE = 10
 """As the model's dtype, with the mask added, and in float32 for the softmax."""
 
 
-def causal_lower_right(queries: int, keys: int) -> torch.Tensor:
+def causal_lower_right(queries: int, keys: int) -> Tensor:
     """torch's bias for flash attention: of scores [queries, keys], the queries are the last of the positions."""
     # Its module imports torch's compiler: a second, and 80 MB that a node on the CPU's kernels never uses.
     from torch.nn.attention import bias
 
-    made: torch.Tensor = bias.causal_lower_right(queries, keys)
+    made: Tensor = bias.causal_lower_right(queries, keys)
     return made
 
 
@@ -52,14 +52,12 @@ class Gather(NamedTuple):
     position is seen and -inf elsewhere.
     """
 
-    newest: torch.Tensor
-    slots: torch.Tensor
-    mask: torch.Tensor
+    newest: Tensor
+    slots: Tensor
+    mask: Tensor
 
     @classmethod
-    def of(
-        cls, tables: torch.Tensor, lengths: torch.Tensor, block_tokens: int, window: int, dtype: torch.dtype
-    ) -> Gather:
+    def of(cls, tables: Tensor, lengths: Tensor, block_tokens: int, window: int, dtype: torch.dtype) -> Gather:
         """A gather of block tables int32 [B, n] and lengths int32 [B], the new tokens counted. No `window` is 0."""
         positions = torch.arange(tables.shape[1] * block_tokens, device=tables.device)
         slots = (tables.long().unsqueeze(2) * block_tokens + positions[:block_tokens]).flatten(1)
@@ -73,13 +71,8 @@ class Gather(NamedTuple):
 
 
 def gathered_attention(
-    query: torch.Tensor,
-    new_keys: torch.Tensor,
-    new_values: torch.Tensor,
-    arena: RowArena,
-    gather: Gather,
-    scoring: Scoring,
-) -> torch.Tensor:
+    query: Tensor, new_keys: Tensor, new_values: Tensor, arena: RowArena, gather: Gather, scoring: Scoring
+) -> Tensor:
     """`ops.attend` for spans of one token on an accelerator; `gather` stands for its tables, lengths and window.
 
     A row's bits may depend on the width of the tables and the number of rows.
@@ -112,13 +105,8 @@ def gathered_attention(
 
 
 def explicit_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scoring: Scoring,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring, sinks: Tensor | None
+) -> Tensor:
     """Attention with what `scaled_dot_product_attention` lacks.
 
     Scores are capped by tanh before the mask is added; `sinks`, those of `scoring` broadcast to [..., queries, 1], are
@@ -130,7 +118,7 @@ def explicit_attention(
     scores = scores + mask
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
-    weights: torch.Tensor = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights: Tensor = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return (weights if sinks is None else weights[..., :-1]) @ values
 
 
@@ -146,7 +134,7 @@ class _Chunk:
     count: int
     first: int
     base: int
-    slots: torch.Tensor | None
+    slots: Tensor | None
 
     @property
     def end(self) -> int:
@@ -161,9 +149,9 @@ class _Chunk:
 class _Decodes:
     """The spans of one token: their rows (a slice where they are neighbours), block tables and lengths, int32."""
 
-    rows: slice | torch.Tensor
-    tables: torch.Tensor
-    lengths: torch.Tensor
+    rows: slice | Tensor
+    tables: Tensor
+    lengths: Tensor
 
 
 class GatheredSpans:
@@ -176,7 +164,7 @@ class GatheredSpans:
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._block_tokens = pool.block_tokens
-        self._masks: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._masks: dict[tuple[int, int, int], Tensor] = {}
         self._gathers: dict[int, Gather] = {}
         self._chunks: list[_Chunk] = []
         decodes: list[tuple[int, Span]] = []
@@ -190,7 +178,7 @@ class GatheredSpans:
         self._decodes = _decodes(pool, decodes, device) if decodes else None
 
     @classmethod
-    def of_decodes(cls, pool: KvPool, tables: torch.Tensor, lengths: torch.Tensor) -> GatheredSpans:
+    def of_decodes(cls, pool: KvPool, tables: Tensor, lengths: Tensor) -> GatheredSpans:
         """One new token of each of B requests, with nothing read from the host.
 
         `tables` is int32 [B, n], every entry a block of the arena, and `lengths` int32 [B], the new token counted.
@@ -199,9 +187,7 @@ class GatheredSpans:
         step._decodes = _Decodes(slice(0, len(tables)), tables, lengths)
         return step
 
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, arena: RowArena, scoring: Scoring
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, arena: RowArena, scoring: Scoring) -> Tensor:
         """Attend as `ops.attention.attend` does."""
         decodes = self._decodes
         if decodes is not None and not self._chunks:
@@ -216,14 +202,8 @@ class GatheredSpans:
         return output
 
     def _decode(
-        self,
-        decodes: _Decodes,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        arena: RowArena,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, decodes: _Decodes, query: Tensor, key: Tensor, value: Tensor, arena: RowArena, scoring: Scoring
+    ) -> Tensor:
         gather = self._gathers.get(scoring.window)
         if gather is None:
             gather = Gather.of(decodes.tables, decodes.lengths, self._block_tokens, scoring.window, query.dtype)
@@ -231,14 +211,8 @@ class GatheredSpans:
         return gathered_attention(query, key, value, arena, gather, scoring)
 
     def _attend_chunk(
-        self,
-        chunk: _Chunk,
-        query: torch.Tensor,
-        new_keys: torch.Tensor,
-        new_values: torch.Tensor,
-        arena: RowArena,
-        scoring: Scoring,
-    ) -> torch.Tensor:
+        self, chunk: _Chunk, query: Tensor, new_keys: Tensor, new_values: Tensor, arena: RowArena, scoring: Scoring
+    ) -> Tensor:
         """[count, heads, head_dim] of one chunk."""
         keys, values = arena.keys, arena.values
         _write(chunk, keys, new_keys)
@@ -264,25 +238,19 @@ class GatheredSpans:
         seen_keys = seen_keys.transpose(0, 1).unsqueeze(1).expand(size)
         seen_values = seen_values.transpose(0, 1).unsqueeze(1).expand(size)
         plain_causal = window is None or chunk.end <= window
-        if plain_causal and chunk.first == 0:
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, is_causal=True, scale=scale)
-        elif plain_causal:
-            bias = self._lower_right(chunk)
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=bias, scale=scale)
-        else:
+        mask = None
+        if not plain_causal:
             mask = self._mask(chunk, start, window, query)
-            attended = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scale)
+        elif chunk.first:
+            mask = self._lower_right(chunk)
+        attended = scaled_dot_product_attention(
+            grouped, seen_keys, seen_values, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
         return attended.permute(2, 0, 1, 3).reshape(count, heads, head_dim)
 
     def _explicit(
-        self,
-        chunk: _Chunk,
-        window: int | None,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        given: Scoring,
-    ) -> torch.Tensor:
+        self, chunk: _Chunk, window: int | None, query: Tensor, keys: Tensor, values: Tensor, given: Scoring
+    ) -> Tensor:
         """Attention shaped as `query` [KV heads, group, count, head dim], from keys and values [seen, KV heads, head
         dim].
 
@@ -301,14 +269,14 @@ class GatheredSpans:
                 result[head, :, piece] = attended
         return result
 
-    def _lower_right(self, chunk: _Chunk) -> torch.Tensor:
+    def _lower_right(self, chunk: _Chunk) -> Tensor:
         """Says that the chunk's queries are the last of its positions, for which flash attention needs no mask."""
         key = (chunk.row, -1, 0)  # no mask begins there
         if key not in self._masks:
             self._masks[key] = causal_lower_right(chunk.count, chunk.end)
         return self._masks[key]
 
-    def _mask(self, chunk: _Chunk, start: int, window: int | None, query: torch.Tensor) -> torch.Tensor:
+    def _mask(self, chunk: _Chunk, start: int, window: int | None, query: Tensor) -> Tensor:
         """[count, seen]: 0 where a query sees a position from `start` on, -inf elsewhere. Shared by the layers."""
         key = (chunk.row, start, window or 0)
         mask = self._masks.get(key)
@@ -317,7 +285,7 @@ class GatheredSpans:
         return mask
 
 
-def _mask(chunk: _Chunk, start: int, window: int | None, query: torch.Tensor, rows: slice) -> torch.Tensor:
+def _mask(chunk: _Chunk, start: int, window: int | None, query: Tensor, rows: slice) -> Tensor:
     """[rows, seen]: 0 where a query of the chunk's `rows` sees a position from `start` on, -inf elsewhere."""
     first, end = chunk.first + rows.start, chunk.first + rows.stop
     queries = torch.arange(first, end, device=query.device).unsqueeze(1)
@@ -329,19 +297,11 @@ def _mask(chunk: _Chunk, start: int, window: int | None, query: torch.Tensor, ro
 
 
 def _decodes(pool: KvPool, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
-    tables = [pool.table(span.request).blocks for _, span in spans]
-    used = [-(-span.end_position // pool.block_tokens) for _, span in spans]
-    padded = np.zeros((len(spans), max(used)), dtype=np.int32)
-    for index, (table, count) in enumerate(zip(tables, used, strict=True)):
-        padded[index, :count] = table[:count]
     rows = [row for row, _ in spans]
+    tables = torch.from_numpy(pool.padded_tables([span for _, span in spans])).to(device)
     lengths = torch.tensor([span.end_position for _, span in spans], dtype=torch.int32, device=device)
     together = rows[-1] - rows[0] == len(rows) - 1
-    return _Decodes(
-        slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device),
-        torch.from_numpy(padded).to(device),
-        lengths,
-    )
+    return _Decodes(slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device), tables, lengths)
 
 
 def _chunk(pool: KvPool, span: Span, row: int, device: torch.device) -> _Chunk:
@@ -355,7 +315,7 @@ def _chunk(pool: KvPool, span: Span, row: int, device: torch.device) -> _Chunk:
     return _Chunk(row, span.token_count, span.first_position, base, slots)
 
 
-def _write(chunk: _Chunk, arena: torch.Tensor, new: torch.Tensor) -> None:
+def _write(chunk: _Chunk, arena: Tensor, new: Tensor) -> None:
     if chunk.slots is None:
         arena[chunk.base + chunk.first : chunk.base + chunk.end].copy_(new)
     else:

@@ -17,6 +17,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
@@ -74,25 +76,17 @@ class KvMemory:
 
 
 class KvPool:
-    """Keys and values of `blocks` blocks of `block_tokens` tokens for every layer of a stage.
+    """Keys and values of the blocks of `memory` for every layer of a stage.
 
-    `kept` is how the numbers are kept. Each layer has an arena: slot s is token s % block_tokens of block
-    s // block_tokens. Memory is taken and touched at once, so it cannot run short later. With `scratch`, for recordings
-    on an accelerator, arenas are of rows and there is one block more, in no table and not counted: what may be written
-    to it belongs to nobody.
+    Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
+    once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
+    is one block more, in no table and not counted: what may be written to it belongs to nobody.
     """
 
     def __init__(
-        self,
-        layers: LayerRange,
-        blocks: int,
-        block_tokens: int,
-        kv_heads: int,
-        head_dim: int,
-        kept: KvFormat | DType,
-        device: str,
-        scratch: bool = False,
+        self, layers: LayerRange, memory: KvMemory, kv_heads: int, head_dim: int, device: str, scratch: bool = False
     ) -> None:
+        blocks, block_tokens = memory.blocks, memory.block_tokens
         for name, value in (("kv_blocks", blocks), ("block_tokens", block_tokens)):
             if value < 1:
                 raise InvalidArgumentError(f"{name} is {value}; it must be 1 or more", field=name)
@@ -100,7 +94,7 @@ class KvPool:
         self.blocks = blocks
         self.block_tokens = block_tokens
         self.scratch_block = blocks if scratch else None
-        self.kept = KvFormat(kept)
+        self.kept = KvFormat(memory.kept)
         numbers: torch.dtype | Literal[KvFormat.INT4]
         if self.kept is KvFormat.INT4:
             numbers = self.kept
@@ -113,21 +107,21 @@ class KvPool:
         held = blocks + 1 if scratch else blocks
         slots, row = held * block_tokens, held * block_bytes // element.itemsize
         try:
-            memory = zeroed((len(layers), 2, row), element, device)
+            taken = zeroed((len(layers), 2, row), element, device)
             self._arenas = [
-                RowArena(slots, kv_heads, head_dim, numbers, device, memory[index])
+                RowArena(slots, kv_heads, head_dim, numbers, device, taken[index])
                 if scratch and not isinstance(numbers, KvFormat)  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, memory[index])
+                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, taken[index])
                 for index in range(len(layers))
             ]
         except (RuntimeError, MemoryError) as error:
             raise ResourceExhaustedError(
                 f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
             ) from error
-        self._by_block = memory.view(2 * len(layers), held, row // held)
+        self._by_block = taken.view(2 * len(layers), held, row // held)
         """All memory of the pool: keys and values of each layer, by block."""
-        self.swap = SwapSpace()
-        """Where requests are kept that were swapped out: nowhere, unless it is replaced before the first step."""
+        self.swap = SwapSpace(memory.swap_bytes // self.block_bytes, memory.swap_directory)
+        """Keeps the requests that were swapped out."""
         self._tables: dict[int, KvTable] = {}
         self._holders: dict[int, int] = {}
         """How many tables hold a block, for blocks that any does."""
@@ -159,6 +153,15 @@ class KvPool:
     def table(self, request: int) -> KvTable:
         """The request's table, empty for one that holds none."""
         return self._tables.get(request, KvTable())
+
+    def padded_tables(self, spans: Sequence[Span]) -> npt.NDArray[np.int32]:
+        """[spans, n] the blocks of each span's request up to the span's end, filled up with zeros."""
+        size = self.block_tokens
+        counts = [-(-span.end_position // size) for span in spans]
+        padded = np.zeros((len(spans), max(counts, default=1)), dtype=np.int32)
+        for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
+            padded[row, :count] = self.table(span.request).blocks[:count]
+        return padded
 
     def arena(self, layer: int) -> RowArena | NativeArena:
         """Keys and values of a layer, by its global index."""
@@ -238,9 +241,6 @@ class KvPool:
 
     def _holders_of(self, draft: KvDraft, block: int) -> int:
         return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
-
-    def _is_full(self, draft: KvDraft, block: int) -> bool:
-        return draft.full.get(block, block in self._full)
 
     def _draft_free(self, draft: KvDraft, request: int) -> None:
         for block in self._peek(draft, request).blocks:
@@ -333,7 +333,7 @@ class KvPool:
                 field="grants.filled",
             )
         for block in grant.blocks:
-            if not self._is_full(draft, block):
+            if not draft.full.get(block, block in self._full):
                 raise FailedPreconditionError(
                     f"KV block {block}, to be shared by request {grant.request}, is not full",
                     field="grants.filled",

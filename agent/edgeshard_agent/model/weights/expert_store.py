@@ -58,39 +58,34 @@ class _State:
     closed: bool = False
 
 
+@dataclass(eq=False)
 class ExpertStore:
-    """`units` [mixtures][experts] in the order their layers run, which `layers` are; `cache` decides which of them are
-    in memory.
+    """Experts that a cache keeps in memory, as far as it has room.
 
     One thread computes. Memory beside the cache's is one expert: what is being read ahead.
     """
 
-    def __init__(
-        self,
-        units: Sequence[Sequence[AdoptedUnit]],
-        layers: Sequence[int],
-        cache: ExpertCache,
-        reader: ChunkReader | None = None,
-    ) -> None:
+    units: Sequence[Sequence[AdoptedUnit]]
+    """[mixtures][experts], in the order their layers run."""
+    layers: Sequence[int]
+    """The layers of the mixtures."""
+    cache: ExpertCache
+    """Decides which of the experts are in memory."""
+    reader: ChunkReader = field(default_factory=lambda: ChunkReader(unit_checksum))
+    observer: ReadObserver | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self.counts = ExpertStoreCounts()
-        self.cache = cache
-        self.observer: ReadObserver | None = None
-        self._units = units
-        self._layers = layers
-        self._total = sum(unit.large_bytes for group in units for unit in group)
-        self._reader = reader or ChunkReader(unit_checksum)
+        self._total = sum(unit.large_bytes for group in self.units for unit in group)
         self._state = _State()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="experts", daemon=True)
         self._thread.start()
 
-    def layer(self, number: int) -> LayerExperts:
-        """The source of one mixture's experts, by its number among the mixtures."""
-        return LayerExperts(self, number)
-
     def use(self, layer: int, chosen: torch.Tensor) -> Iterator[int]:
-        """Experts of a layer as they are in memory; each is there until the next one is asked for.
+        """The chosen experts of a layer, each once; one is in memory until the next is asked for.
 
+        `layer` is its number among the mixtures; `chosen` is [tokens, per token].
         Raises DataLossError where a file is damaged.
         """
         uses = self._choose(layer, chosen)
@@ -141,9 +136,9 @@ class ExpertStore:
                 self._state.in_flight.wanted = False
             self._changed.notify_all()
         self._thread.join()
-        self._reader.close()
+        self.reader.close()
         for layer, expert in self._state.resident:
-            self._units[layer][expert].place(None)
+            self.units[layer][expert].place(None)
         self._state = _State(closed=True)
 
     def _choose(self, layer: int, chosen: torch.Tensor) -> Sequence[Use]:
@@ -162,7 +157,7 @@ class ExpertStore:
                     self._place(expert, memory)
                 else:
                     state.free.setdefault(len(memory), []).append(memory)
-                    self.cache.counts.bytes_read += self._units[layer][expert[1]].large_bytes
+                    self.cache.counts.bytes_read += self.units[layer][expert[1]].large_bytes
             flying = state.in_flight
             if flying is not None and flying.expert not in wanted:
                 flying.wanted = False
@@ -172,7 +167,7 @@ class ExpertStore:
     def _look_ahead(self, layer: int, tokens: int) -> None:
         """Read what the layer behind this one likely needs, once nothing is left to read for this one."""
         with self._changed:
-            following = (layer + 1) % len(self._units)
+            following = (layer + 1) % len(self.units)
             self._state.ahead.extend((following, expert) for expert in self.cache.likely(following, tokens))
             self._changed.notify_all()
 
@@ -206,16 +201,16 @@ class ExpertStore:
 
     def _place(self, expert: Expert, memory: torch.Tensor) -> None:
         self._state.resident[expert] = memory
-        self._units[expert[0]][expert[1]].place(memory)
+        self.units[expert[0]][expert[1]].place(memory)
 
     def _let_go(self, gone: Sequence[Expert]) -> None:
         for expert in gone:
             memory = self._state.resident.pop(expert)
-            self._units[expert[0]][expert[1]].place(None)
+            self.units[expert[0]][expert[1]].place(None)
             self._state.free.setdefault(len(memory), []).append(memory)
 
     def _memory(self, expert: Expert) -> torch.Tensor:
-        size = in_disk_blocks(self._units[expert[0]][expert[1]].large_bytes)
+        size = in_disk_blocks(self.units[expert[0]][expert[1]].large_bytes)
         free = self._state.free.get(size)
         if free:
             return free.pop()
@@ -254,11 +249,11 @@ class ExpertStore:
 
     def _read(self, read: _Read) -> None:
         layer, expert = read.expert
-        unit, began = self._units[layer][expert], time.monotonic()
+        unit, began = self.units[layer][expert], time.monotonic()
         wanted = (lambda: read.wanted) if self._state.in_flight is read else None
-        unit.file.read_large(self._reader, read.memory.numpy().data, cached=False, wanted=wanted)
+        unit.file.read_large(self.reader, read.memory.numpy().data, cached=False, wanted=wanted)
         if (observer := self.observer) is not None:
-            observer.read(self._layers[layer], unit.large_bytes, began, time.monotonic(), expert)
+            observer.read(self.layers[layer], unit.large_bytes, began, time.monotonic(), expert)
         with self._changed:
             if not read.wanted:
                 return
@@ -272,14 +267,3 @@ class ExpertStore:
     def _fail(self, error: EdgeShardError) -> None:
         with self._changed:
             self._state.failure = error
-
-
-@dataclass(frozen=True, slots=True)
-class LayerExperts:
-    """One layer's experts, as its mixture asks for them."""
-
-    store: ExpertStore
-    number: int
-
-    def use(self, chosen: torch.Tensor) -> Iterator[int]:
-        yield from self.store.use(self.number, chosen)

@@ -75,10 +75,7 @@ class ParameterLoader:
                 reason="WRONG_TENSOR_SHAPE",
             )
         try:
-            if isinstance(value, QuantizedWeight):
-                modules.accept_integers(name, value)
-            else:
-                modules.accept(name, value)
+            modules.accept(name, value)
         except (RuntimeError, OSError, MemoryError) as error:
             if not _is_want_of_memory(error):
                 raise

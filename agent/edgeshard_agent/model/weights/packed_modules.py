@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,16 +72,8 @@ def unit_bytes(unit: ModelUnit) -> UnitBytes | None:
         form, memory = packed.form, packed.packed_memory
         if form is None or memory is None:
             return None
-        entry = PackedEntry(
-            name,
-            0,
-            memory.numel(),
-            (form.out_features, form.in_features),
-            _dtype_name(projection.dtype),
-            form.scheme,
-            form.group,
-            form.half_scales,
-        )
+        shape, dtype = (form.out_features, form.in_features), _dtype_name(projection.dtype)
+        entry = PackedEntry(name, 0, memory.numel(), shape, dtype, form.scheme, form.group, form.half_scales)
         large.append((entry, memory))
     for name, _, _, tensor in unit.tensors():
         data = tensor.detach()
@@ -92,20 +84,15 @@ def unit_bytes(unit: ModelUnit) -> UnitBytes | None:
     entries = []
     for (entry, data), offset in zip(small, offsets, strict=True):
         head[offset : offset + entry.size] = _raw(data)
-        entries.append(_at(entry, offset))
+        entries.append(replace(entry, offset=offset))
     offsets, end = laid_out([entry.size for entry, _ in large], _ALIGNMENT)
     pieces: list[memoryview] = []
     written = 0
     for (entry, data), offset in zip(large, offsets, strict=True):
         pieces += [memoryview(bytes(offset - written)), _raw(data)]
         written = offset + entry.size
-        entries.append(_at(entry, len(head) + offset))
+        entries.append(replace(entry, offset=len(head) + offset))
     return UnitBytes(tuple(entries), bytes(head), tuple(pieces), end)
-
-
-def _at(entry: PackedEntry, offset: int) -> PackedEntry:
-    fields = {name: getattr(entry, name) for name in PackedEntry.__slots__}
-    return PackedEntry(**fields | {"offset": offset})
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
@@ -143,7 +130,8 @@ class AdoptedUnit:
         self._matrices: list[tuple[PackedLinear, int, int]] = []
         self._tensors: list[tuple[nn.Module, str, PackedEntry, int]] = []
         entries = {entry.name: entry for entry in file.header.entries}
-        matrices = [(name, projection) for name, projection in unit.projections() if _has_form(entries.get(name))]
+        formed = {name for name, entry in entries.items() if entry.scheme}
+        matrices = [(name, projection) for name, projection in unit.projections() if name in formed]
         packed = {id(projection) for _, projection in matrices}
         for name, owner, leaf, tensor in list(unit.tensors()):
             if leaf == "weight" and id(owner) in packed:
@@ -191,10 +179,6 @@ class AdoptedUnit:
                 _set(owner, leaf, torch.empty(entry.shape, dtype=_dtype(entry.dtype), device="meta"))
             else:
                 _set(owner, leaf, _viewed(memory, offset, entry))
-
-
-def _has_form(entry: PackedEntry | None) -> bool:
-    return entry is not None and bool(entry.scheme)
 
 
 def _viewed(memory: torch.Tensor, offset: int, entry: PackedEntry) -> torch.Tensor:

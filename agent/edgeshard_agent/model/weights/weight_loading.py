@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,11 +66,20 @@ class Packing:
 
 @dataclass(slots=True)
 class Filled:
-    """The outcome of a load: the store of streamed layers or experts, and the layers that stay in memory."""
+    """The outcome of a load."""
 
     store: WeightStore | None = None
+    """Through which some layers pass; None where all stay in memory."""
     experts: ExpertStore | None = None
+    """Which experts are in memory; None where all are, or where whole layers pass."""
     residency: Residency | None = None
+    """Which layers stay in memory; None where nobody asked."""
+
+    @property
+    def stores(self) -> list[WeightStore | ExpertStore]:
+        """Those that read from the disk."""
+        known: tuple[WeightStore | ExpertStore | None, ...] = (self.store, self.experts)
+        return [store for store in known if store is not None]
 
 
 def fill(
@@ -162,7 +172,7 @@ class _WeightLoading:
         self._reading: deque[_UnitRead] = deque()
 
     def close(self) -> None:
-        """Once the reads that are on their way have ended."""
+        """End the threads of this load, once the reads that are on their way have ended."""
         self._reads.shutdown(cancel_futures=True)
         self.reader.close()
 
@@ -236,7 +246,7 @@ class _WeightLoading:
         blocks = [block for block in self.modules.layers.values() if isinstance(block, Block)]
         places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
         for number, mixture in enumerate(places):
-            mixture.source = store.layer(number)
+            mixture.source = partial(store.use, number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
         """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
@@ -252,11 +262,8 @@ class _WeightLoading:
 
     def _layers_of(self, units: Mapping[str, ModelUnit]) -> list[list[ModelUnit]]:
         """The units of each layer, in order."""
-        groups = []
-        for layer in range(self.modules.context.layers.first, self.modules.context.layers.end):
-            prefix = f"layer-{layer}"
-            groups.append([unit for name, unit in units.items() if name == prefix or name.startswith(prefix + "-")])
-        return groups
+        layers = range(self.modules.context.layers.first, self.modules.context.layers.end)
+        return [[unit for name, unit in units.items() if f"{name}-".startswith(f"layer-{layer}-")] for layer in layers]
 
     def _fill_unit(self, unit: ModelUnit) -> None:
         if unit.name not in self._lacking:
@@ -265,7 +272,7 @@ class _WeightLoading:
             self._read(unit, file)
             return
         self._settle(0)
-        self.meter.begin(self._making)
+        self.meter.begin(WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING)
         self._load(unit)
         if self.packing.writes:
             self._write(unit)
@@ -292,11 +299,6 @@ class _WeightLoading:
         small = unit_memory(file.header.small_bytes)
         file.read_small(self.reader, small.numpy().data)
         return AdoptedUnit(unit, file, small)
-
-    @property
-    def _making(self) -> WeightLoadingWork:
-        """The work on a unit that stays in memory and has no packed file."""
-        return WeightLoadingWork.PACKING if self.packing.writes else WeightLoadingWork.CONVERTING
 
     def _load(self, unit: ModelUnit) -> None:
         """Load its tensors that are left; one that is in two units is loaded into both at once."""

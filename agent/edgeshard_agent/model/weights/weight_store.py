@@ -20,13 +20,16 @@ from edgeshard_agent.ops.huge_pages import mapped
 from edgeshard_agent.store.direct import ChunkReader
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreCounts:
-    """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for them."""
+    """Counts of a weight store since it began: bytes read, reads, and seconds that steps waited for them.
 
-    bytes_read: int
-    layers_read: int
-    waited_s: float
+    Read n is of layer n % layers, into slot n % slots; those of a number below `layers_read` are finished.
+    """
+
+    bytes_read: int = 0
+    layers_read: int = 0
+    waited_s: float = 0.0
 
 
 class ReadObserver(Protocol):
@@ -58,14 +61,12 @@ class WeightStore:
         self._changed = threading.Condition()
         self._begun = 0
         """Reads begun, some of which may be finished before one that began earlier: they count once that has."""
-        self._read = 0
-        """Reads finished since the beginning: read n is of layer n % count, into slot n % slots."""
         self._used = 0
-        """Reads that were used or passed over; those up to `_read` are in memory."""
-        self._failure: EdgeShardError | None = None
+        """Reads that were used or passed over; those from here up to `counts.layers_read` are in memory."""
+        self.failure: EdgeShardError | None = None
+        """Why nothing can be read any more."""
         self._closed = False
-        self._bytes_read = 0
-        self._waited_s = 0.0
+        self.counts = StoreCounts()
         self._ended_s = 0.0
         """When the last read ended that an observer was told of."""
         self.observer: ReadObserver | None = None
@@ -80,15 +81,6 @@ class WeightStore:
         """Bytes that one round reads."""
         return sum(unit.large_bytes for _, units in self._layers for unit in units)
 
-    @property
-    def counts(self) -> StoreCounts:
-        return StoreCounts(self._bytes_read, self._read, self._waited_s)
-
-    @property
-    def failure(self) -> EdgeShardError | None:
-        """Why nothing can be read any more."""
-        return self._failure
-
     def streams(self, layer: int) -> bool:
         return layer in self._places
 
@@ -101,13 +93,13 @@ class WeightStore:
             skipped = (place - self._used) % count
             for _ in range(skipped):
                 self._pass_one()
-            while self._read <= self._used:
-                if self._failure is not None:
-                    raise self._failure
+            while self.counts.layers_read <= self._used:
+                if self.failure is not None:
+                    raise self.failure
                 if self._closed:
                     raise InternalError("weights were used after they were given back")
                 self._changed.wait()
-        self._waited_s += time.monotonic() - began
+        self.counts.waited_s += time.monotonic() - began
         slot = self._slots[self._used % len(self._slots)]
         offset = 0
         for unit in self._layers[place][1]:
@@ -115,14 +107,14 @@ class WeightStore:
             offset += unit.large_bytes
 
     def release(self, layer: int) -> None:
-        """The layer is not needed any more in this round; its slot is read into."""
+        """Free the layer's slot, which the next layer is read into: it is not needed any more in this round."""
         for unit in self._layers[self._places[layer]][1]:
             unit.place(None)
         with self._changed:
             self._pass_one()
 
     def _pass_one(self) -> None:
-        while self._read <= self._used and self._failure is None and not self._closed:
+        while self.counts.layers_read <= self._used and not self._is_over:
             self._changed.wait()  # reads on their way cannot be called back
         self._used += 1
         self._changed.notify_all()
@@ -164,13 +156,13 @@ class WeightStore:
     def _end(self, number: int, size: int, began: float, failure: EdgeShardError | None) -> None:
         """A read has ended, which counts once those before it have."""
         with self._changed:
-            while not self._is_over and self._read != number:
+            while not self._is_over and self.counts.layers_read != number:
                 self._changed.wait()
             if failure is not None and not self._is_over:
-                self._failure = failure
+                self.failure = failure
             elif not self._is_over:
-                self._bytes_read += size
-                self._read += 1
+                self.counts.bytes_read += size
+                self.counts.layers_read += 1
                 if (observer := self.observer) is not None:
                     # Until the one before it had ended, the disk was that one's.
                     began, self._ended_s = max(began, self._ended_s), time.monotonic()
@@ -179,7 +171,7 @@ class WeightStore:
 
     @property
     def _is_over(self) -> bool:
-        return self._closed or self._failure is not None
+        return self._closed or self.failure is not None
 
     def _read_layer(self, number: int) -> int:
         _, units = self._layers[number % len(self._layers)]

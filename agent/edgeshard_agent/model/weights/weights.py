@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,22 +33,14 @@ def check_weights(shape: ModelShape, device: str, quantisation: Quantisation | N
         )
 
 
+@dataclass(eq=False)
 class StageWeights:
     """The modules of [layers.first, layers.end), filled."""
 
-    def __init__(
-        self, shape: ModelShape, layers: LayerRange, modules: StageModules, filled: Filled | None = None
-    ) -> None:
-        self.shape = shape
-        self.layers = layers
-        self.modules = modules
-        filled = filled or Filled()
-        self.store = filled.store
-        """Through which some layers pass; None where all stay in memory."""
-        self.residency = filled.residency
-        """Which layers stay in memory; None where nobody asked."""
-        self.experts = filled.experts
-        """Which experts are in memory; None where all are, or where whole layers pass."""
+    shape: ModelShape
+    layers: LayerRange
+    modules: StageModules
+    filled: Filled = field(default_factory=Filled)
 
     @classmethod
     def load(  # noqa: PLR0913 (one place where a deployment's facts meet)
@@ -89,9 +82,8 @@ class StageWeights:
 
     def close(self) -> None:
         """Stop reading from the disk and give the slots back. Nothing can run in the modules any more."""
-        for store in (self.store, self.experts):
-            if store is not None:
-                store.close()
+        for store in self.filled.stores:
+            store.close()
 
     @property
     def parameter_bytes(self) -> int:
