@@ -86,12 +86,12 @@ class Site:
     """`cluster` has the agents NODES, `client` is connected to its coordinator."""
 
     def __init__(self, cluster: LocalCluster, client: Client) -> None:
-        self._cluster, self.client = cluster, client
+        self.cluster, self.client = cluster, client
 
     def pin(self) -> None:
         """Each agent to a core of its own. What it starts from now on is pinned with it."""
         for core, name in enumerate(NODES):
-            pid = self._cluster.agents[name].pid
+            pid = self.cluster.agents[name].pid
             assert pid is not None
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
@@ -134,7 +134,7 @@ class Site:
 
     def processor_s(self) -> dict[str, float]:
         """Processor time of every process so far, by name."""
-        daemons = {**self._cluster.agents, "coordinator": self._cluster.coordinator}
+        daemons = {**self.cluster.agents, "coordinator": self.cluster.coordinator}
         used = {name: _process_s(daemon.pid) for name, daemon in daemons.items() if daemon.pid is not None}
         return {**used, "client": time.process_time()}
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -27,19 +26,10 @@ from typing import Any
 from bench.engine import measure
 from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
 from bench.engine_site import Setup, prompt_of, site_with
-from bench.lines import LineProcess
+from bench.lines import Tree
 from bench.sites import write_rows
 
 DEEP_PROMPT, NEW_PROMPT = 4096, 1024
-
-
-class Tree(LineProcess):
-    """The worker of the checkout at `root`, with the modules and the environment of that."""
-
-    def __init__(self, root: Path) -> None:
-        root = root.resolve()
-        command = [str(root / ".venv/bin/python"), "-m", "bench.engine_trees", "--worker"]
-        super().__init__(command, os.environ | {"PYTHONPATH": str(root)}, root)
 
 
 @dataclass(slots=True)
@@ -123,7 +113,10 @@ def main() -> int:
     if options.before is None:
         parser.error("name the other checkout")
     with ExitStack() as stack:
-        trees = [stack.enter_context(Tree(root)) for root in (options.before, Path(__file__).parents[1])]
+        trees = [
+            stack.enter_context(Tree(root, "bench.engine_trees"))
+            for root in (options.before, Path(__file__).parents[1])
+        ]
         report = [row.report() for row in compare(trees[0], trees[1], options.rounds, options.case)]
     for row in report:
         print(f"{row['case']} x{row['streams']}: {row['ratio']:.3f} ({row['least']:.3f} to {row['most']:.3f})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,3 +52,12 @@ class LineProcess:
     def ask(self, question: object) -> Any:
         self.send(question)
         return self.receive()
+
+
+class Tree(LineProcess):
+    """`python -m MODULE --worker` of the checkout at `root`, with the modules and the environment of that."""
+
+    def __init__(self, root: Path, module: str) -> None:
+        root = root.resolve()
+        command = [str(root / ".venv/bin/python"), "-m", module, "--worker"]
+        super().__init__(command, os.environ | {"PYTHONPATH": str(root)}, root)

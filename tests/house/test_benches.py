@@ -40,6 +40,7 @@ RUNS = [
     ["kernels --quick"],
     ["lab --rounds 1 --new-tokens 2"],
     ["loading {tmp} --rounds 1"],
+    ["many_boxes --nodes 3 --seconds 1 -o {tmp}/nodes.json"],
     ["mtls --rounds 1 --streams 2"],
     ["promises --quick --rounds 1"],
     ["quantisation --bytes 200"],
@@ -49,6 +50,7 @@ RUNS = [
     ["test_planner_exact"],
     ["test_planner_plans"],
     ["test_planner_speed"],
+    ["token_cost --rounds 1 --stages 2 --streams 1"],
 ]
 """Programs with the arguments of their tiny form; what stands in one list runs one after the other."""
 LIMITS = {"lab", "promises"}
@@ -67,7 +69,7 @@ def _is_program(path: Path) -> bool:
 
 def why_not(name: str) -> str:
     """What this machine lacks for it; '' where it can run."""
-    needs_two = name in ("engine", "engine_trees", "promises")
+    needs_two = name in ("engine", "engine_trees", "promises", "token_cost")
     if needs_two and (len(os.sched_getaffinity(0)) < 2 or shutil.which("taskset") is None):
         return "needs two cores, and taskset"
     return ""
