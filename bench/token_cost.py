@@ -87,7 +87,7 @@ async def measure(site: Site, setup: Setup, streams: int) -> dict[str, float]:
     """Milliseconds of processor time a token by process, the gaps between steps, and tokens per second."""
     await site.warm_up(setup)
     daemons = {**site.cluster.agents, "coordinator": site.cluster.coordinator}
-    pids = {name: daemon.pid for name, daemon in daemons.items()}
+    pids = {name: daemon.pid for name, daemon in daemons.items() if daemon.pid is not None}
     tokens, firsts, wanted = 0, 0, 0
     going, enough, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
