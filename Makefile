@@ -44,7 +44,7 @@ demo: $(RUNS) ## a coordinator and three agents tell a story
 serve: $(RUNS) ## the demo's model over HTTP; ARGS="./my-model" serves another
 	@$(BIN)/edgectl serve $(or $(ARGS),demo)
 
-test: $(STAMP) ## the tests but for long forms (13 minutes on two cores); ARGS="tests/storage -x" narrows it
+test: $(STAMP) ## the tests but for long forms (10 minutes on two cores); ARGS="tests/storage -x" narrows it
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 test-all: $(STAMP) ## all tests, long forms too (25 minutes)

@@ -162,10 +162,12 @@ async def test_without_a_node_left_a_request_is_told_in_time_and_the_deployment_
     assert (await site.client.deployment("tales")).epoch > 1
     answer = await site.client.complete("tales", "Once upon a time", max_new_tokens=4)
     assert len(answer.token_ids) == 4
+    await site.client.delete_deployment("tales")
 
 
 async def test_a_restarted_coordinator_takes_its_deployments_up_again(site: Site, make_spec: MakeSpec) -> None:
-    """Continues with the deployment of the test before; the agents stay up and keep their weights."""
+    """The agents stay up and keep their weights."""
+    await site.client.deploy(make_spec())
     address = site.cluster.address
     site.cluster.coordinator.keep_address()
     await site.cluster.coordinator.kill()
