@@ -92,7 +92,7 @@ sbom: $(STAMP) ## what .venv holds, as a CycloneDX document: dist/sbom.cdx.json
 licences: $(STAMP) ## write docs/licences.md for the lock
 	@$(BIN)/python -m tools.inventory licences
 
-bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (half an hour)
+bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner is: JSON in .benchmarks (more than 20 minutes)
 	@mkdir -p .benchmarks
 	$(BIN)/python -m bench.engine --quick $(if $(LLAMA_CPP),--llama-cpp $(LLAMA_CPP)) -o .benchmarks/engine.json
 	$(BIN)/python -m bench.hop | tee .benchmarks/hop.json
