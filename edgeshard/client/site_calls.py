@@ -76,7 +76,7 @@ class SiteCalls(Calls):
         Raises AlreadyExistsError for a name that has a key.
         """
         wanted = ApiKey(name, tuple(models), tokens_per_minute, requests)
-        wanted.validate()
+        wanted.check()
         request = identity_pb2.CreateKeyRequest(key=api_key_to_wire(wanted))
         response = await self._identity("CreateKey", request)
         return api_key_from_wire(response.key), str(response.text)

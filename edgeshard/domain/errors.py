@@ -66,6 +66,13 @@ class EdgeShardError(Exception):
         """The error of a field at fault, whose name its message begins with."""
         return cls(f"{field}: {why}", field=field, reason=reason)
 
+    def within(self, field: str) -> Self:
+        """The same error of a value that stands in this field of another."""
+        path = f"{field}.{self.field}" if self.field else field
+        begins = self.field and self.message.startswith(self.field)
+        message = f"{field}.{self.message}" if begins else f"{field}: {self.message}"
+        return type(self)(message, field=path, reason=self.reason, retry_after_s=self.retry_after_s)
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and isinstance(other, EdgeShardError) and self._said() == other._said()
 

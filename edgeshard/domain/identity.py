@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from typing import Annotated
 
 from edgeshard.domain.errors import InvalidArgumentError, invalid
-from edgeshard.domain.ids import check_name
+from edgeshard.domain.ids import check_id, check_name
 
 SCHEME = "edgeshard://"
 SECRET_BYTES = 16
@@ -115,13 +116,21 @@ class JoinToken:
         return Invitation(authority, self.principal, self.coordinator, self.enrolment, self.secret)
 
 
+def _check_invited(role: Role, _: str) -> Role:
+    return parse_role(role)
+
+
+def _check_invited_name(id: str, _: str) -> str:
+    return check_name(id, "name")
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
     """An operator wants a token for a principal of this role and id, good for `ttl_s` seconds. `host` is what the
     process will dial, "" for what the coordinator takes for its own address."""
 
-    role: Role
-    id: str
+    role: Annotated[Role, _check_invited]
+    id: Annotated[str, _check_invited_name]
     ttl_s: float
     host: str = ""
 
@@ -141,7 +150,7 @@ class ApiKey:
     key_id: str = ""
     created_at: float = 0.0
 
-    def validate(self) -> None:
+    def check(self) -> None:
         """Raise InvalidArgumentError naming the first field that no key has."""
         check_name(self.name, "name")
         if len(self.models) > MOST_KEY_MODELS:
@@ -153,11 +162,15 @@ class ApiKey:
                 raise invalid(field_name, "must be 1 to 1000000000")
 
 
+def _check_token_id(text: str, _: str) -> str:
+    return check_id(text, "token")
+
+
 @dataclass(frozen=True, slots=True)
 class Enrolment:
     """A token shown in exchange for a certificate; `request` is a certificate signing request in PEM."""
 
-    token_id: str
+    token_id: Annotated[str, _check_token_id]
     secret: bytes = field(repr=False)
     request: bytes
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-from google.protobuf.message import Message
+from dataclasses import replace
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import (
-    Biases,
     Finished,
     FinishReason,
     GenerateRequest,
     Generation,
     GenerationEvent,
     Guide,
-    GuideKind,
     Listener,
     PromptLogprobs,
     Sampling,
@@ -25,17 +21,15 @@ from edgeshard.domain.requests.generation import (
     Started,
     Token,
     TokenLogprob,
-    option_fields,
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
+from edgeshard.wire.codec import by_fields, by_hand, pair
 from edgeshard.wire.common import message_of, value_of
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
-_GUIDES = {kind: getattr(pb, f"GUIDE_KIND_{kind.name}") for kind in GuideKind}
-_GUIDES_BACK = {number: kind for kind, number in _GUIDES.items()}
 
 
 def reason_to_wire(reason: FinishReason) -> head_pb2.FinishReason:
@@ -46,92 +40,46 @@ def reason_from_wire(number: int) -> FinishReason:
     return _REASONS_BACK.get(number, FinishReason.CANCELLED)
 
 
-def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
-    return pb.Sampling(**_options_to_wire(sampling))
-
-
-def sampling_from_wire(message: pb.Sampling) -> Sampling:
-    """An absent field takes its default, so an empty message is greedy sampling."""
-    return Sampling(**_options_from_wire(message, Sampling))
-
-
-def guide_to_wire(guide: Guide) -> pb.Guide:
-    return pb.Guide(kind=_GUIDES[guide.kind], text=guide.text)
-
-
-def guide_from_wire(message: pb.Guide) -> Guide:
-    """Raises InvalidArgumentError for a kind that this version does not know: an answer must not go without it."""
-    kind = _GUIDES_BACK.get(message.kind)
-    if kind is None:
-        raise InvalidArgumentError("guide is of a kind that this version does not know", field="guide")
-    return Guide(kind, message.text)
+sampling_to_wire, sampling_from_wire = pair(Sampling, pb.Sampling)
+guide_to_wire, guide_from_wire = pair(Guide, pb.Guide)
+_fields_to_wire, _fields_from_wire = by_fields(Generation, head_pb2.Generation)
 
 
 def generation_to_wire(generation: Generation) -> head_pb2.Generation:
-    text = generation.prompt if isinstance(generation.prompt, str) else ""
-    tokens = () if isinstance(generation.prompt, str) else generation.prompt
-    return head_pb2.Generation(
-        prompt=text,
-        prompt_tokens=tokens,
-        sampling=sampling_to_wire(generation.sampling),
-        **_options_to_wire(generation),
-    )
+    message = _fields_to_wire(generation)
+    if not isinstance(generation.prompt, str):
+        message.prompt_tokens.extend(generation.prompt)
+    return message
 
 
 def generation_from_wire(message: head_pb2.Generation) -> Generation:
     """An absent field takes its default. Raises InvalidArgumentError for a prompt given in both forms."""
     if message.prompt and message.prompt_tokens:
         raise InvalidArgumentError("prompt: give a prompt or prompt_tokens, not both", field="prompt")
-    return Generation(
-        prompt=tuple(message.prompt_tokens) if message.prompt_tokens else message.prompt,
-        sampling=sampling_from_wire(message.sampling),
-        **_options_from_wire(message, Generation),
-    )
+    generation = _fields_from_wire(message)
+    return replace(generation, prompt=tuple(message.prompt_tokens)) if message.prompt_tokens else generation
+
+
+by_hand(Generation, head_pb2.Generation, generation_to_wire, generation_from_wire)
+_listener_to_wire, _listener_from_wire = pair(Listener, inference_pb2.Listener)
 
 
 def generate_request_to_wire(request: GenerateRequest) -> inference_pb2.GenerateRequest:
-    listener = request.listener
+    listener, emitted = request.listener, request.emitted
     return inference_pb2.GenerateRequest(
         model=request.model,
         generation=generation_to_wire(request.generation),
         request_id=request.request_id,
-        listener=None if listener is None else inference_pb2.Listener(id=listener.id, number=listener.number),
-        resume=None
-        if request.emitted is None
-        else inference_pb2.Resumption(tokens=request.emitted, scored=request.scored),
+        listener=None if listener is None else _listener_to_wire(listener),
+        resume=None if emitted is None else inference_pb2.Resumption(tokens=emitted, scored=request.scored),
     )
 
 
 def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> GenerateRequest:
-    listener = Listener(message.listener.id, message.listener.number) if message.HasField("listener") else None
+    listener = _listener_from_wire(message.listener) if message.HasField("listener") else None
     emitted = tuple(message.resume.tokens) if message.HasField("resume") else None
     generation, scored = generation_from_wire(message.generation), message.resume.scored or 1
     return GenerateRequest(message.model, generation, message.request_id, listener, emitted, scored)
-
-
-def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
-    """The options of a value, which have the names they have on the wire."""
-    options = {item.name: getattr(value, item.name) for item in option_fields(type(value))}
-    return {name: _option_to_wire(name, option) for name, option in options.items()}
-
-
-def _option_to_wire(name: str, option: Any) -> Any:
-    if name == "logit_bias":
-        return dict(option)
-    return guide_to_wire(option) if isinstance(option, Guide) else option
-
-
-def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for item in option_fields(owner):
-        if item.kind == Biases:
-            values[item.name] = tuple(sorted(getattr(message, item.name).items()))
-        elif isinstance(item.default, tuple):
-            values[item.name] = tuple(getattr(message, item.name))
-        elif message.HasField(item.name):
-            value = getattr(message, item.name)
-            values[item.name] = guide_from_wire(value) if isinstance(value, pb.Guide) else value
-    return values
 
 
 def timings_to_wire(timings: Iterable[StageTiming]) -> list[pb.StageTiming]:

@@ -27,6 +27,7 @@ from edgeshard.domain.requests.head import (
 )
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.wire.common import message_of, value_of
+from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.generation import (
     generation_from_wire,
     generation_to_wire,
@@ -39,7 +40,6 @@ from edgeshard.wire.generation import (
     top_from_wire,
     top_to_wire,
 )
-from edgeshard.wire.status import from_failure, to_failure
 
 
 def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import (
-    ApiKey,
-    Denial,
-    Enrolment,
-    JoinToken,
-    Principal,
-    TokenRequest,
-    parse_role,
-    principal_from_uri,
-)
-from edgeshard.domain.ids import check_id, check_name
+from edgeshard.domain.identity import ApiKey, Denial, Enrolment, JoinToken, Principal, TokenRequest, parse_role
+from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
-from edgeshard.wire.common import message_of
+from edgeshard.wire.codec import pair
+
+token_request_to_wire, token_request_from_wire = pair(TokenRequest, pb.CreateTokenRequest)
+enrolment_to_wire, enrolment_from_wire = pair(Enrolment, pb.EnrolRequest)
+api_key_to_wire, api_key_from_wire = pair(ApiKey, pb.ApiKey)
+_denial_to_wire, _denial_from_wire = pair(Denial, pb.Denial)
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:
@@ -45,47 +41,9 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
     )
 
 
-def token_request_to_wire(request: TokenRequest) -> pb.CreateTokenRequest:
-    return message_of(request, pb.CreateTokenRequest)
-
-
-def token_request_from_wire(message: pb.CreateTokenRequest) -> TokenRequest:
-    """Raises InvalidArgumentError naming `role` or `name`."""
-    return TokenRequest(parse_role(message.role), check_name(message.id, "name"), message.ttl_s, message.host)
-
-
-def enrolment_to_wire(enrolment: Enrolment) -> pb.EnrolRequest:
-    return pb.EnrolRequest(token_id=enrolment.token_id, secret=enrolment.secret, request=enrolment.request)
-
-
-def enrolment_from_wire(message: pb.EnrolRequest) -> Enrolment:
-    """Raises InvalidArgumentError naming `token`."""
-    return Enrolment(check_id(message.token_id, "token"), message.secret, message.request)
-
-
 def denials_to_wire(denials: tuple[Denial, ...]) -> pb.Denials:
-    return pb.Denials(
-        denials=[pb.Denial(principal=denial.principal.uri, accepted=denial.accepted) for denial in denials]
-    )
+    return pb.Denials(denials=map(_denial_to_wire, denials))
 
 
 def denials_from_wire(message: pb.Denials) -> tuple[Denial, ...]:
-    return tuple(Denial(principal_from_uri(item.principal), tuple(item.accepted)) for item in message.denials)
-
-
-def api_key_to_wire(key: ApiKey) -> pb.ApiKey:
-    return message_of(key, pb.ApiKey)
-
-
-def api_key_from_wire(message: pb.ApiKey) -> ApiKey:
-    """Raises InvalidArgumentError as `ApiKey.validate`."""
-    key = ApiKey(
-        message.name,
-        tuple(message.models),
-        message.tokens_per_minute if message.HasField("tokens_per_minute") else None,
-        message.requests if message.HasField("requests") else None,
-        message.key_id,
-        message.created_at,
-    )
-    key.validate()
-    return key
+    return tuple(map(_denial_from_wire, message.denials))

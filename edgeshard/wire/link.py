@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
 
 from edgeshard.domain.nodes.profile import LinkSample
 from edgeshard.domain.requests.link import LinkBeacon, LinkHello, LinkPadding, LinkWelcome
 from edgeshard.proto.v1 import stage_pb2 as pb
-from edgeshard.wire.common import message_of, value_of
+from edgeshard.wire.codec import choice
 from edgeshard.wire.frames import Frame
 
 LinkMessage = LinkHello | LinkWelcome | LinkBeacon | LinkPadding | LinkSample | Frame
 
+_to_wire: Callable[[LinkHello | LinkWelcome | LinkBeacon | LinkSample], pb.LinkMessage]
+_from_wire: Callable[[pb.LinkMessage], LinkHello | LinkWelcome | LinkBeacon | LinkSample | None]
+_to_wire, _from_wire = choice(
+    pb.LinkMessage, hello=LinkHello, welcome=LinkWelcome, beacon=LinkBeacon, timing=LinkSample
+)
+
 
 def link_message_to_wire(message: LinkMessage) -> pb.LinkMessage:
-    match message:
-        case Frame():
-            return pb.LinkMessage(frame=message)
-        case LinkHello():
-            return pb.LinkMessage(hello=message_of(message, pb.LinkHello))
-        case LinkWelcome():
-            return pb.LinkMessage(welcome=pb.LinkWelcome(next_step=message.next_step))
-        case LinkBeacon():
-            return pb.LinkMessage(beacon=message_of(message, pb.LinkBeacon))
-        case LinkPadding():
-            return pb.LinkMessage(padding=bytes(message.size_bytes))
-        case LinkSample():
-            return pb.LinkMessage(timing=pb.LinkTiming(bytes=message.size_bytes, seconds=message.seconds))
-        case _:
-            assert_never(message)
+    if isinstance(message, Frame):
+        return pb.LinkMessage(frame=message)
+    if isinstance(message, LinkPadding):
+        return pb.LinkMessage(padding=bytes(message.size_bytes))
+    return _to_wire(message)
 
 
 def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
@@ -36,15 +32,7 @@ def link_message_from_wire(message: pb.LinkMessage) -> LinkMessage | None:
     match message.WhichOneof("message"):
         case "frame":
             return message.frame
-        case "hello":
-            return value_of(message.hello, LinkHello)
-        case "welcome":
-            return LinkWelcome(message.welcome.next_step)
-        case "beacon":
-            return LinkBeacon(message.beacon.received_bytes, message.beacon.next_step)
         case "padding":
             return LinkPadding(len(message.padding))
-        case "timing":
-            return LinkSample(message.timing.bytes, message.timing.seconds)
         case _:
-            return None
+            return _from_wire(message)

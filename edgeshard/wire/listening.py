@@ -9,6 +9,7 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Finished, Token
 from edgeshard.domain.requests.listening import GenerationEnd, Heard, ListenerHello, ListenerMessage, TokensRead
 from edgeshard.proto.v1 import inference_pb2 as pb
+from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.generation import (
     finished_from_wire,
     finished_to_wire,
@@ -17,7 +18,6 @@ from edgeshard.wire.generation import (
     top_from_wire,
     top_to_wire,
 )
-from edgeshard.wire.status import from_failure, to_failure
 
 
 def listener_message_to_wire(message: ListenerMessage) -> pb.ListenRequest:

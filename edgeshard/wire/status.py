@@ -20,7 +20,6 @@ from edgeshard.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from edgeshard.proto.v1 import common_pb2 as pb
 
 DOMAIN = "edgeshard"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -28,27 +27,6 @@ DETAILS_KEY = "grpc-status-details-bin"
 # or a process going down, may succeed the next time.
 _TLS_REFUSALS = ("CERTIFICATE_VERIFY_FAILED", "TSI_PROTOCOL_FAILURE", "SSL_ERROR")
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def to_failure(error: EdgeShardError) -> pb.Failure:
-    return pb.Failure(
-        code=int(error.code),
-        reason=error.reason,
-        field=error.field,
-        # A path in it may hold bytes that are no text, which a message cannot.
-        message=error.message.encode("utf-8", "replace").decode(),
-        retry_after_s=error.retry_after_s or 0.0,
-    )
-
-
-def from_failure(failure: pb.Failure) -> EdgeShardError:
-    kind = ERROR_BY_CODE.get(failure.code, InternalError)
-    return kind(
-        failure.message,
-        field=failure.field,
-        reason=failure.reason,
-        retry_after_s=failure.retry_after_s or None,
-    )
 
 
 def to_status(error: EdgeShardError) -> status_pb2.Status:

@@ -14,9 +14,7 @@ from edgeshard.domain.control.site import (
     BlobHeader,
     BlobRange,
     LocalAdding,
-    LocalFile,
     LocalModel,
-    MissingBlob,
     ModelRegistration,
 )
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
@@ -27,26 +25,15 @@ from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
 from edgeshard.storage.forms import SMALL_FILES, parse_json_object
-from edgeshard.wire.common import dtype_from_wire, dtype_to_wire, message_of, value_of
+from edgeshard.wire.codec import by_fields, by_hand, pair
+from edgeshard.wire.common import dtype_from_wire
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}[A-Za-z0-9]")
 _TENSOR_NAME_LIMIT = 512
 _RANK_LIMIT = 8
 
 
-def manifest_to_wire(manifest: ModelManifest) -> pb.Manifest:
-    return pb.Manifest(
-        name=manifest.name,
-        architecture=manifest.architecture,
-        config_json=manifest.config_json,
-        tensors=[
-            pb.ManifestTensor(
-                name=t.name, dtype=dtype_to_wire(t.dtype), shape=t.shape, sha256=t.sha256, integers=t.integers or ""
-            )
-            for t in manifest.tensors
-        ],
-        files=[pb.ManifestFile(name=f.name, size=f.size, sha256=f.sha256) for f in manifest.files],
-    )
+manifest_to_wire, _ = by_fields(ModelManifest, pb.Manifest)
 
 
 def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
@@ -69,6 +56,9 @@ def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
                 raise _invalid(item.name, f"is the name of two {kind}s")
             seen.add(item.name)
     return ModelManifest(name, message.architecture, message.config_json, tensors, files)
+
+
+by_hand(ModelManifest, pb.Manifest, manifest_to_wire, manifest_from_wire)
 
 
 def validate_manifest(manifest: ModelManifest) -> dict[Digest, int]:
@@ -112,67 +102,11 @@ def manifest_from_json(text: str, expected: Digest) -> ModelManifest:
     return manifest
 
 
-def model_registration_to_wire(registration: ModelRegistration) -> pb.RegisterModelResponse:
-    return pb.RegisterModelResponse(
-        registered=registration.registered,
-        manifest_digest=registration.manifest_digest,
-        missing=[pb.MissingBlob(sha256=m.digest, size=m.size, offset=m.received) for m in registration.missing],
-    )
-
-
-def model_registration_from_wire(message: pb.RegisterModelResponse) -> ModelRegistration:
-    return ModelRegistration(
-        registered=message.registered,
-        manifest_digest=Digest(message.manifest_digest),
-        missing=tuple(MissingBlob(Digest(m.sha256), m.size, m.offset) for m in message.missing),
-    )
-
-
-def local_model_to_wire(model: LocalModel) -> pb.AddLocalModelRequest:
-    return pb.AddLocalModelRequest(
-        manifest=manifest_to_wire(model.manifest),
-        files=[message_of(file, pb.LocalFile) for file in model.files],
-        places=[pb.LocalPlace(file=file, offset=offset) for file, offset in model.places],
-    )
-
-
-def local_model_from_wire(message: pb.AddLocalModelRequest) -> LocalModel:
-    """Raises InvalidArgumentError for a manifest that cannot be."""
-    manifest = manifest_from_wire(message.manifest)
-    files = tuple(
-        value_of(file, LocalFile, head_sha256=check_digest(file.head_sha256, "files.head_sha256"))
-        for file in message.files
-    )
-    return LocalModel(manifest, files, tuple((place.file, place.offset) for place in message.places))
-
-
-def local_adding_to_wire(adding: LocalAdding) -> pb.AddLocalModelResponse:
-    return pb.AddLocalModelResponse(
-        hashed=adding.hashed, total=adding.total, manifest_digest=adding.manifest_digest or ""
-    )
-
-
-def local_adding_from_wire(message: pb.AddLocalModelResponse) -> LocalAdding:
-    digest = Digest(message.manifest_digest) if message.manifest_digest else None
-    return LocalAdding(message.hashed, message.total, digest)
-
-
-def blob_header_to_wire(header: BlobHeader) -> pb.BlobHeader:
-    return pb.BlobHeader(sha256=header.digest, size=header.size, offset=header.offset)
-
-
-def blob_header_from_wire(message: pb.BlobHeader) -> BlobHeader:
-    """Raises InvalidArgumentError for a digest that cannot be."""
-    return BlobHeader(check_digest(message.sha256), message.size, message.offset)
-
-
-def blob_range_to_wire(blob: BlobRange) -> pb.ReadBlobRequest:
-    return pb.ReadBlobRequest(sha256=blob.digest, offset=blob.offset, length=blob.length)
-
-
-def blob_range_from_wire(message: pb.ReadBlobRequest) -> BlobRange:
-    """Raises InvalidArgumentError for a digest that cannot be."""
-    return BlobRange(check_digest(message.sha256), message.offset, message.length)
+model_registration_to_wire, model_registration_from_wire = pair(ModelRegistration, pb.RegisterModelResponse)
+local_model_to_wire, local_model_from_wire = pair(LocalModel, pb.AddLocalModelRequest)
+local_adding_to_wire, local_adding_from_wire = pair(LocalAdding, pb.AddLocalModelResponse)
+blob_header_to_wire, blob_header_from_wire = pair(BlobHeader, pb.BlobHeader)
+blob_range_to_wire, blob_range_from_wire = pair(BlobRange, pb.ReadBlobRequest)
 
 
 def _tensor_from_wire(message: pb.ManifestTensor) -> TensorInfo:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.wire.status import from_failure, to_failure, to_status
+from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.status import to_status
 
 
 def test_an_error_that_quotes_a_strangers_input_fits_into_a_status() -> None:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
+from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, HeartbeatChange
 from edgeshard.domain.control.heartbeats import (
     MEMORY_NOTICED,
-    MOST_STAGES,
     NOTHING,
     SHARE_NOTICED,
     change_between,

@@ -35,7 +35,8 @@ from edgeshard.wire.control import (
     report_to_wire,
 )
 from edgeshard.wire.debug import parts_of
-from edgeshard.wire.status import from_rpc_error, to_failure
+from edgeshard.wire.failure import to_failure
+from edgeshard.wire.status import from_rpc_error
 
 DEADLINE_S = 30.0
 FREE_BYTES = 1 << 30

@@ -63,12 +63,13 @@ from edgeshard.wire.deployment import (
     spec_from_wire,
     traffic_to_wire,
 )
+from edgeshard.wire.failure import to_failure
 from edgeshard.wire.generation import event_to_wire
 from edgeshard.wire.packed import packed_unit_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
 from edgeshard.wire.site import packed_on_to_wire, stored_link_to_wire, unknown_figures_to_wire
 from edgeshard.wire.site_event import site_event_to_wire
-from edgeshard.wire.status import DETAILS_KEY, to_failure, to_status
+from edgeshard.wire.status import DETAILS_KEY, to_status
 from edgeshard.wire.trace import trace_to_wire
 
 PROMPT_TOKENS = (5, 6, 7)

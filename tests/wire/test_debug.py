@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edgeshard.debugging.dump import ProcessDump
+from edgeshard.domain.control.commands import MOST_PART_BYTES as PART_BYTES
 from edgeshard.domain.control.commands import DumpPart, TakeDump
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import NodeName, OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2
 from edgeshard.wire.control import command_from_wire, command_to_wire
 from edgeshard.wire.debug import (
-    PART_BYTES,
     dump_messages,
     dump_part_from_wire,
     dump_part_to_wire,

@@ -66,10 +66,10 @@ def test_a_report_arrives_as_it_was_made() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=0.0)), "links.bandwidth_bps"),
-        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=-1.0)), "links.bandwidth_bps"),
-        (replace(LINK, profile=replace(LINK.profile, latency_s=math.nan)), "links.latency_s"),
-        (replace(LINK, profile=replace(LINK.profile, samples=1)), "links.samples"),
+        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=0.0)), "links.profile.bandwidth_bps"),
+        (replace(LINK, profile=replace(LINK.profile, bandwidth_bps=-1.0)), "links.profile.bandwidth_bps"),
+        (replace(LINK, profile=replace(LINK.profile, latency_s=math.nan)), "links.profile.latency_s"),
+        (replace(LINK, profile=replace(LINK.profile, samples=1)), "links.profile.samples"),
         (replace(LINK, sender=NodeId("id-c")), "links"),
         (replace(LINK, receiver=NodeId("id-a")), "links"),
     ],
@@ -83,15 +83,15 @@ def test_a_link_that_cannot_be_is_refused(wrong: MeasuredLink, field: str) -> No
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        (replace(PROFILE, layers=()), "layers"),
-        (replace(PROFILE, threads=0), "threads"),
-        (replace(PROFILE, layers=(replace(BLOCK, layers=0),)), "layers.layers"),
-        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, 0.0),)),)), "samples.seconds"),
-        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)), "samples.seconds"),
-        (replace(PROFILE, overhead=StepOverhead(-1.0)), "overhead.seconds"),
-        (replace(PROFILE, disk=DiskProfile(0.0, 1)), "disk.read_bytes_per_s"),
-        (replace(PROFILE, disk=DiskProfile(1.0, 1, -1.0)), "disk.write_bytes_per_s"),
-        (replace(PROFILE, energy=EnergyProfile(math.nan, 1.0, "nvml")), "energy.idle_w"),
+        (replace(PROFILE, layers=()), "compute.layers"),
+        (replace(PROFILE, threads=0), "compute.threads"),
+        (replace(PROFILE, layers=(replace(BLOCK, layers=0),)), "compute.layers.layers"),
+        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, 0.0),)),)), "compute.layers.decode.seconds"),
+        (replace(PROFILE, layers=(replace(BLOCK, decode=(Sample(1, 0, math.inf),)),)), "compute.layers.decode.seconds"),
+        (replace(PROFILE, overhead=StepOverhead(-1.0)), "compute.overhead.seconds"),
+        (replace(PROFILE, disk=DiskProfile(0.0, 1)), "compute.disk.read_bytes_per_s"),
+        (replace(PROFILE, disk=DiskProfile(1.0, 1, -1.0)), "compute.disk.write_bytes_per_s"),
+        (replace(PROFILE, energy=EnergyProfile(math.nan, 1.0, "nvml")), "compute.energy.idle_w"),
     ],
 )
 def test_a_profile_that_cannot_be_is_refused(wrong: ComputeProfile, field: str) -> None:
@@ -118,7 +118,7 @@ def test_a_quantisation_this_version_does_not_know_is_refused() -> None:
     message.compute[0].quantisation = "int3"
     with pytest.raises(InvalidArgumentError) as caught:
         report_from_wire(message)
-    assert caught.value.field == "quantisation" and "int8, int4" in caught.value.message
+    assert caught.value.field == "compute.quantisation" and "int8, int4" in caught.value.message
 
 
 def test_progress_arrives() -> None:

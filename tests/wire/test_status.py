@@ -13,7 +13,8 @@ from edgeshard.domain.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from edgeshard.wire.status import DETAILS_KEY, from_failure, from_rpc_error, to_failure, to_status
+from edgeshard.wire.failure import from_failure, to_failure
+from edgeshard.wire.status import DETAILS_KEY, from_rpc_error, to_status
 
 
 def rpc_error(code: grpc.StatusCode, details: str, trailing: bytes | None = None) -> grpc.aio.AioRpcError:

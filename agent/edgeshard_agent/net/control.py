@@ -242,7 +242,7 @@ class ControlClient:
 
     def _heartbeat(self, huge_pages: HugePages | None) -> commands.Heartbeat:
         node, now = self.registration, (self.statuses(), self.available_bytes(), huge_pages, self.others_share())
-        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[: heartbeats.MOST_PACKED])
+        return commands.Heartbeat(node.node_id, node.incarnation, *now, self.packed()[: commands.MOST_PACKED])
 
 
 def _sendable(message: commands.AgentMessage) -> pb.ControlRequest | None:

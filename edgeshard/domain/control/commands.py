@@ -8,13 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
+from edgeshard.domain.checks import First, at_most
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
-from edgeshard.domain.errors import EdgeShardError, invalid
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, invalid
 from edgeshard.domain.identity import Denial
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    Epoch,
+    NodeId,
+    NodeName,
+    OperationId,
+    check_digest,
+    check_id,
+    check_name,
+)
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.packed import PackedUnit
@@ -22,7 +33,29 @@ from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
-from edgeshard.domain.requests.trace import StageTrace
+from edgeshard.domain.requests.trace import StageTrace, check_seconds
+
+MOST_STAGES = 4096
+"""Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
+MOST_PACKED = 1 << 16
+"""Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
+MOST_PART_BYTES = 1 << 20
+"""Of a dump in one message."""
+
+
+def check_stage_count(count: int, field: str = "stages") -> None:
+    """Raise InvalidArgumentError naming the field for more than a node can hold."""
+    if count > MOST_STAGES:
+        why = f"a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold"
+        raise InvalidArgumentError.about(field, f"{why}; restart the agent of this node", "TOO_MANY_STAGES")
+
+
+def _first_packed(ids: tuple[int, ...], _: str) -> tuple[int, ...]:
+    return ids[:MOST_PACKED]
+
+
+_Stages = Annotated[tuple[StageStatus, ...], First(check_stage_count)]
+_PackedIds = Annotated[tuple[int, ...], _first_packed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +66,12 @@ class Registration:
     `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete.
     """
 
-    node_id: NodeId
-    name: NodeName
-    address: str
+    node_id: Annotated[NodeId, check_id]
+    name: Annotated[NodeName, check_name]
+    address: Annotated[str, check_id]
     wire_version: int
     facts: DeviceFacts
-    incarnation: str
+    incarnation: Annotated[str, check_id]
     starting: bool = False
 
 
@@ -66,11 +99,11 @@ class Heartbeat:
 
     node_id: NodeId
     incarnation: str
-    stages: tuple[StageStatus, ...]
+    stages: _Stages
     memory_available_bytes: int
     huge_pages: HugePages | None = None
     others_share: float = 0.0
-    packed: tuple[int, ...] = ()
+    packed: _PackedIds = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +112,13 @@ class HeartbeatChange:
     are gone, and figures, of which None is as it was. It is `urgent` if a stage is new, gone, at another epoch or in
     another phase."""
 
-    stages: tuple[StageStatus, ...] = ()
-    removed: tuple[StageKey, ...] = ()
+    stages: _Stages = ()
+    removed: Annotated[tuple[StageKey, ...], First(check_stage_count)] = ()
     memory_available_bytes: int | None = None
     huge_pages: HugePages | None = None
     others_share: float | None = None
     urgent: bool = False
-    packed: tuple[int, ...] | None = None
+    packed: _PackedIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +129,11 @@ class PrepareStage:
     placement: Placement
     stage: int
     epoch: Epoch
-    manifest_digest: Digest
+    manifest_digest: Annotated[Digest, check_digest]
+
+    def check(self) -> None:
+        if not self.stage < len(self.placement.stages):
+            raise InvalidArgumentError(f"stage {self.stage} is not in the placement", field="stage")
 
     @property
     def deployment(self) -> DeploymentName:
@@ -133,8 +170,8 @@ class KeepStandby:
 
     spec: DeploymentSpec
     epoch: Epoch
-    manifest_digest: Digest
-    node: NodeName
+    manifest_digest: Annotated[Digest, check_digest]
+    node: Annotated[NodeName, check_name]
     layers: LayerRange | None
 
     @property
@@ -161,9 +198,9 @@ class MeasureCompute:
 class Peer:
     """A node whose link is measured. `address` is its stage listener, host:port."""
 
-    node_id: NodeId
-    name: NodeName
-    address: str
+    node_id: Annotated[NodeId, check_id]
+    name: Annotated[NodeName, check_name]
+    address: Annotated[str, check_id]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +216,7 @@ class TraceSteps:
 
     deployment: DeploymentName
     epoch: Epoch
-    seconds: float
+    seconds: Annotated[float, check_seconds]
 
 
 class CommandKind(StrEnum):
@@ -264,10 +301,16 @@ ControlMessage = Command | TakeDump | ListPacked | DropPacked | Deny
 class ProfileReport:
     """A node's measurements of itself; parts that are absent stay as they are known."""
 
-    node_id: NodeId
+    node_id: Annotated[NodeId, check_id]
     facts: DeviceFacts | None = None
     compute: tuple[ComputeProfile, ...] = ()
     links: tuple[MeasuredLink, ...] = ()
+
+    def check(self) -> None:
+        if any(link.sender != self.node_id or link.receiver == self.node_id for link in self.links):
+            raise InvalidArgumentError(
+                "links: a node reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +336,7 @@ class DumpPart:
     """A part of an agent's dump, which is JSON text in UTF-8; `last` ends it."""
 
     operation_id: OperationId
-    part: bytes
+    part: Annotated[bytes, at_most(MOST_PART_BYTES, "bytes")]
     last: bool
 
 

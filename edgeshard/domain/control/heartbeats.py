@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, check_stage_count
 from edgeshard.domain.nodes.device import StageStatus
 
 HOLDING_INTERVAL_S = 0.9
 IDLE_INTERVAL_S = 1.8
 """Seconds between the heartbeats of a node that holds a stage, and of one that holds none: less than the keepalive of a
 quiet connection, which then never sends a ping."""
-MOST_STAGES = 4096
-"""Stages of one node. A node with memory for a few layers holds a few; more are a fault or an attack."""
-MOST_PACKED = 1 << 16
-"""Packed units of which a node tells, and the coordinator listens: those of 1,000 dense models."""
 MEMORY_NOTICED = 1 / 32
 """Free memory is told again when it differs by this part of what was told."""
 SHARE_NOTICED = 0.01
@@ -26,13 +21,6 @@ SHARE_NOTICED = 0.01
 NOTHING = HeartbeatChange()
 _FIGURES = ("memory_available_bytes", "huge_pages", "others_share", "packed")
 """Fields of a heartbeat that a change tells where they differ."""
-
-
-def check_stage_count(count: int) -> None:
-    """Raise InvalidArgumentError naming `stages` for more than a node can hold."""
-    if count > MOST_STAGES:
-        why = f"a heartbeat names {count} stages and {MOST_STAGES} is the most that a node can hold"
-        raise InvalidArgumentError.about("stages", f"{why}; restart the agent of this node", "TOO_MANY_STAGES")
 
 
 def change_between(told: Heartbeat, now: Heartbeat) -> HeartbeatChange:

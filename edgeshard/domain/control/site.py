@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import EdgeShardError
-from edgeshard.domain.ids import DeploymentName, Digest, ModelName, NodeId, NodeName, OperationId
+from edgeshard.domain.ids import (
+    DeploymentName,
+    Digest,
+    ModelName,
+    NodeId,
+    NodeName,
+    OperationId,
+    check_digest,
+    check_id,
+)
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import ModelManifest
 from edgeshard.domain.models.packed import PackedOn
@@ -72,7 +81,7 @@ class LocalFile:
     inode: int
     size: int
     modified_ns: int
-    head_sha256: Digest
+    head_sha256: Annotated[Digest, check_digest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +107,7 @@ class LocalAdding:
 class BlobHeader:
     """The beginning of an upload: the blob, and where in it the bytes that follow begin."""
 
-    digest: Digest
+    digest: Annotated[Digest, check_digest]
     size: int
     offset: int
 
@@ -107,7 +116,7 @@ class BlobHeader:
 class BlobRange:
     """Bytes [offset, offset + length) of a blob; length 0 means to its end."""
 
-    digest: Digest
+    digest: Annotated[Digest, check_digest]
     offset: int = 0
     length: int = 0
 
@@ -193,7 +202,7 @@ class MeasureRequest:
     node and shape is remembered.
     """
 
-    operation_id: OperationId
+    operation_id: Annotated[OperationId, check_id]
     model: str = ""
     dtype: DType = DType.BFLOAT16
     nodes: tuple[str, ...] = ()

@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+from edgeshard.domain.checks import one_or_more
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import PlacementError
 from edgeshard.domain.ids import NodeId, NodeName
@@ -119,7 +121,7 @@ class Placement:
     predicted: Prediction | None = None
     note: str = ""
     costs: tuple[StageCost, ...] = ()
-    sweep: int = 1
+    sweep: Annotated[int, one_or_more] = 1
 
     @property
     def streams(self) -> bool:

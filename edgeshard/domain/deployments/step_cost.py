@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.model import attended_pairs
 
 Piece = tuple[int, int]
@@ -34,6 +35,10 @@ class StageCost:
     hop_s: float
     hop_token_s: float
     prefill_behind_s: float = 0.0
+
+    def check(self) -> None:
+        if not len(self.rows) == len(self.decode_s) == len(self.prefill_s) > 0:
+            raise InvalidArgumentError("rows: they and their seconds differ in number", field="rows")
 
     def step_s(self, pieces: Sequence[Piece]) -> float:
         """Seconds to compute a step: decodes are its pieces of one token."""

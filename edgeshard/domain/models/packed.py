@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from edgeshard.domain.ids import NodeId, OperationId
+from edgeshard.domain.ids import NodeId, OperationId, check_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class PackedUnit:
     data type, or "int8" or "int4". A unit `in_use` belongs to a stage or a standby.
     """
 
-    id: str
+    id: Annotated[str, check_id]
     model: str
     unit: str
     form: str

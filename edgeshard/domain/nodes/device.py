@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName
+from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_plain
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition
 
@@ -18,14 +19,14 @@ class DeviceFacts:
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
     """
 
-    kind: str
-    model: str
+    kind: Annotated[str, check_plain]
+    model: Annotated[str, check_plain]
     cores: int
     memory_total_bytes: int
     memory_budget_bytes: int
     unified_memory: bool
-    software: str
-    bits_fingerprint: str = ""
+    software: Annotated[str, check_plain]
+    bits_fingerprint: Annotated[str, check_plain] = ""
 
 
 class StagePhase(StrEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from edgeshard.domain.checks import Check
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import DType, Quantisation
@@ -24,10 +26,22 @@ from edgeshard.domain.nodes.device import DeviceFacts
 PROFILE_VERSION = 2
 """1 was measured with ordinary pages, and with a tied head that was never quantised."""
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+def _figure(least: float = 0, *, is_rate: bool = False) -> Check:
+    """A figure that a measurement can have given: finite, and at least this, or above it for a rate."""
+
+    def check(value: float, field: str) -> float:
+        if not math.isfinite(value) or value < least or (is_rate and value == least):
+            raise InvalidArgumentError(f"{field} of the profile is {value}; measure again", field=field)
+        return value
+
+    return check
+
+
+Count = Annotated[int, Field(ge=0), _figure()]
+Positive = Annotated[int, Field(ge=1), _figure(1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _figure()]
+AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False), _figure(is_rate=True)]
 
 
 class LayerKind(StrEnum):
@@ -136,6 +150,10 @@ class ComputeProfile:
     others_share: NotNegative = 0.0
     disk: DiskProfile | None = None
 
+    def check(self) -> None:
+        if not self.layers:
+            raise InvalidArgumentError("layers of the profile are missing; measure again", field="layers")
+
     @property
     def step_overhead_s(self) -> float:
         return self.overhead.seconds
@@ -168,7 +186,7 @@ class LinkProfile:
     latency_s: NotNegative
     bandwidth_bps: AboveZero
     spread: NotNegative
-    samples: Annotated[int, Field(ge=2)]
+    samples: Annotated[int, Field(ge=2), _figure(2)]
     largest_bytes: Count
 
     def transfer_s(self, size_bytes: float) -> float:

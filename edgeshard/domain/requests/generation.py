@@ -99,6 +99,8 @@ def _option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, **more)})
 
 
+Prompt = str | tuple[int, ...]
+"""Text, or its token ids."""
 Biases = tuple[tuple[int, float], ...]
 """Tokens with what is added to their logits, in order of id."""
 
@@ -180,7 +182,7 @@ class Guide:
 class Generation:
     """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
 
-    prompt: str | tuple[int, ...]
+    prompt: Prompt
     max_new_tokens: int = _option(
         128,
         "Most tokens to generate; 0 only with the prompt's log-probabilities.",

@@ -7,13 +7,15 @@ step over a hop bounds how far two clocks are apart, and around the whole ring t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
-from edgeshard.domain.errors import invalid
+from edgeshard.domain.checks import at_most
+from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.models.model import LayerRange
 
 _COMPUTE, _READS = 0, 1
@@ -24,11 +26,11 @@ MOST_RECORDS = 20_000
 """Records of a stage, and as many reads; of more the newest are kept."""
 
 
-def check_seconds(seconds: float) -> float:
-    """Return how long to trace; raises InvalidArgumentError naming `seconds` when it is out of range."""
+def check_seconds(seconds: float, field: str = "seconds") -> float:
+    """Return how long to trace; raises InvalidArgumentError naming the field when it is out of range."""
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:  # also for nan
         why = f"must be from {LEAST_SECONDS:g} to {MOST_SECONDS:g}, not {seconds:g}"
-        raise invalid("seconds", why, "TRACE_LENGTH")
+        raise invalid(field, why, "TRACE_LENGTH")
     return seconds
 
 
@@ -50,6 +52,14 @@ class StepRecord:
     sent_s: float
     returned_s: float = 0.0
 
+    def check(self) -> None:
+        times = (self.arrived_s, self.began_s, self.ended_s, self.sent_s)
+        # In this order, which nan and infinity never are.
+        if not (all(a <= b for a, b in pairwise(times)) and math.isfinite(times[-1] - times[0])):
+            raise InvalidArgumentError(f"step {self.step} has times that are no times or out of order")
+        if not math.isfinite(self.returned_s):
+            raise InvalidArgumentError(f"step {self.step} returned at no time")
+
 
 @dataclass(frozen=True, slots=True)
 class ReadRecord:
@@ -64,6 +74,10 @@ class ReadRecord:
     ended_s: float
     expert: int | None = None
 
+    def check(self) -> None:
+        if not (self.began_s <= self.ended_s and math.isfinite(self.ended_s - self.began_s)):
+            raise InvalidArgumentError(f"layer {self.layer} has times that are no times or out of order")
+
     @property
     def unit(self) -> str:
         """The unit that was read, in words."""
@@ -77,8 +91,8 @@ class StageTrace:
     stage: int
     node: str
     layers: LayerRange
-    records: tuple[StepRecord, ...]
-    reads: tuple[ReadRecord, ...] = ()
+    records: Annotated[tuple[StepRecord, ...], at_most(MOST_RECORDS)]
+    reads: Annotated[tuple[ReadRecord, ...], at_most(MOST_RECORDS)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from edgeshard_coordinator.control.services.dumping import Dumps
 from edgeshard_coordinator.core.machine.machine import machine
 from edgeshard_coordinator.core.values.events import ActionIssued
 
+from edgeshard.domain.control.commands import MOST_PART_BYTES as PART_BYTES
 from edgeshard.domain.control.commands import TakeDump
 from edgeshard.domain.errors import DeadlineError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import OperationId
 from edgeshard.proto.v1 import admin_pb2, coordinator_pb2
-from edgeshard.wire.debug import PART_BYTES, read_dumps
+from edgeshard.wire.debug import read_dumps
 
 pytestmark = pytest.mark.timing
 

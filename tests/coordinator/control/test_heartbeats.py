@@ -15,8 +15,7 @@ from edgeshard_coordinator.core.values.events import CommandAnswered, Event, Hea
 from edgeshard_coordinator.core.values.state import KnownNode, State
 
 from edgeshard import WIRE_VERSION
-from edgeshard.domain.control.commands import Heartbeat, HeartbeatChange, ReleaseStage
-from edgeshard.domain.control.heartbeats import MOST_STAGES
+from edgeshard.domain.control.commands import MOST_STAGES, Heartbeat, HeartbeatChange, ReleaseStage
 from edgeshard.domain.deployments.deployment import DeploymentPhase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, InvalidArgumentError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, OperationId

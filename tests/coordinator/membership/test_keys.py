@@ -101,4 +101,4 @@ async def test_a_disk_that_refuses_keeps_no_half_of_a_key(keys: KeyBook, monkeyp
 )
 def test_what_no_key_is_like(wrong: ApiKey) -> None:
     with pytest.raises(InvalidArgumentError):
-        wrong.validate()
+        wrong.check()

@@ -1,0 +1,51 @@
+"""Checks of values that a stranger says, each stated beside what it checks.
+
+A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes the value and the
+name of its field, and returns the value to take, or raises InvalidArgumentError naming the field. What fields must be
+to each other is in a method `check` of their class. Whoever reads a stranger's values runs both: `edgeshard.wire.codec`
+those of messages. Who makes a value in the own process is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+from edgeshard.domain.errors import InvalidArgumentError
+
+Check = Callable[[Any, str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """A check of how many items a field has, before any of them is looked at."""
+
+    check_count: Callable[[int, str], object]
+
+    def __call__(self, items: Sized, field: str) -> Sized:
+        self.check_count(len(items), field)
+        return items
+
+
+def at_most(most: int, unit: str = "items") -> First:
+    """A field has no more items than this."""
+
+    def check_count(count: int, field: str) -> None:
+        if count > most:
+            raise InvalidArgumentError.about(field, f"it has at most {most} {unit}, not {count}")
+
+    return First(check_count)
+
+
+def one_or_more(value: int, field: str) -> int:
+    """0 stands for 1: an earlier version did not say it."""
+    return max(1, value)
+
+
+def checks_of(hint: Any) -> tuple[Any, tuple[Check, ...]]:
+    """The type in a field's hint, and the field's checks in their order."""
+    if get_origin(hint) is not Annotated:
+        return hint, ()
+    kind, *metadata = get_args(hint)
+    return kind, tuple(item for item in metadata if callable(item))

@@ -1,0 +1,361 @@
+"""Values to messages and back, by their declared types.
+
+A pair of functions is made for a class and a message whose fields have the same names, on its first use:
+
+    node_to_wire, node_from_wire = pair(Node, pb.Node)
+
+Classes within are found in the same way, each by its field's type and the message's descriptor. So a new field is
+written in two places: the class and the .proto file. Names that differ, and enumerations in which an unknown number has
+a meaning, are in `edgeshard.wire.rules`; a class that has another form than its message registers its own functions
+here (`by_hand`). What a stranger may not say is refused by the checks beside the fields (`edgeshard.domain.checks`).
+
+A field that is absent where it can be is None or, where its class says so, has its default. Raises TypeError on first
+use for a field that has no form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from edgeshard.domain.checks import Check, First, checks_of
+from edgeshard.domain.errors import InvalidArgumentError, invalid
+from edgeshard.wire import rules
+
+ValueT = TypeVar("ValueT")
+MessageT = TypeVar("MessageT", bound=Message)
+_ABSENT = object()
+
+
+class Form(NamedTuple):
+    """`write` gives what a message's constructor takes; `read` takes what a message has, and the field's name."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any, str], Any]
+
+
+class _Field(NamedTuple):
+    name: str
+    wire: str
+    form: Form | None
+    """None for what is the same in both."""
+    checks: tuple[Check, ...]
+    absent: Any
+    """Its value where the message has none, if that can be told; else `_ABSENT`."""
+
+
+_FORMS: dict[tuple[Any, str], Form] = {}
+"""By class and full name of a message."""
+
+
+def by_hand(
+    kind: type[ValueT],
+    message: type[MessageT],
+    to_wire: Callable[[ValueT], MessageT],
+    from_wire: Callable[[MessageT], ValueT],
+) -> None:
+    """The functions for a class and a message of another form, wherever they stand within others."""
+    _FORMS[kind, message.DESCRIPTOR.full_name] = Form(to_wire, lambda found, _: from_wire(found))
+
+
+def pair(
+    kind: type[ValueT], message: type[MessageT]
+) -> tuple[Callable[[ValueT], MessageT], Callable[[MessageT], ValueT]]:
+    """The functions to a message and back; the second raises InvalidArgumentError naming the field at fault."""
+    return _functions(kind, lambda: _form_of(kind, message.DESCRIPTOR))
+
+
+def by_fields(
+    kind: type[ValueT], message: type[MessageT]
+) -> tuple[Callable[[ValueT], MessageT], Callable[[MessageT], ValueT]]:
+    """As `pair`, of a class that is converted by hand (`by_hand`): what its functions have in common with others."""
+    return _functions(kind, cache(lambda: _object(kind, message.DESCRIPTOR)))
+
+
+def _functions(kind: Any, form: Callable[[], Form]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    def to_wire(value: Any) -> Any:
+        return form().write(value)
+
+    def from_wire(found: Any) -> Any:
+        return form().read(found, "")
+
+    to_wire.__annotations__ = {"value": kind}
+    return to_wire, from_wire
+
+
+def choice(
+    message: type[MessageT], **members: Any
+) -> tuple[Callable[[Any], MessageT], Callable[[MessageT], Any | None]]:
+    """The functions for a message that is one of several values, by the name of each one's field.
+
+    The second gives None for a message of a kind that this version does not know.
+    """
+    fields = message.DESCRIPTOR.fields_by_name
+    (oneof,) = message.DESCRIPTOR.oneofs
+    names = {kind: name for name, kind in members.items()}
+
+    def to_wire(value: Any) -> MessageT:
+        name = names[type(value)]
+        return message(**{name: _form_of(type(value), fields[name].message_type).write(value)})
+
+    def from_wire(found: MessageT) -> Any | None:
+        name = found.WhichOneof(oneof.name)
+        if name not in members:
+            return None
+        return _form_of(members[name], fields[name].message_type).read(getattr(found, name), name)
+
+    to_wire.__annotations__ = {"value": Union[tuple(names)]}
+    return to_wire, from_wire
+
+
+def _form_of(kind: Any, message: Descriptor) -> Form:
+    form = _FORMS.get((kind, message.full_name))
+    if form is None:
+        hand = rules.BY_HAND.get(kind)
+        form = Form(hand[0], lambda found, _: hand[1](found)) if hand is not None else _object(kind, message)
+        _FORMS[kind, message.full_name] = form
+    return form
+
+
+def _object(kind: Any, message: Descriptor) -> Form:
+    hints = get_type_hints(kind, include_extras=True)
+    fields = [_field(kind, name, hints[name], default, message) for name, default in _defaults(kind).items()]
+    made = GetMessageClass(message)
+    values = attrgetter(*(field.name for field in fields)) if fields else None
+    wires, writes = [field.wire for field in fields], [field.form.write if field.form else None for field in fields]
+    single = len(fields) == 1
+
+    def write(value: Any) -> Message:
+        if values is None:
+            return made()
+        found = (values(value),) if single else values(value)
+        return made(
+            **{
+                wire: item if to_wire is None or item is None else to_wire(item)
+                for wire, item, to_wire in zip(wires, found, writes, strict=True)
+            }
+        )
+
+    make = rules.MAKERS.get(kind)
+    if make is not None:
+        return Form(write, _partial_reader(fields, make))
+    raw = attrgetter(*wires) if fields else None
+    readers = [(index, _reader(field)) for index, field in enumerate(fields)]
+    converted = [(index, reader) for index, reader in readers if reader is not None]
+    check = getattr(kind, "check", None)
+
+    def read(found: Message, _: str) -> Any:
+        items = [] if raw is None else [raw(found)] if single else list(raw(found))
+        for index, reader in converted:
+            items[index] = reader(found, items[index])
+        value = kind(*items)
+        if check is not None:
+            check(value)
+        return value
+
+    return Form(write, read)
+
+
+def _reader(field: _Field) -> Callable[[Message, Any], Any] | None:
+    """What makes a field's value of the message and what it has there; None where that is the value."""
+    _, name, form, checks, absent = field
+    before = [check for check in checks if isinstance(check, First)]
+    after = [check for check in checks if not isinstance(check, First)]
+    convert = _same if form is None else form.read
+    if not checks and absent is _ABSENT:
+        return None if form is None else lambda _, item: convert(item, name)
+
+    def read(message: Message, item: Any) -> Any:
+        if absent is not _ABSENT and not message.HasField(name):
+            return absent
+        for check in before:
+            check(item, name)
+        value = convert(item, name)
+        for check in after:
+            value = None if value is None else check(value, name)
+        return value
+
+    return read
+
+
+def _partial_reader(fields: list[_Field], make: Callable[[dict[str, Any]], Any]) -> Callable[[Message, str], Any]:
+    """Of a class that chooses itself what the fields are that a message has not."""
+    readers = [(field, _reader(field) or (lambda _, item: item)) for field in fields]
+
+    def read(message: Message, _: str) -> Any:
+        return make(
+            {
+                field.name: reader(message, getattr(message, field.wire))
+                for field, reader in readers
+                if field.absent is _ABSENT or message.HasField(field.wire)
+            }
+        )
+
+    return read
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The fields of a dataclass or a pydantic model, with what each is where it is not given."""
+    models = getattr(kind, "model_fields", None)
+    if models is not None:
+        return dict.fromkeys(models)
+    return {
+        item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        for item in dataclasses.fields(kind)
+    }
+
+
+def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -> _Field:
+    wire = rules.NAMES.get((kind, name), name)
+    found = message.fields_by_name.get(wire)
+    where = f"{kind.__name__}.{name}"
+    if found is None:
+        raise TypeError(f"{where}: {message.full_name} has no field {wire}; give it one, or its name in wire/rules.py")
+    inner, checks = checks_of(hint)
+    inner, optional = _without_none(inner)
+    inner, more = checks_of(inner)
+    form = _items_form(inner, found, where, optional)
+    absent = _ABSENT
+    if found.has_presence:
+        # A message that is absent, of a class that cannot be: each of its fields is as it is in an empty one.
+        has_default = default is not dataclasses.MISSING and found.message_type is None
+        absent = None if optional else default if has_default else _ABSENT
+    elif optional:
+        form = _empty_is_none(form, found)
+    return _Field(name, wire, form, (*checks, *more), absent)
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    rest = tuple(member for member in members if member is not type(None))
+    return rest[0] if len(rest) == 1 else Union[rest], len(rest) < len(members)
+
+
+def _empty_is_none(form: Form | None, field: FieldDescriptor) -> Form:
+    read = form.read if form is not None else _same
+    return Form(
+        form.write if form is not None else lambda value: value, lambda item, name: read(item, name) if item else None
+    )
+
+
+def _same(item: Any, _: str) -> Any:
+    return item
+
+
+def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -> Form | None:
+    """The form of a field's value: of one thing, of several, or of a mapping."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _json_form() if field.type == FieldDescriptor.TYPE_BYTES else Form(dict, lambda items, _: dict(items))
+    if origin is not tuple:
+        return _one_form(hint, field, where)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return Form(dict, lambda items, _: tuple(sorted(items.items())))
+    if not field.is_repeated:
+        # A message around a list, so that it can be absent.
+        (within,) = field.message_type.fields
+        wrapper = GetMessageClass(field.message_type)
+        items = _items_form(hint, within, where, optional)
+        assert items is not None
+        return Form(
+            lambda value: wrapper(**{within.name: items.write(value)}) if value or optional else None,
+            lambda found, name: items.read(getattr(found, within.name), name),
+        )
+    one = _one_form(arguments[0], field, where)
+    if one is None:
+        return Form(lambda value: value, lambda items, _: tuple(items))
+    return Form(
+        lambda value: [one.write(item) for item in value],
+        lambda items, name: tuple([one.read(item, name) for item in items]),
+    )
+
+
+def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
+    hint, _ = checks_of(hint)
+    while isinstance(hint, NewType):
+        hint = hint.__supertype__
+    if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
+        return None
+    if hint in rules.BY_HAND:
+        to_wire, from_wire = rules.BY_HAND[hint]
+        return Form(to_wire, lambda found, _: from_wire(found))
+    message = field.message_type
+    if message is not None and get_origin(hint) is tuple:
+        # Of several things that are not alike: the message's fields, in their order.
+        made, names = GetMessageClass(message), [item.name for item in message.fields]
+        values = attrgetter(*names)
+        return Form(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
+    if message is not None:
+        return Form(lambda value: _form_of(hint, message).write(value), _within(hint, message))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _enum_form(hint, field.enum_type)
+    raise TypeError(f"{where}: {hint!r} has no form in a message; give it one by `by_hand`")
+
+
+def _within(kind: type, message: Descriptor) -> Callable[[Any, str], Any]:
+    def read(found: Any, name: str) -> Any:
+        try:
+            return _form_of(kind, message).read(found, name)
+        except InvalidArgumentError as error:
+            raise error.within(name) from None
+
+    return read
+
+
+def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
+    """By the member's name where the message has an enumeration, such as STAGE_PHASE_READY; else by its text."""
+    if numbers is None:
+        known: dict[Any, Any] = {member.value: member for member in kind}
+    else:
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", numbers.name).upper() + "_"
+        by_name = {value.name.removeprefix(prefix): value.number for value in numbers.values}
+        known = {by_name[member.name]: member for member in kind if member.name in by_name}
+        nothing = rules.UNSPECIFIED.get(kind)
+        known |= {0: nothing} if nothing is not None else {}
+    back = {member: written for written, member in known.items()}
+    missing = [member for member in kind if member not in back]
+    if missing:
+        raise TypeError(f"{kind.__name__}: the message has no number for {missing}")
+    parse = getattr(kind, "parse", None)
+    if numbers is None and parse is not None:
+        return Form(back.__getitem__, parse)
+    unknown = rules.UNKNOWN.get(kind)
+
+    def read(item: Any, name: str) -> Any:
+        member = known.get(item, unknown)
+        if member is None:
+            raise _unknown(kind, name, item)
+        return member
+
+    return Form(back.__getitem__, read)
+
+
+def _unknown(kind: type[Enum], field: str, item: Any) -> InvalidArgumentError:
+    words = re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", kind.__name__).lower()
+    shown = repr(item[:80]) if isinstance(item, str) else item
+    reason = "UNKNOWN_" + words.upper().replace(" ", "_")
+    return invalid(field, f"is {shown}, a {words} that this version does not know: upgrade it", reason)
+
+
+def _json_form() -> Form:
+    def read(text: bytes, name: str) -> dict[str, Any]:
+        try:
+            values = json.loads(text or b"{}")
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise InvalidArgumentError(f"{name} is not a JSON object", field=name)
+        return values
+
+    return Form(lambda values: json.dumps(dict(values)).encode() if values else b"", read)

@@ -1,0 +1,27 @@
+"""Errors as parts of messages: message <-> value. As the end of a call they are a status (`edgeshard.wire.status`)."""
+
+from __future__ import annotations
+
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError
+from edgeshard.proto.v1 import common_pb2 as pb
+
+
+def to_failure(error: EdgeShardError) -> pb.Failure:
+    return pb.Failure(
+        code=int(error.code),
+        reason=error.reason,
+        field=error.field,
+        # A path in it may hold bytes that are no text, which a message cannot.
+        message=error.message.encode("utf-8", "replace").decode(),
+        retry_after_s=error.retry_after_s or 0.0,
+    )
+
+
+def from_failure(failure: pb.Failure) -> EdgeShardError:
+    kind = ERROR_BY_CODE.get(failure.code, InternalError)
+    return kind(
+        failure.message,
+        field=failure.field,
+        reason=failure.reason,
+        retry_after_s=failure.retry_after_s or None,
+    )

@@ -1,0 +1,336 @@
+"""The codec holds to what messages meant before, refuses what a stranger may not say, and what it cannot convert."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from edgeshard.domain.checks import checks_of
+from edgeshard.domain.control.commands import (
+    MOST_PACKED,
+    MOST_PART_BYTES,
+    MOST_STAGES,
+    DumpPart,
+    Heartbeat,
+    HeartbeatChange,
+    KeepStandby,
+    Peer,
+    PrepareStage,
+    ProfileReport,
+    Registration,
+    TraceSteps,
+)
+from edgeshard.domain.control.site import BlobHeader, BlobRange, LocalFile, MeasureRequest
+from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.identity import Enrolment, Role, TokenRequest
+from edgeshard.domain.models.packed import PackedUnit
+from edgeshard.domain.nodes import profile
+from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.requests.chat import ToolFormat
+from edgeshard.domain.requests.generation import FinishReason
+from edgeshard.domain.requests.trace import MOST_RECORDS, StageTrace
+from edgeshard.proto.v1 import common_pb2, inference_pb2
+from edgeshard.wire import codec
+from tests.support.examples import Examples
+from tests.wire.golden import GOLDEN, plain
+from tests.wire.test_round_trips import FIELDS, MADE, PAIRS, arguments_of
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITTEN = json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("name", sorted(WRITTEN))
+def test_a_message_of_an_earlier_version_means_what_it_meant(name: str) -> None:
+    to_wire, from_wire = PAIRS[name]
+    sample = to_wire(*arguments_of(to_wire, bare=True)[0])
+    kind = type(sample[0] if isinstance(sample, list) else sample)
+    for example in WRITTEN[name]:
+        written = example["message"]
+        texts = written if isinstance(written, list) else [written]
+        messages = [kind.FromString(bytes.fromhex(text)) for text in texts]
+        back = from_wire(messages if isinstance(written, list) else messages[0])
+        meant = example["value"]
+        assert _holds(plain(back), meant if len(meant) > 1 else meant[0]), plain(back)
+
+
+def _holds(now: Any, then: Any) -> bool:
+    """Whether a value has all that it had then; it may have fields that are newer."""
+    if isinstance(then, dict):
+        return isinstance(now, dict) and all(key in now and _holds(now[key], item) for key, item in then.items())
+    if isinstance(then, list):
+        return isinstance(now, list) and len(now) == len(then) and all(map(_holds, now, then))
+    return bool(now == then)
+
+
+UNKNOWN: dict[str, Enum | None] = {
+    "DataType": None,
+    "DeploymentPhase": None,
+    "FillingWork": WeightLoadingWork.CONVERTING,
+    "FinishReason": FinishReason.CANCELLED,
+    "GuideKind": None,
+    "ReplanReason": None,
+    "StagePhase": StagePhase.FAILED,
+    "ToolFormat": ToolFormat.NONE,
+}
+"""What a number that this version does not know is taken for; None where the message is refused."""
+BY_HAND = {"HeadToken", "FrameHeader", "TensorHeader"}
+"""Messages that the codec does not read."""
+
+
+def forms() -> dict[tuple[Any, str], codec.Form]:
+    """All that the codec converts, once each pair was used."""
+    for to_wire, from_wire in PAIRS.values():
+        for arguments in arguments_of(to_wire, bare=False):
+            from_wire(to_wire(*arguments))
+    return dict(codec._FORMS)
+
+
+FORMS = forms()
+
+
+def examples_of(kind: Any) -> list[Any]:
+    return Examples(MADE, FIELDS).of(kind)
+
+
+def numbered(message: Descriptor) -> Iterator[Any]:
+    return (field for field in message.fields if field.enum_type is not None)
+
+
+@pytest.mark.parametrize("kind", [key for key in FORMS if is_dataclass(key[0])], ids=lambda key: key[1])
+def test_a_number_that_is_not_known_is_taken_for_what_the_table_says(kind: tuple[Any, str]) -> None:
+    form = FORMS[kind]
+    for field in numbered(form.write(examples_of(kind[0])[0]).DESCRIPTOR):
+        message = form.write(examples_of(kind[0])[0])
+        setattr(message, field.name, 99)
+        meaning = UNKNOWN[field.enum_type.name]
+        if meaning is None:
+            with pytest.raises(InvalidArgumentError, match="does not know") as refused:
+                form.read(message, "")
+            assert refused.value.field == field.name
+        else:
+            assert meaning in vars_of(form.read(message, ""))
+
+
+def vars_of(value: Any) -> list[Any]:
+    return [getattr(value, item.name) for item in fields(value)]
+
+
+def test_a_text_that_is_not_known() -> None:
+    prediction = common_pb2.Prediction(lengths="of the future")
+    assert _reader(common_pb2.Prediction)(prediction).lengths is LengthsFrom.DEFAULT
+    with pytest.raises(InvalidArgumentError, match="subject") as refused:
+        PAIRS["site_event"][1](type(PAIRS["site_event"][0](examples_of(_kind("SiteEvent"))[0]))(subject="weather"))
+    assert refused.value.field == "subject" and refused.value.reason == "UNKNOWN_SUBJECT"
+
+
+def _reader(message: type[Message]) -> Any:
+    (form,) = (form for (_, name), form in FORMS.items() if name == message.DESCRIPTOR.full_name)
+    return lambda found: form.read(found, "")
+
+
+def _kind(name: str) -> Any:
+    return next(kind for kind, message in FORMS if message.endswith(f".{name}"))
+
+
+SIZE = 1 << 20
+TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
+REFUSED: dict[tuple[type, str], Any] = {
+    (BlobHeader, "digest"): "../" * 22,
+    (BlobRange, "digest"): "",
+    (DeviceFacts, "bits_fingerprint"): "\x1b[2J",
+    (DeviceFacts, "kind"): "a\nb",
+    (DeviceFacts, "model"): "\u202e",
+    (DeviceFacts, "software"): "\x00",
+    (DumpPart, "part"): bytes(MOST_PART_BYTES + 1),
+    (Enrolment, "token_id"): "",
+    (Heartbeat, "stages"): TOO_MANY_STAGES,
+    (HeartbeatChange, "removed"): tuple(examples_of(StageKey)[:1]) * (MOST_STAGES + 1),
+    (HeartbeatChange, "stages"): TOO_MANY_STAGES,
+    (KeepStandby, "manifest_digest"): "a",
+    (KeepStandby, "node"): "A",
+    (LocalFile, "head_sha256"): "a" * 63,
+    (MeasureRequest, "operation_id"): "",
+    (PackedUnit, "id"): "\n",
+    (ProfileReport, "node_id"): "",
+    (Peer, "address"): "",
+    (Peer, "name"): "../b",
+    (Peer, "node_id"): "n" * 129,
+    (PrepareStage, "manifest_digest"): "A" * 64,
+    (Registration, "address"): "",
+    (Registration, "incarnation"): "",
+    (Registration, "name"): "a/b",
+    (Registration, "node_id"): "",
+    (StageTrace, "reads"): None,
+    (StageTrace, "records"): None,
+    (TokenRequest, "id"): "Kim",
+    (TokenRequest, "role"): Role.COORDINATOR,
+    (TraceSteps, "seconds"): math.nan,
+    (profile.ComputeProfile, "others_share"): -1.0,
+    (profile.ComputeProfile, "processor_share"): math.inf,
+    (profile.ComputeProfile, "threads"): 0,
+    (profile.DiskProfile, "read_bytes_per_s"): 0.0,
+    (profile.DiskProfile, "write_bytes_per_s"): -1.0,
+    (profile.EnergyProfile, "busy_w"): math.nan,
+    (profile.EnergyProfile, "idle_w"): -0.5,
+    (profile.LayerProfile, "layers"): 0,
+    (profile.LinkProfile, "bandwidth_bps"): 0.0,
+    (profile.LinkProfile, "latency_s"): -1.0,
+    (profile.LinkProfile, "samples"): 1,
+    (profile.LinkProfile, "spread"): math.nan,
+    (profile.Sample, "count"): 0,
+    (profile.Sample, "repeats"): 0,
+    (profile.Sample, "seconds"): 0.0,
+    (profile.Sample, "spread"): math.inf,
+    (profile.StepOverhead, "seconds"): math.nan,
+    (profile.StepOverhead, "seconds_per_byte"): -1.0,
+    (profile.StepOverhead, "spread"): -1.0,
+}
+"""A value of each field with a check, that the check refuses."""
+TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
+    (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
+    (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
+    (Placement, "sweep"): (0, 1),
+}
+"""What a value is taken for, of fields whose checks change it."""
+UNSIGNED = {"parameters", "window", "rotated_bytes", "context", "total_bytes", "free_bytes", "daemon_bytes"}
+"""Fields of profiles that no message can make less than 0."""
+
+
+def checked() -> set[tuple[type, str]]:
+    """The fields with a check, of the classes that are read from a message."""
+    found = set()
+    for kind, _ in FORMS:
+        if is_dataclass(kind):
+            for name, hint in get_type_hints(kind, include_extras=True).items():
+                parts = (hint, *getattr(hint, "__args__", ()))
+                if any(checks_of(part)[1] for part in parts) and name not in UNSIGNED | {"largest_bytes"}:
+                    found.add((kind, name))
+    return found
+
+
+def test_each_check_has_a_value_that_it_refuses() -> None:
+    assert checked() == set(REFUSED) | set(TURNED)
+
+
+def form_of(kind: type) -> codec.Form:
+    return next(form for (found, _), form in FORMS.items() if found is kind)
+
+
+@pytest.mark.parametrize("where", REFUSED, ids=lambda where: f"{where[0].__name__}.{where[1]}")
+def test_a_check_refuses(where: tuple[type, str]) -> None:
+    kind, name = where
+    form = form_of(kind)
+    value = examples_of(kind)[0]
+    wrong = REFUSED[where] if kind is not StageTrace else getattr(value, name)[:1] * (MOST_RECORDS + 1)
+    with pytest.raises(InvalidArgumentError) as refused:
+        form.read(form.write(replace(value, **{name: wrong})), "")
+    assert refused.value.field
+
+
+@pytest.mark.parametrize("where", TURNED, ids=lambda where: f"{where[0].__name__}.{where[1]}")
+def test_a_check_turns_a_value_into_another(where: tuple[type, str]) -> None:
+    kind, name = where
+    form = form_of(kind)
+    said, taken = TURNED[where]
+    assert getattr(form.read(form.write(replace(examples_of(kind)[0], **{name: said})), ""), name) == taken
+
+
+def test_an_error_names_the_way_to_its_field() -> None:
+    node = PAIRS["node"][0](examples_of(_kind("Node"))[0])
+    node.facts.model = "\x1b"
+    with pytest.raises(InvalidArgumentError) as refused:
+        PAIRS["node"][1](node)
+    assert refused.value.field == "facts.model" and refused.value.message.startswith("facts.model holds U+001B")
+
+
+def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
+    placement = PAIRS["placement"][0](examples_of(Placement)[0])
+    del placement.costs[0].rows[0]
+    with pytest.raises(InvalidArgumentError, match="differ in number") as refused:
+        PAIRS["placement"][1](placement)
+    assert refused.value.field == "costs.rows"
+
+
+def test_what_is_absent_is_as_the_class_says() -> None:
+    assert PAIRS["conversation"][1](inference_pb2.Conversation()).generation_prompt is True
+    assert PAIRS["tokenize_request"][1](inference_pb2.TokenizeRequest()).special is True
+    assert PAIRS["sampling"][1](common_pb2.Sampling()).top_p == 1.0
+    spec = PAIRS["spec"][1](common_pb2.DeploymentSpec(name="a", model="m"))
+    assert (spec.max_new_tokens, spec.concurrency, spec.kv_dtype) == (1024, 8, None)
+
+
+class _Later(StrEnum):
+    NOW = "now"
+
+
+@dataclass(frozen=True)
+class _Other:
+    wanted_bytes: int
+    more: int
+
+
+@dataclass(frozen=True)
+class _OtherType:
+    wanted_bytes: complex
+    held_bytes: int
+
+
+@dataclass(frozen=True)
+class _OtherEnum:
+    kind: _Later
+    text: str
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "why"),
+    [
+        (_Other(1, 2), common_pb2.HugePages, "HugePages has no field more"),
+        (_OtherType(1j, 2), common_pb2.HugePages, "complex.* has no form"),
+        (_OtherEnum(_Later.NOW, ""), common_pb2.Guide, "no number for"),
+    ],
+)
+def test_a_class_that_does_not_fit_its_message_is_refused_on_first_use(
+    value: Any, message: type[Message], why: str
+) -> None:
+    to_wire, _ = codec.pair(type(value), message)
+    with pytest.raises(TypeError, match=why):
+        to_wire(value)
+
+
+ALONE = """
+import importlib, os, pkgutil, sys
+import edgeshard.wire
+from tests.support.examples import Examples
+wrong = []
+for found in pkgutil.iter_modules(edgeshard.wire.__path__):
+    child = os.fork()
+    if child == 0:
+        for name, item in list(vars(importlib.import_module(f"edgeshard.wire.{found.name}")).items()):
+            kind = getattr(item, "__annotations__", {}).get("value")
+            if name.endswith("_to_wire") and isinstance(kind, type):
+                for value in Examples({}, {}).of(kind):
+                    item(value)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        wrong.append(found.name)
+sys.exit(", ".join(wrong))
+"""
+"""Run once for all, since each module is loaded in a child of its own."""
+
+
+def test_each_module_converts_by_itself() -> None:
+    """Whatever its values have within, no other module must have been loaded for it."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
