@@ -19,7 +19,7 @@ import dataclasses
 import json
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -66,14 +66,14 @@ def by_hand(
     from_wire: Callable[[MessageT], ValueT],
 ) -> None:
     """The functions for a class and a message of another form, wherever they stand within others."""
-    _FORMS[kind, message.DESCRIPTOR.full_name] = Form(to_wire, lambda found, _: from_wire(found))
+    _FORMS[kind, message.DESCRIPTOR.full_name] = _given((to_wire, from_wire))
 
 
 def pair(
     kind: type[ValueT], message: type[MessageT]
 ) -> tuple[Callable[[ValueT], MessageT], Callable[[MessageT], ValueT]]:
     """The functions to a message and back; the second raises InvalidArgumentError naming the field at fault."""
-    return _functions(kind, lambda: _form_of(kind, message.DESCRIPTOR))
+    return _functions(kind, cache(lambda: _form_of(kind, message.DESCRIPTOR)))
 
 
 def by_fields(
@@ -115,66 +115,91 @@ def choice(
             return None
         return _form_of(members[name], fields[name].message_type).read(getattr(found, name), name)
 
-    to_wire.__annotations__ = {"value": Union[tuple(names)]}
+    to_wire.__annotations__ = {"value": Union[tuple(names)]}  # noqa: UP007 (of types in a variable)
     return to_wire, from_wire
 
 
 def _form_of(kind: Any, message: Descriptor) -> Form:
-    form = _FORMS.get((kind, message.full_name))
+    key = kind, message.full_name
+    form = _FORMS.get(key)
     if form is None:
-        hand = rules.BY_HAND.get(kind)
-        form = Form(hand[0], lambda found, _: hand[1](found)) if hand is not None else _object(kind, message)
-        _FORMS[kind, message.full_name] = form
+        form = _FORMS[key] = _given(rules.BY_HAND[kind]) if kind in rules.BY_HAND else _object(kind, message)
     return form
+
+
+def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> Form:
+    to_wire, from_wire = functions
+    return Form(to_wire, lambda found, _: from_wire(found))
 
 
 def _object(kind: Any, message: Descriptor) -> Form:
     hints = get_type_hints(kind, include_extras=True)
     fields = [_field(kind, name, hints[name], default, message) for name, default in _defaults(kind).items()]
-    made = GetMessageClass(message)
-    values = attrgetter(*(field.name for field in fields)) if fields else None
-    wires, writes = [field.wire for field in fields], [field.form.write if field.form else None for field in fields]
-    single = len(fields) == 1
+    return Form(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
+
+
+def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any], Message]:
+    values = _getter([field.name for field in fields])
+    wires = [field.wire for field in fields]
+    converted = [(field.wire, field.form.write) for field in fields if field.form is not None]
 
     def write(value: Any) -> Message:
-        if values is None:
-            return made()
-        found = (values(value),) if single else values(value)
-        return made(
-            **{
-                wire: item if to_wire is None or item is None else to_wire(item)
-                for wire, item, to_wire in zip(wires, found, writes, strict=True)
-            }
-        )
+        items = dict(zip(wires, values(value), strict=True))
+        for name, to_wire in converted:
+            if items[name] is not None:
+                items[name] = to_wire(items[name])
+        return made(**items)
 
-    make = rules.MAKERS.get(kind)
+    return write
+
+
+def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
+    make, check = rules.MAKERS.get(kind), getattr(kind, "check", None)
     if make is not None:
-        return Form(write, _partial_reader(fields, make))
-    raw = attrgetter(*wires) if fields else None
-    readers = [(index, _reader(field)) for index, field in enumerate(fields)]
-    converted = [(index, reader) for index, reader in readers if reader is not None]
-    check = getattr(kind, "check", None)
+        return _partial_reader(fields, make)
+    values = _getter([field.wire for field in fields])
+    # Split, as most fields are the same in both or have a form alone, and a heartbeat has many of them.
+    formed = [
+        (index, field.form.read, field.wire)
+        for index, field in enumerate(fields)
+        if field.form is not None and not field.checks and field.absent is _ABSENT
+    ]
+    others = [
+        (index, _field_reader(field))
+        for index, field in enumerate(fields)
+        if field.checks or field.absent is not _ABSENT
+    ]
 
     def read(found: Message, _: str) -> Any:
-        items = [] if raw is None else [raw(found)] if single else list(raw(found))
-        for index, reader in converted:
-            items[index] = reader(found, items[index])
+        items = list(values(found))
+        for index, from_wire, name in formed:
+            items[index] = from_wire(items[index], name)
+        for index, convert in others:
+            items[index] = convert(found, items[index])
         value = kind(*items)
         if check is not None:
             check(value)
         return value
 
-    return Form(write, read)
+    return read
 
 
-def _reader(field: _Field) -> Callable[[Message, Any], Any] | None:
-    """What makes a field's value of the message and what it has there; None where that is the value."""
+def _getter(names: list[str]) -> Callable[[Any], Iterable[Any]]:
+    """What gets these attributes of a thing."""
+    if len(names) < 2:
+        return lambda thing: [getattr(thing, name) for name in names]
+    return attrgetter(*names)
+
+
+def _field_reader(field: _Field) -> Callable[[Message, Any], Any]:
+    """A field's value, of the message and what it has there."""
     _, name, form, checks, absent = field
     before = [check for check in checks if isinstance(check, First)]
     after = [check for check in checks if not isinstance(check, First)]
     convert = _same if form is None else form.read
-    if not checks and absent is _ABSENT:
-        return None if form is None else lambda _, item: convert(item, name)
+    if absent is _ABSENT and form is None and len(checks) == len(after) == 1:
+        (check,) = after
+        return lambda _, item: check(item, name)
 
     def read(message: Message, item: Any) -> Any:
         if absent is not _ABSENT and not message.HasField(name):
@@ -191,16 +216,19 @@ def _reader(field: _Field) -> Callable[[Message, Any], Any] | None:
 
 def _partial_reader(fields: list[_Field], make: Callable[[dict[str, Any]], Any]) -> Callable[[Message, str], Any]:
     """Of a class that chooses itself what the fields are that a message has not."""
-    readers = [(field, _reader(field) or (lambda _, item: item)) for field in fields]
+    given = [field for field in fields if field.absent is _ABSENT]
+    optional = [
+        (field.name, field.wire, field.form.read if field.form else None) for field in fields if field not in given
+    ]
+    rest = [(field.name, field.wire, _field_reader(field)) for field in given]
 
     def read(message: Message, _: str) -> Any:
-        return make(
-            {
-                field.name: reader(message, getattr(message, field.wire))
-                for field, reader in readers
-                if field.absent is _ABSENT or message.HasField(field.wire)
-            }
-        )
+        values = {name: convert(message, getattr(message, wire)) for name, wire, convert in rest}
+        for name, wire, from_wire in optional:
+            if message.HasField(wire):
+                item = getattr(message, wire)
+                values[name] = item if from_wire is None else from_wire(item, wire)
+        return make(values)
 
     return read
 
@@ -239,7 +267,8 @@ def _field(kind: Any, name: str, hint: Any, default: Any, message: Descriptor) -
 def _without_none(hint: Any) -> tuple[Any, bool]:
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     rest = tuple(member for member in members if member is not type(None))
-    return rest[0] if len(rest) == 1 else Union[rest], len(rest) < len(members)
+    kind = rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 (of types in a variable)
+    return kind, len(rest) < len(members)
 
 
 def _empty_is_none(form: Form | None, field: FieldDescriptor) -> Form:
@@ -288,8 +317,7 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
     if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
         return None
     if hint in rules.BY_HAND:
-        to_wire, from_wire = rules.BY_HAND[hint]
-        return Form(to_wire, lambda found, _: from_wire(found))
+        return _given(rules.BY_HAND[hint])
     message = field.message_type
     if message is not None and get_origin(hint) is tuple:
         # Of several things that are not alike: the message's fields, in their order.
@@ -297,16 +325,19 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
         values = attrgetter(*names)
         return Form(lambda value: made(**dict(zip(names, value, strict=True))), lambda found, _: values(found))
     if message is not None:
-        return Form(lambda value: _form_of(hint, message).write(value), _within(hint, message))
+        form = _form_of(hint, message)
+        return Form(form.write, _within(form.read))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum_form(hint, field.enum_type)
     raise TypeError(f"{where}: {hint!r} has no form in a message; give it one by `by_hand`")
 
 
-def _within(kind: type, message: Descriptor) -> Callable[[Any, str], Any]:
+def _within(from_wire: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """As `from_wire`, with an error that names the way to its field."""
+
     def read(found: Any, name: str) -> Any:
         try:
-            return _form_of(kind, message).read(found, name)
+            return from_wire(found, name)
         except InvalidArgumentError as error:
             raise error.within(name) from None
 

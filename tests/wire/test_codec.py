@@ -325,7 +325,7 @@ for found in pkgutil.iter_modules(edgeshard.wire.__path__):
         os._exit(0)
     if os.waitpid(child, 0)[1]:
         wrong.append(found.name)
-sys.exit(", ".join(wrong))
+sys.exit(", ".join(wrong) or None)
 """
 """Run once for all, since each module is loaded in a child of its own."""
 
