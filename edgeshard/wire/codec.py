@@ -35,6 +35,7 @@ from edgeshard.wire import rules
 
 ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
+EnumT = TypeVar("EnumT", bound=Enum)
 _ABSENT = object()
 
 
@@ -116,6 +117,24 @@ def choice(
         return _form_of(members[name], fields[name].message_type).read(getattr(found, name), name)
 
     to_wire.__annotations__ = {"value": Union[tuple(names)]}  # noqa: UP007 (of types in a variable)
+    return to_wire, from_wire
+
+
+def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT], Any], Callable[..., EnumT]]:
+    """The functions for an enumeration whose number stands in no value of its own, by default in `field`.
+
+    `known` is that of the messages, such as `pb.DataType`. The second raises InvalidArgumentError naming the field.
+    """
+    form = cache(lambda: _enum_form(kind, known.DESCRIPTOR))
+
+    def to_wire(value: EnumT) -> Any:
+        return form().write(value)
+
+    def from_wire(number: int, field: str = field) -> EnumT:
+        member: EnumT = form().read(number, field)
+        return member
+
+    to_wire.__annotations__ = {"value": kind}
     return to_wire, from_wire
 
 
@@ -373,10 +392,9 @@ def _enum_form(kind: type[Enum], numbers: EnumDescriptor | None) -> Form:
 
 
 def _unknown(kind: type[Enum], field: str, item: Any) -> InvalidArgumentError:
-    words = re.sub(r"(?<!^)(?=[A-Z][a-z])", " ", kind.__name__).lower()
     shown = repr(item[:80]) if isinstance(item, str) else item
-    reason = "UNKNOWN_" + words.upper().replace(" ", "_")
-    return invalid(field, f"is {shown}, a {words} that this version does not know: upgrade it", reason)
+    why = f"is {shown}, a {kind.__name__} that this version does not know: upgrade it"
+    return invalid(field, why, f"UNKNOWN_{kind.__name__.upper()}")
 
 
 def _json_form() -> Form:

@@ -6,18 +6,15 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StageKey, StageStatus
 from edgeshard.proto.v1 import common_pb2 as pb
-from edgeshard.wire.codec import pair
+from edgeshard.wire.codec import numbers, pair
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 Value = TypeVar("Value")
-_DTYPES = {dtype: getattr(pb, f"DATA_TYPE_{dtype.name}") for dtype in DType}
-_DTYPES_BACK: dict[int, DType] = {number: dtype for dtype, number in _DTYPES.items()}
 
 
 def message_of(value: Any, kind: type[AnyMessage], /, **converted: Any) -> AnyMessage:
@@ -32,17 +29,7 @@ def value_of(message: Message, kind: type[Value], /, **converted: Any) -> Value:
     return kind(**{name: getattr(message, name) for name in names if name not in converted}, **converted)
 
 
-def dtype_to_wire(dtype: DType) -> pb.DataType:
-    return _DTYPES[dtype]  # type: ignore[no-any-return]
-
-
-def dtype_from_wire(number: int, field: str = "dtype") -> DType:
-    """For fields that stand in no value of their own. Raises InvalidArgumentError naming `field`."""
-    if number not in _DTYPES_BACK:
-        raise InvalidArgumentError(f"{field}: unknown data type {number}", field=field, reason="UNKNOWN_DTYPE")
-    return _DTYPES_BACK[number]
-
-
+dtype_to_wire, dtype_from_wire = numbers(DType, pb.DataType, "dtype")
 layers_to_wire, layers_from_wire = pair(LayerRange, pb.LayerRange)
 facts_to_wire, facts_from_wire = pair(DeviceFacts, pb.DeviceFacts)
 stage_status_to_wire, stage_status_from_wire = pair(StageStatus, pb.StageStatus)

@@ -14,6 +14,7 @@ from edgeshard.domain.control.site import (
     UnknownFigures,
     UnknownProfile,
 )
+from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.models.packed import PackedOn
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2
@@ -38,9 +39,19 @@ stored_profile_to_wire, stored_profile_from_wire = pair(StoredProfile, pb.Stored
 node_details_to_wire, node_details_from_wire = pair(NodeDetails, pb.GetNodeResponse)
 unknown_figures_to_wire, unknown_figures_from_wire = pair(UnknownFigures, pb.UnknownFigures)
 unknown_profile_to_wire, unknown_profile_from_wire = pair(UnknownProfile, pb.UnknownProfile)
-site_to_wire, site_from_wire = pair(Site, pb.GetSiteResponse)
+site_to_wire, _site_from_wire = pair(Site, pb.GetSiteResponse)
 packed_on_to_wire, packed_on_from_wire = pair(PackedOn, pb.PackedOnNode)
 measure_request_to_wire, _measure_request_from_wire = pair(MeasureRequest, pb.ProfileRequest)
+
+
+def site_from_wire(message: pb.GetSiteResponse) -> Site:
+    """Raises InvalidArgumentError for figures that cannot be, InternalError for a config that is not JSON."""
+    try:
+        return _site_from_wire(message)
+    except InvalidArgumentError as error:
+        if error.field != "config_json":
+            raise
+        raise InternalError(f"the coordinator's answer: {error.message}", field=error.field) from None
 
 
 def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:

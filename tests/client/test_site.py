@@ -47,7 +47,7 @@ async def test_figures_that_cannot_be_are_refused_by_name(site: Any) -> None:
     async with Client(site.address) as client:
         with pytest.raises(InvalidArgumentError) as caught:
             await client.site("fairy-tales")
-    assert caught.value.field == "links.bandwidth_bps"
+    assert caught.value.field == "links.profile.bandwidth_bps"
 
 
 async def test_a_config_that_is_not_an_object_is_the_coordinators_fault(site: Any) -> None:

@@ -146,15 +146,16 @@ async def test_a_heartbeat_with_more_stages_than_a_node_can_hold_is_refused_by_n
     stages = [replace(STAGE, stage=number) for number in range(MOST_STAGES + 1)]
     await site.heard(agent, *stages[:MOST_STAGES])
     assert len(site.state.nodes[agent.node_id].stages) == MOST_STAGES
-    for too_many in (
-        Heartbeat(agent.node_id, "i1", tuple(stages), 0),
-        HeartbeatChange((stages[-1],), urgent=True),
-        HeartbeatChange(removed=tuple(StageKey(STAGE.deployment, number) for number in range(MOST_STAGES + 1))),
+    removed = tuple(StageKey(STAGE.deployment, number) for number in range(MOST_STAGES + 1))
+    for field, too_many in (
+        ("stages", Heartbeat(agent.node_id, "i1", tuple(stages), 0)),
+        ("stages", HeartbeatChange((stages[-1],), urgent=True)),
+        ("removed", HeartbeatChange(removed=removed)),
     ):
         await agent.say(too_many)
         async with failing(InvalidArgumentError) as caught:
             await agent.ended()
-        assert (caught[0].field, caught[0].reason) == ("stages", "TOO_MANY_STAGES")
+        assert (caught[0].field, caught[0].reason) == (field, "TOO_MANY_STAGES")
         await agent.connect()
         await site.heard(agent, *stages[:MOST_STAGES])
 
