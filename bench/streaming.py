@@ -103,7 +103,7 @@ class Requests:
 
     def take(self, outputs: Sequence[Any]) -> None:
         for output in outputs:
-            for sampled in output.tokens:
+            for sampled in output.result.tokens:
                 self.tokens.setdefault(sampled.request, []).append(sampled.token)
 
 

@@ -140,8 +140,7 @@ class ListenerStream:
 
     def _deliver(self, message: pb.ListenResponse) -> None:
         heard = heard_from_wire(message)
-        tokens, ends = zip(heard.numbers, heard.tokens, strict=True), ((end.number, end.end) for end in heard.ends)
-        for number, event in chain(tokens, ends):
+        for number, event in chain(heard.tokens, heard.ends):
             inbox = self._inboxes.get(number)
             if inbox is not None:  # otherwise its reader has left
                 inbox.put(event)

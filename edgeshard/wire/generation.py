@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
@@ -118,61 +117,66 @@ def prompt_logprobs_from_wire(message: pb.PromptLogprobs) -> PromptLogprobs:
     return PromptLogprobs(message.position, tuple(message.logprobs), top)
 
 
+def token_fields(token: Token, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
+    """The fields of a token's message. It leaves out `timings` and `at_s` where the token has just these."""
+    return {
+        "position": token.position,
+        "token": token.token,
+        "text": token.text,
+        "logprob": token.logprob,
+        "top": top_to_wire(token.top),
+        "timings": () if token.timings == timings else timings_to_wire(token.timings),
+        "at_s": 0.0 if token.at_s == at_s else token.at_s,
+    }
+
+
+def token_of(
+    message: inference_pb2.GeneratedToken | head_pb2.HeadToken,
+    timings: tuple[StageTiming, ...] = (),
+    at_s: float = 0.0,
+) -> Token:
+    """The token of a message; `timings` and `at_s` where it has none of its own."""
+    return Token(
+        message.position,
+        message.token,
+        message.text,
+        message.logprob,
+        top_from_wire(message.top),
+        timings_from_wire(message.timings) or timings,
+        message.at_s or at_s,
+    )
+
+
 def event_to_wire(event: GenerationEvent) -> inference_pb2.GenerateResponse:
     match event:
-        case Started():
-            return inference_pb2.GenerateResponse(
-                started=inference_pb2.GenerationStarted(
-                    request_id=event.request_id,
-                    deployment=event.deployment,
-                    prompt_tokens=event.prompt_tokens,
-                    placement=placement_to_wire(event.placement),
-                ),
-                listened=event.listened,
-            )
+        case Token():
+            return inference_pb2.GenerateResponse(token=inference_pb2.GeneratedToken(**token_fields(event)))
         case PromptLogprobs():
             return inference_pb2.GenerateResponse(prompt_logprobs=prompt_logprobs_to_wire(event))
-        case Token():
-            return inference_pb2.GenerateResponse(
-                token=inference_pb2.GeneratedToken(
-                    position=event.position,
-                    token=event.token,
-                    text=event.text,
-                    logprob=event.logprob,
-                    top=top_to_wire(event.top),
-                    timings=timings_to_wire(event.timings),
-                    at_s=event.at_s,
-                )
-            )
         case Finished():
             return inference_pb2.GenerateResponse(finished=finished_to_wire(event))
+        case Started():
+            started = inference_pb2.GenerationStarted(
+                request_id=event.request_id,
+                deployment=event.deployment,
+                prompt_tokens=event.prompt_tokens,
+                placement=placement_to_wire(event.placement),
+            )
+            return inference_pb2.GenerateResponse(started=started, listened=event.listened)
 
 
 def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
-    kind = message.WhichOneof("message")
-    if kind == "started":
-        started = message.started
-        return Started(
-            request_id=RequestId(started.request_id),
-            deployment=DeploymentName(started.deployment),
-            prompt_tokens=tuple(started.prompt_tokens),
-            placement=placement_from_wire(started.placement),
-            listened=message.listened,
-        )
-    if kind == "prompt_logprobs":
-        return prompt_logprobs_from_wire(message.prompt_logprobs)
-    if kind == "token":
-        token = message.token
-        return Token(
-            position=token.position,
-            token=token.token,
-            text=token.text,
-            logprob=token.logprob,
-            top=top_from_wire(token.top),
-            timings=timings_from_wire(token.timings),
-            at_s=token.at_s,
-        )
-    return finished_from_wire(message.finished)
+    match message.WhichOneof("message"):
+        case "token":
+            return token_of(message.token)
+        case "prompt_logprobs":
+            return prompt_logprobs_from_wire(message.prompt_logprobs)
+        case "started":
+            started, listened = message.started, message.listened
+            prompt_tokens, placement = tuple(started.prompt_tokens), placement_from_wire(started.placement)
+            return value_of(started, Started, prompt_tokens=prompt_tokens, placement=placement, listened=listened)
+        case _:
+            return finished_from_wire(message.finished)
 
 
 def finished_to_wire(finished: Finished) -> inference_pb2.GenerationFinished:

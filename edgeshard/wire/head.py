@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, assert_never
 
-from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
-from edgeshard.domain.requests.generation import StageTiming, Token
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
+from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.requests.generation import PromptLogprobs, StageTiming, Token
 from edgeshard.domain.requests.head import (
     CancelRequest,
     ForgetRequest,
-    HeadAccepted,
-    HeadAdmitted,
     HeadBeacon,
     HeadCommand,
-    HeadFailed,
-    HeadFinished,
+    HeadEvent,
+    HeadEvents,
     HeadHello,
     HeadMessage,
-    HeadPromptLogprobs,
-    HeadToken,
-    HeadTokens,
     HeldRequest,
+    LastToken,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestEnd,
+    RequestEvent,
     StartRequest,
 )
 from edgeshard.proto.v1 import head_pb2 as pb
@@ -37,8 +37,8 @@ from edgeshard.wire.generation import (
     reason_to_wire,
     timings_from_wire,
     timings_to_wire,
-    top_from_wire,
-    top_to_wire,
+    token_fields,
+    token_of,
 )
 
 
@@ -86,121 +86,107 @@ def request_of_command(message: pb.AttachResponse) -> RequestId:
 
 def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
     match message:
-        case HeadToken():
-            return pb.AttachRequest(token=_token_to_wire(message))
-        case HeadTokens():
-            return pb.AttachRequest(tokens=_tokens_to_wire(message.tokens))
-        case HeadPromptLogprobs():
-            scored = pb.HeadPromptLogprobs(
-                request_id=message.request_id,
-                epoch=message.epoch,
-                prompt_logprobs=prompt_logprobs_to_wire(message.prompt_logprobs),
-            )
-            return pb.AttachRequest(prompt_logprobs=scored)
         case HeadHello():
             hello = message_of(message, pb.HeadHello, held=[message_of(item, pb.HeldRequest) for item in message.held])
             return pb.AttachRequest(hello=hello)
-        case HeadAccepted():
-            accepted = pb.HeadAccepted(
-                request_id=message.request_id, epoch=message.epoch, prompt_tokens=message.prompt_tokens
-            )
-            return pb.AttachRequest(accepted=accepted)
-        case HeadAdmitted():
-            admitted = pb.HeadAdmitted(request_id=message.request_id, epoch=message.epoch)
-            return pb.AttachRequest(admitted=admitted)
-        case HeadFinished():
-            finished = pb.HeadFinished(
-                request_id=message.request_id,
-                epoch=message.epoch,
-                reason=reason_to_wire(message.reason),
-                text=message.text,
-            )
-            return pb.AttachRequest(finished=finished)
-        case HeadFailed():
-            failed = pb.HeadFailed(
-                request_id=message.request_id, epoch=message.epoch, failure=to_failure(message.failure)
-            )
-            return pb.AttachRequest(failed=failed)
         case HeadBeacon():
             return pb.AttachRequest(beacon=pb.HeadBeacon(follows=message.follows))
-        case _:
-            assert_never(message)
+        case HeadEvents(events=(said,)):
+            kind, fields = _event_fields(said.event)
+            return pb.AttachRequest(**{kind: {"request_id": said.request_id, "epoch": message.epoch, **fields}})
+        case HeadEvents():
+            return pb.AttachRequest(tokens=_tokens_to_wire(message))
 
 
 def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
     """None for a message of a kind this version does not know."""
     match message.WhichOneof("message"):
-        case "token":
-            return _token_from_wire(message.token)
         case "tokens":
-            shared = timings_from_wire(message.tokens.timings)
-            tokens, at_s = message.tokens.tokens, message.tokens.at_s
-            return HeadTokens(tuple(_token_from_wire(token, shared, at_s) for token in tokens))
-        case "prompt_logprobs":
-            scored = message.prompt_logprobs
-            logprobs = prompt_logprobs_from_wire(scored.prompt_logprobs)
-            return HeadPromptLogprobs(RequestId(scored.request_id), Epoch(scored.epoch), logprobs)
+            return _tokens_from_wire(message.tokens)
         case "hello":
             hello = message.hello
             held = tuple(value_of(item, HeldRequest, scored=item.scored or 1) for item in hello.held)
-            deployment, epoch = DeploymentName(hello.deployment), Epoch(hello.epoch)
             head_for_s = hello.head_for_s if hello.HasField("head_for_s") else None
-            return HeadHello(NodeId(hello.node_id), deployment, epoch, held, hello.beacons, head_for_s)
-        case "accepted":
-            accepted = message.accepted
-            return HeadAccepted(RequestId(accepted.request_id), Epoch(accepted.epoch), tuple(accepted.prompt_tokens))
-        case "admitted":
-            return HeadAdmitted(RequestId(message.admitted.request_id), Epoch(message.admitted.epoch))
-        case "finished":
-            finished = message.finished
-            reason = reason_from_wire(finished.reason)
-            return HeadFinished(RequestId(finished.request_id), Epoch(finished.epoch), reason, finished.text)
-        case "failed":
-            failed = message.failed
-            return HeadFailed(RequestId(failed.request_id), Epoch(failed.epoch), from_failure(failed.failure))
+            return value_of(hello, HeadHello, held=held, head_for_s=head_for_s)
         case "beacon":
             return HeadBeacon(message.beacon.follows)
+        case kind if kind in _READ:
+            said = getattr(message, kind)
+            return HeadEvents(Epoch(said.epoch), (HeadEvent(RequestId(said.request_id), _READ[kind](said)),))
         case _:
             return None
 
 
-def _tokens_to_wire(tokens: Sequence[HeadToken]) -> pb.HeadTokens:
+def _event_fields(event: RequestEvent) -> tuple[str, dict[str, Any]]:
+    """The kind of an event's message, and its fields beside the request and the epoch."""
+    match event:
+        case Token() | LastToken():
+            return "token", _token_fields(event)
+        case PromptLogprobs():
+            return "prompt_logprobs", {"prompt_logprobs": prompt_logprobs_to_wire(event)}
+        case RequestAccepted():
+            return "accepted", {"prompt_tokens": event.prompt_tokens}
+        case RequestAdmitted():
+            return "admitted", {}
+        case RequestEnd():
+            return "finished", {"reason": reason_to_wire(event.reason), "text": event.text}
+        case EdgeShardError():
+            return "failed", {"failure": to_failure(event)}
+
+
+def _tokens_to_wire(message: HeadEvents) -> pb.HeadTokens:
     """Tokens of one step have its timings and its time in common; a token of another step has its own."""
-    common = tokens[0].token.timings if all(message.token.timings for message in tokens) else ()
-    at_s = tokens[0].token.at_s if all(message.token.at_s for message in tokens) else 0.0
+    tokens = [_split(said.event)[0] for said in message.events]
+    timings = tokens[0].timings if all(token.timings for token in tokens) else ()
+    at_s = tokens[0].at_s if all(token.at_s for token in tokens) else 0.0
     return pb.HeadTokens(
-        tokens=[_token_to_wire(message, common, at_s) for message in tokens],
-        timings=timings_to_wire(common),
+        tokens=[
+            pb.HeadToken(request_id=said.request_id, epoch=message.epoch, **_token_fields(said.event, timings, at_s))
+            for said in message.events
+        ],
+        timings=timings_to_wire(timings),
         at_s=at_s,
     )
 
 
-def _token_to_wire(message: HeadToken, common: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> pb.HeadToken:
-    token = message.token
-    return pb.HeadToken(
-        request_id=message.request_id,
-        epoch=message.epoch,
-        position=token.position,
-        token=token.token,
-        logprob=token.logprob,
-        top=top_to_wire(token.top),
-        text=token.text,
-        timings=() if token.timings == common else timings_to_wire(token.timings),
-        finish_reason=None if message.finish_reason is None else reason_to_wire(message.finish_reason),
-        final_text=message.final_text,
-        at_s=0.0 if token.at_s == at_s else token.at_s,
-    )
+def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
+    """Each token names the epoch of the whole message; tokens that name several are of none."""
+    timings, at_s, items = timings_from_wire(message.timings), message.at_s, list(message.tokens)
+    epochs = {item.epoch for item in items}
+    epoch = Epoch(epochs.pop() if len(epochs) == 1 else 0)
+    events = [HeadEvent(RequestId(item.request_id), _token_from_wire(item, timings, at_s)) for item in items]
+    return HeadEvents(epoch, tuple(events))
 
 
-def _token_from_wire(message: pb.HeadToken, common: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> HeadToken:
-    token = Token(
-        position=message.position,
-        token=message.token,
-        text=message.text,
-        logprob=message.logprob,
-        top=top_from_wire(message.top),
-        timings=timings_from_wire(message.timings) or common,
-        at_s=message.at_s or at_s,
-    )
-    reason = reason_from_wire(message.finish_reason) if message.finish_reason else None
-    return HeadToken(RequestId(message.request_id), Epoch(message.epoch), token, reason, message.final_text)
+def _split(event: RequestEvent) -> tuple[Token, RequestEnd | None]:
+    token, end = (event.token, event.end) if isinstance(event, LastToken) else (event, None)
+    assert isinstance(token, Token)
+    return token, end
+
+
+def _token_fields(event: RequestEvent, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
+    token, end = _split(event)
+    fields = token_fields(token, timings, at_s)
+    if end is not None:
+        fields |= {"finish_reason": reason_to_wire(end.reason), "final_text": end.text}
+    return fields
+
+
+def _token_from_wire(
+    message: pb.HeadToken, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0
+) -> Token | LastToken:
+    token = token_of(message, timings, at_s)
+    if not message.finish_reason:
+        return token
+    return LastToken(token, RequestEnd(reason_from_wire(message.finish_reason), message.final_text))
+
+
+_READ: dict[str | None, Callable[[Any], RequestEvent]] = {
+    "token": _token_from_wire,
+    "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
+    "accepted": lambda said: RequestAccepted(tuple(said.prompt_tokens)),
+    "admitted": lambda said: RequestAdmitted(),
+    "finished": lambda said: RequestEnd(reason_from_wire(said.reason), said.text),
+    "failed": lambda said: from_failure(said.failure),
+}
+"""The event of a message that is about one request, by the message's kind."""

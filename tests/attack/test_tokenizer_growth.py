@@ -43,12 +43,12 @@ PROMPTS = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from edgeshard.domain.requests.generation import Generation
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.head import RequestAdmitted, StartRequest
+from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.storage import forms
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
@@ -73,8 +73,8 @@ def megabytes(whose):
 
 before = megabytes(resource.RUSAGE_SELF)
 asyncio.run(main())
-answers = [output for output in said if not isinstance(output, RequestAdmitted)]
-reasons = [output.error.reason if isinstance(output, RequestRefused) else "taken" for output in answers]
+answers = [output.event for output in said if not isinstance(output.event, RequestAdmitted)]
+reasons = [answer.reason if isinstance(answer, EdgeShardError) else "taken" for answer in answers]
 print(json.dumps([reasons, megabytes(resource.RUSAGE_SELF) - before, megabytes(resource.RUSAGE_CHILDREN)]))
 """
 

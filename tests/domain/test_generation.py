@@ -30,7 +30,7 @@ from edgeshard.domain.requests.generation import (
     Sampling,
     option_fields,
 )
-from edgeshard.domain.requests.head import HeadAccepted, StartRequest
+from edgeshard.domain.requests.head import HeadEvent, HeadEvents, RequestAccepted, StartRequest
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.head import head_command_to_wire, head_message_to_wire
 
@@ -161,7 +161,8 @@ def test_the_largest_requests_and_their_prompts_tokens_fit_a_message() -> None:
         generation = Generation(prompt, **stops)  # type: ignore[arg-type]
         generation.validate()
         assert is_sendable(head_command_to_wire(StartRequest(RequestId("r" * 128), generation)))
-    assert is_sendable(head_message_to_wire(HeadAccepted(RequestId("r" * 128), Epoch(2**63), tokens)))
+    accepted = HeadEvent(RequestId("r" * 128), RequestAccepted(tokens))
+    assert is_sendable(head_message_to_wire(HeadEvents(Epoch(2**63), (accepted,))))
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
+import pkgutil
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 
+import edgeshard.proto.v1
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from tests.house import documents
 
@@ -86,3 +91,34 @@ def test_every_room_has_a_line_on_the_map(package: str) -> None:
         assert re.search(rf"^\| `{re.escape(room)}` \| \S", text, re.MULTILINE), (
             f"ARCHITECTURE.md has no line on {room}"
         )
+
+
+def test_a_token_has_no_more_forms_than_are_listed() -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("### Forms of a token")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert len(rows) == 5
+    listed = {(name, *re.findall(r"`(\S+/\S+)`", row)) for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert listed == {*classes_of_tokens(), *messages_of_tokens()}
+
+
+def classes_of_tokens() -> Iterator[tuple[str, str]]:
+    """The classes that hold a token, its position and its log-probability, each with its file."""
+    for path in (path for top in ROOMS for path in (ROOT / top).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                fields = [item.target for item in node.body if isinstance(item, ast.AnnAssign)]
+                if is_token(field.id for field in fields if isinstance(field, ast.Name)):
+                    yield node.name, str(path.relative_to(ROOT))
+
+
+def messages_of_tokens() -> Iterator[tuple[str, str]]:
+    for found in pkgutil.iter_modules(edgeshard.proto.v1.__path__):
+        file = getattr(importlib.import_module(f"edgeshard.proto.v1.{found.name}"), "DESCRIPTOR", None)
+        for name, message in file.message_types_by_name.items() if file is not None else ():
+            if is_token(field.name for field in message.fields):
+                yield name, f"proto/{file.name}"
+
+
+def is_token(fields: Iterable[str]) -> bool:
+    """Columns of several tokens count, too."""
+    return {"position", "token", "logprob"} <= {name.removesuffix("s") for name in fields}

@@ -18,19 +18,19 @@ from unittest import mock
 import edgeshard_coordinator.core.deployments.deployments
 import edgeshard_coordinator.core.machine.reconcile
 from edgeshard_agent.engine.head import Head
-from edgeshard_agent.engine.journal import Entry, HeadOutput, RequestRefused
+from edgeshard_agent.engine.journal import Entry
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
 from edgeshard_coordinator.control.requests.head_reports import HeadReports
-from edgeshard_coordinator.control.requests.running_request import Attachment
+from edgeshard_coordinator.control.requests.running_request import RunningRequest
 from edgeshard_coordinator.control.services.admin_service import AdminServicer
 
 import tests.simulator.disk
 from edgeshard.domain.errors import AlreadyExistsError
-from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.ids import Epoch
 from edgeshard.domain.requests.generation import Token
-from edgeshard.domain.requests.head import HeadMessage, StartRequest
+from edgeshard.domain.requests.head import HeadEvent, HeadEvents, StartRequest
 from edgeshard.domain.requests.step import KvGrant, StepPlan
 from tests.simulator.setup import collected, say, steady, work_alone
 
@@ -47,7 +47,7 @@ def second_start_refused() -> Any:
             start(self, request)
         else:
             known = AlreadyExistsError("there is a request of this id", field="request_id")
-            self._epoch.emit(RequestRefused(request.request_id, known))
+            self._epoch.emit(HeadEvent(request.request_id, known))
 
     return mock.patch.object(Head, "start", refusing)
 
@@ -55,8 +55,8 @@ def second_start_refused() -> Any:
 def last_token_torn_from_its_end() -> Any:
     """The last token goes alone, and the end behind it."""
 
-    def one_by_one(self: HeadStream) -> HeadMessage:
-        return self._message(self._unsent.popleft())
+    def one_by_one(self: HeadStream) -> HeadEvents:
+        return HeadEvents(self._epoch, (self._unsent.popleft(),))
 
     return mock.patch.object(HeadStream, "_take", one_by_one)
 
@@ -74,26 +74,26 @@ def empty_store_releases_live_stages() -> Any:
 
 
 def head_sends_before_it_has() -> Any:
-    """An output goes to the coordinator first, and into the journal a moment later."""
+    """What it says goes to the coordinator first, and into the journal a moment later."""
 
-    def say(self: Head, output: HeadOutput) -> None:
-        self._epoch.emit(output)
-        asyncio.get_running_loop().call_soon(self._journal.record, output, self._now())
+    def say(self: Head, *events: HeadEvent) -> None:
+        for said in events:
+            self._epoch.emit(said)
+            asyncio.get_running_loop().call_soon(self._journal.record, said, self._now())
 
     return mock.patch.object(Head, "_say", say)
 
 
 def token_taken_at_any_position() -> Any:
     """Whatever a head says comes next."""
-    on_token = HeadReports.on_token
+    on_token = HeadReports._on_token
 
-    def taking(self: HeadReports, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
-        request = attachment.requests.get(request_id)
-        if request is not None and request.next_position is not None:
+    def taking(self: HeadReports, request: RunningRequest, token: Token) -> bool:
+        if request.next_position is not None:
             token = replace(token, position=request.next_position)
-        return on_token(self, attachment, request_id, epoch, token)
+        return on_token(self, request, token)
 
-    return mock.patch.object(HeadReports, "on_token", taking)
+    return mock.patch.object(HeadReports, "_on_token", taking)
 
 
 def restart_gives_an_epoch_again() -> Any:
@@ -139,9 +139,9 @@ def acknowledged_before_it_is_on_disk() -> Any:
 def head_goes_on_a_token_too_far() -> Any:
     """A coordinator that comes back misses the first token behind those that it has."""
 
-    def follow(self: Head, entry: Entry, count: int) -> None:
-        for output in entry.outputs_behind(count + 1):
-            self._epoch.emit(output)
+    def follow(self: Head, entry: Entry, start: StartRequest) -> None:
+        for said in entry.events_behind(len(start.emitted_tokens) + 1, start.scored):
+            self._epoch.emit(said)
         entry.followed = True
 
     return mock.patch.object(Head, "_follow", follow)

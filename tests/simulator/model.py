@@ -29,7 +29,7 @@ from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
-from edgeshard.domain.requests.step import SampledToken, StepPlan
+from edgeshard.domain.requests.step import SampledToken, StepPlan, StepResult
 from tests.simulator.loop import Process
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class SimModel:
                 else:
                     sampled.append(chosen_one)
         if self.is_last:
-            return StageOutput(None, tuple(sampled), pending=tuple(pending))
+            return StageOutput(result=StepResult(tuple(sampled), pending=tuple(pending)))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
 
     def _come(self, frees: Sequence[int]) -> list[SampledToken]:

@@ -9,9 +9,7 @@ from typing import Any
 
 from edgeshard_agent.core.actions import Action as NodeAction
 from edgeshard_agent.core.actions import CloseStage
-from edgeshard_agent.engine.journal import HeadOutput
 from edgeshard_agent.hosting.host import Hosting
-from edgeshard_agent.scheduler.scheduler import TokenOut
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
 from edgeshard_coordinator.core.values.actions import Action, SendCommand
@@ -38,6 +36,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
+from edgeshard.domain.requests.head import HeadEvent
 from tests.simulator.disk import Disk
 from tests.simulator.model import Answer
 
@@ -99,7 +98,7 @@ class Watch:
     def coordinator_starts(self, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
         loop, executor, reports = coordinator.loop, coordinator._executor, coordinator.front.reports
-        apply, perform, on_token = loop._apply, executor.perform, reports.on_token
+        apply, perform, on_token = loop._apply, executor.perform, reports._on_token
 
         def watched_apply(event: Event) -> None:
             before = loop.state
@@ -114,19 +113,18 @@ class Watch:
                 self._prepares(action.command, loop.state)
             perform(action)
 
-        def watched_token(attachment: Any, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
-            request = attachment.requests.get(request_id)
-            taken = on_token(attachment, request_id, epoch, token)
-            if taken and request is not None:
+        def watched_token(request: RunningRequest, token: Token) -> bool:
+            taken = on_token(request, token)
+            if taken:
                 asyncio.get_running_loop().call_soon(self._ends_with_its_token, request)
-                self._token_counts(attachment, request_id, epoch)
+                self._token_counts(request)
                 self.tokens += 1
                 self.on_token(self.tokens)
             return taken
 
         loop._apply = watched_apply  # type: ignore[method-assign]
         executor.perform = watched_perform  # type: ignore[method-assign]
-        reports.on_token = watched_token  # type: ignore[method-assign]
+        reports._on_token = watched_token  # type: ignore[method-assign]
 
     def coordinator_ends(self) -> None:
         self.coordinator = None
@@ -166,11 +164,11 @@ class Watch:
     strangers: frozenset[str] = frozenset()
     """Coordinators that run on another disk."""
 
-    def _token_counts(self, attachment: Any, request_id: RequestId, epoch: Epoch) -> None:
-        assert self.coordinator is not None
-        request = attachment.requests.get(request_id)
+    def _token_counts(self, request: RunningRequest) -> None:
+        attachment, request_id = request.attachment, request.request_id
+        assert self.coordinator is not None and attachment is not None
         wanted = self.answers.get(request_id)
-        if request is None or wanted is None:
+        if wanted is None:
             return
         emitted = tuple(request.emitted)
         self.hold(emitted == wanted.tokens[: len(emitted)], f"the coordinator took a wrong token of {request_id}")
@@ -232,12 +230,12 @@ class Watch:
             return False
         return record.phase not in STANDING or all(stage.node_id != node_id for stage in record.placement.stages)
 
-    def emits(self, hosting: Hosting, name: DeploymentName, output: HeadOutput) -> None:
-        """A head hands an output to its stream: it must have it."""
+    def emits(self, hosting: Hosting, name: DeploymentName, said: HeadEvent) -> None:
+        """A head hands an event to its stream: it must have it."""
         head = hosting._heads.get(name)
-        entry = None if head is None else head._journal.find(output.request_id)
-        if entry is not None and isinstance(output, TokenOut):
-            self.hold(output in entry.tokens, f"a token of {output.request_id} is sent before the head has it")
+        entry = None if head is None else head._journal.find(said.request_id)
+        if entry is not None and isinstance(said.event, Token):
+            self.hold(said.event in entry.tokens, f"a token of {said.request_id} is sent before the head has it")
 
     # Clients
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from itertools import chain
+from itertools import chain, product
 from types import UnionType
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
@@ -53,8 +53,12 @@ class Examples:
             return list(chain.from_iterable(self.of(item, default) for item in arguments if item is not type(None)))
         if origin is Literal:
             return [next(item for item in arguments if item != default)]
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return list(product(*(self.of(item) for item in arguments)))
         if origin in (tuple, list) or origin is Iterable:
-            return [tuple(self.of(arguments[0])[0] for _ in range(2))]
+            # Two of the first kind, and each other kind alone.
+            pair = tuple(self.of(arguments[0])[0] for _ in range(2))
+            return [pair, *((item,) for item in self.of(arguments[0])[1:])]
         if origin in (dict, Mapping):
             return [{f"n{self.number()}": self.number() if arguments[1] is Any else self.of(arguments[1])[0]}]
         return self._of_class(kind, default)

@@ -14,7 +14,7 @@ from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.scheduler import HeadEvent, HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -22,7 +22,8 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Generation, PromptLogprobs, StageTiming
+from edgeshard.domain.requests.generation import Generation, PromptLogprobs, StageTiming, Token
+from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from edgeshard.domain.requests.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
 
@@ -183,10 +184,10 @@ class Rig:
             self.take(pipe.popleft())
 
     def tokens(self, name: str) -> list[int]:
-        return [e.token.token for e in self.events if isinstance(e, TokenOut) and e.request_id == name]
+        return [e.event.token for e in self.events if isinstance(e.event, Token) and e.request_id == name]
 
     def ends(self, name: str) -> list[RequestEnd]:
-        return [e for e in self.events if isinstance(e, RequestEnd) and e.request_id == name]
+        return [e.event for e in self.events if isinstance(e.event, RequestEnd) and e.request_id == name]
 
     def check_empty(self) -> None:
         """Nothing is left of any request anywhere."""

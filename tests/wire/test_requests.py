@@ -10,11 +10,11 @@ from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import Generation, Sampling
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.head import HeadEvents, StartRequest
 from edgeshard.proto.v1 import head_pb2
 from edgeshard.wire.deployment import spec_from_wire, spec_to_wire
 from edgeshard.wire.generation import generation_from_wire, generation_to_wire
-from edgeshard.wire.head import head_command_from_wire
+from edgeshard.wire.head import head_command_from_wire, head_message_from_wire
 
 GENERATION = Generation(
     prompt=(1, 2),
@@ -55,3 +55,11 @@ def test_a_priority_out_of_range_is_refused_by_name(priority: int) -> None:
 def test_a_spec_comes_back_as_it_was(options: dict[str, Any]) -> None:
     spec = DeploymentSpec(name="tales", model="m", source="a", **options)
     assert spec_from_wire(spec_to_wire(spec)) == spec
+
+
+@pytest.mark.parametrize(("epochs", "epoch"), [((3, 3), 3), ((3, 2), 0), ((2, 3), 0), ((3, 0), 0)])
+def test_tokens_that_name_several_epochs_are_of_none(epochs: tuple[int, ...], epoch: int) -> None:
+    """No head says so. A token of a former epoch must not count because another one in its message is of this epoch."""
+    tokens = [head_pb2.HeadToken(request_id="r", epoch=named, position=index) for index, named in enumerate(epochs)]
+    said = head_message_from_wire(head_pb2.AttachRequest(tokens=head_pb2.HeadTokens(tokens=tokens)))
+    assert isinstance(said, HeadEvents) and said.epoch == epoch and len(said.events) == len(epochs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,22 +17,21 @@ import structlog
 from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import PROMPT_LOGPROBS_LIMIT, FinishReason, Generation, Guide, Token
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import (
+    HeadEvent,
+    HeldRequest,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestEnd,
+    StartRequest,
+)
 from edgeshard.domain.requests.step import ReturnedStep
-from edgeshard_agent.engine.journal import Entry, HeadOutput, Journal, RequestAccepted, RequestAdmitted, RequestRefused
+from edgeshard_agent.engine.journal import Entry, Journal
 from edgeshard_agent.engine.long_texts import LEAST_BYTES, LongTexts
 from edgeshard_agent.engine.tokenising import Decoding, Tokenising
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.guides.guides import Guides
-from edgeshard_agent.scheduler.scheduler import (
-    HeadEvent,
-    HeadStep,
-    RequestEnd,
-    RequestFailed,
-    Scheduler,
-    SchedulerStats,
-    TokenOut,
-)
+from edgeshard_agent.scheduler.scheduler import HeadStep, Scheduler, SchedulerStats
 from edgeshard_agent.scheduler.slices import PromptSlices
 from edgeshard_agent.scheduler.text import TextStream
 
@@ -57,13 +56,13 @@ class HeadLimits:
 class Epoch:
     """The scheduler of one epoch, and the ways out of a head.
 
-    `offer` hands a step to this node's own stage and `emit` an output towards the coordinator; neither may block, so
+    `offer` hands a step to this node's own stage and `emit` an event towards the coordinator; neither may block, so
     taking a result never waits for anything and the ring cannot deadlock. `on_failed` is told once of a failure.
     """
 
     scheduler: Scheduler
     offer: Callable[[HeadStep], None]
-    emit: Callable[[HeadOutput], None]
+    emit: Callable[[HeadEvent], None]
     slices: PromptSlices | None = None
     on_failed: Callable[[errors.EdgeShardError], None] = lambda error: None
 
@@ -117,7 +116,7 @@ class Head:
         former, self._epoch, self._failure, self._is_open = self._epoch, epoch, None, False
         for entry in self._journal.unfinished():
             assert entry.accepted is not None
-            prompt, emitted = entry.accepted.prompt_tokens, entry.token_ids
+            prompt, emitted = list(entry.accepted.prompt_tokens), entry.token_ids
             try:
                 # A token that was taken and never said is not there yet, nor is its text.
                 text = former.scheduler.text_of(entry.request_id, [*prompt, *emitted])
@@ -129,7 +128,7 @@ class Head:
                 self._refuse(entry.request_id, error)
             else:
                 if end is not None:
-                    self._say(end)
+                    self._say(HeadEvent(entry.request_id, end))
 
     async def prepare(self) -> None:
         """Find the slices of what is to be run again, off the event loop."""
@@ -192,8 +191,8 @@ class Head:
         self.cancel(request_id)
 
     def _follow(self, entry: Entry, start: StartRequest) -> None:
-        for output in entry.outputs_behind(len(start.emitted_tokens), start.scored):
-            self._epoch.emit(output)
+        for said in entry.events_behind(len(start.emitted_tokens), start.scored):
+            self._epoch.emit(said)
         entry.followed = True
 
     # Requests
@@ -227,15 +226,15 @@ class Head:
                 return
             # No one awaits this task: without an answer the client would wait forever.
             if isinstance(error, errors.CancelledRequestError):
-                self._say(RequestEnd(request_id, FinishReason.CANCELLED, ""))
+                self._say(HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, "")))
             else:
                 self._refuse(request_id, error)
             return
-        self._say(RequestAccepted(request_id, prompt))
+        self._say(HeadEvent(request_id, RequestAccepted(tuple(prompt))))
         if end is not None:
-            self._say(end)
+            self._say(HeadEvent(request_id, end))
         if entry.cancelled:
-            self._say_all(self._scheduler.cancel(request_id))
+            self._say(*self._scheduler.cancel(request_id))
         self._pump()
 
     def _submit(
@@ -258,13 +257,13 @@ class Head:
         if not isinstance(error, errors.EdgeShardError):
             log.error("request_crashed", request=request_id, error=type(error).__name__)
             error = errors.InternalError(f"the head failed: {type(error).__name__}")
-        self._say(RequestRefused(request_id, error))
+        self._say(HeadEvent(request_id, error))
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request; its KV is freed on every stage by the next step. Unknown ids are ignored."""
         if (entry := self._journal.find(request_id)) is not None and entry.accepted is None:
             entry.cancelled = True
-        self._say_all(self._scheduler.cancel(request_id))
+        self._say(*self._scheduler.cancel(request_id))
         self._pump()
 
     def on_return(self, step: ReturnedStep) -> None:
@@ -276,7 +275,7 @@ class Head:
                 self._ask_s = ASK_S
             # The stages first: texts are made and messages are written while they compute.
             self._pump()
-            self._say_all(self._scheduler.events(taken, now))
+            self._say(*self._scheduler.events(taken, now))
         except errors.InternalError as error:
             self.fail(error)
         except Exception as error:
@@ -300,7 +299,7 @@ class Head:
             log.error("step_crashed", error=type(error).__name__)
             self.fail(errors.InternalError(f"the head failed to form a step: {type(error).__name__}"))
         for request_id in self._scheduler.newly_admitted():
-            self._say(RequestAdmitted(request_id))
+            self._say(HeadEvent(request_id, RequestAdmitted()))
         if self._asking is None and self._is_open and self._failure is None and self._scheduler.must_ask:
             self._asking = asyncio.get_running_loop().call_later(self._ask_s, self._ask)
 
@@ -311,25 +310,19 @@ class Head:
         self._scheduler.ask()
         self._pump()
 
-    def _say(self, event: HeadOutput | RequestFailed) -> None:
-        output = RequestRefused(event.request_id, event.error) if isinstance(event, RequestFailed) else event
-        if self._journal.record(output, self._now()):
-            self._epoch.emit(output)
-        if isinstance(output, RequestEnd):
-            log.info("request_end", request=output.request_id, reason=output.reason.value)
+    def _say(self, *events: HeadEvent) -> None:
+        for said in events:
+            if self._journal.record(said, self._now()):
+                self._epoch.emit(said)
+            if isinstance(said.event, RequestEnd):
+                log.info("request_end", request=said.request_id, reason=said.event.reason.value)
 
-    def _say_all(self, outputs: Sequence[HeadEvent]) -> None:
-        for output in outputs:
-            self._say(output)
-
-    def _read(
-        self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream
-    ) -> list[TokenOut]:
+    def _read(self, start: StartRequest, emitted: tuple[int, ...], prompt_count: int, text: TextStream) -> list[Token]:
         """Tokens that were said of a request before, with their texts, which `text` gives as it did then."""
         said = []
         for index, token in enumerate(emitted):
             piece = "" if self._scheduler.is_end(start.generation, token) else text.push(token)
-            said.append(TokenOut(start.request_id, Token(prompt_count + index, token, piece)))
+            said.append(Token(prompt_count + index, token, piece))
         return said
 
     def _clipped(self, generation: Generation, prompt_count: int) -> Generation:

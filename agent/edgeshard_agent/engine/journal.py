@@ -1,4 +1,4 @@
-"""The outputs of a head's requests, kept until the coordinator has their end.
+"""What a head said of its requests, kept until the coordinator has their end.
 
 The coordinator can go away and come back, or another can take its place: what it has not got yet is said again.
 """
@@ -11,39 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
-from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
+from edgeshard.domain.requests.generation import PromptLogprobs, Token
+from edgeshard.domain.requests.head import HeadEvent, HeldRequest, RequestAccepted, RequestEnd, StartRequest
 
 KEPT_S = 600.0
-"""How long the outputs of a request that has ended are kept for a coordinator that is away."""
+"""How long what was said of a request that has ended is kept for a coordinator that is away."""
 OVER_S, MOST_OVER = 180.0, 2048
 """How long it is remembered that the coordinator had a request's end, and of how many: its client may still read when
 the coordinator is lost, and the next one hears from nobody else that the request was let in."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestAccepted:
-    request_id: RequestId
-    prompt_tokens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestAdmitted:
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    request_id: RequestId
-    error: EdgeShardError
-
-
-HeadOutput = PromptScored | TokenOut | RequestEnd | RequestAccepted | RequestAdmitted | RequestRefused
-
-
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request, and what was said of it. `followed` is whether its outputs go to the stream there is."""
+    """One request, and what was said of it. `followed` is whether what comes goes to the stream there is."""
 
     start: StartRequest
     arrival: int
@@ -51,9 +31,9 @@ class Entry:
     cancelled: bool = False
     """Before it was accepted: it ends as soon as it is."""
     accepted: RequestAccepted | None = None
-    scores: list[PromptScored] = field(default_factory=list)
-    tokens: list[TokenOut] = field(default_factory=list)
-    end: RequestEnd | RequestRefused | None = None
+    scores: list[PromptLogprobs] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    end: RequestEnd | EdgeShardError | None = None
     ended_at: float = 0.0
 
     @property
@@ -62,12 +42,12 @@ class Entry:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        return tuple(output.token.token for output in self.tokens)
+        return tuple(token.token for token in self.tokens)
 
     @property
     def scored(self) -> int:
         """The position behind the last one whose prompt log-probability was said, here or by another head."""
-        return self.scores[-1].prompt_logprobs.end if self.scores else self.start.scored
+        return self.scores[-1].end if self.scores else self.start.scored
 
     @property
     def held(self) -> HeldRequest:
@@ -79,17 +59,12 @@ class Entry:
         """Whether what comes behind these tokens, and from this position of the prompt on, was said or will be."""
         return self.token_ids[: len(emitted)] == emitted and self.start.scored <= scored <= self.scored
 
-    def outputs_behind(self, count: int, scored: int = 1) -> Iterator[HeadOutput]:
+    def events_behind(self, count: int, scored: int = 1) -> Iterator[HeadEvent]:
         """All that was said but its first `count` tokens and the prompt's log-probabilities before `scored`."""
-        if self.accepted is not None:
-            yield self.accepted
-        for output in self.scores:
-            rest = output.prompt_logprobs.behind(scored)
-            if rest is not None:
-                yield PromptScored(output.request_id, rest)
-        yield from self.tokens[count:]
-        if self.end is not None:
-            yield self.end
+        scores = (part.behind(scored) for part in self.scores)
+        for event in (self.accepted, *scores, *self.tokens[count:], self.end):
+            if event is not None:
+                yield HeadEvent(self.request_id, event)
 
 
 class Journal:
@@ -104,7 +79,7 @@ class Journal:
         return self._entries.get(request_id)
 
     def open(self, start: StartRequest, now: float) -> Entry:
-        """A new request. Outputs whose coordinator has stayed away for too long are forgotten."""
+        """A new request. Those that have ended, and whose coordinator has stayed away for too long, are forgotten."""
         late = [key for key, entry in self._entries.items() if entry.end is not None and now > entry.ended_at + KEPT_S]
         for request_id in late:
             del self._entries[request_id]
@@ -114,20 +89,20 @@ class Journal:
         self._entries[start.request_id] = entry
         return entry
 
-    def record(self, output: HeadOutput, now: float) -> bool:
-        """Keep an output; whether it goes to the stream. One of a request that is forgotten goes nowhere."""
-        entry = self._entries.get(output.request_id)
+    def record(self, said: HeadEvent, now: float) -> bool:
+        """Keep an event; whether it goes to the stream. One of a request that is forgotten goes nowhere."""
+        entry = self._entries.get(said.request_id)
         if entry is None or entry.end is not None:
             return False
-        match output:
-            case PromptScored():
-                entry.scores.append(output)
-            case TokenOut():
-                entry.tokens.append(output)
-            case RequestAccepted():
-                entry.accepted = output
-            case RequestEnd() | RequestRefused():
-                entry.end, entry.ended_at = output, now
+        match said.event:
+            case Token() as token:
+                entry.tokens.append(token)
+            case PromptLogprobs() as scores:
+                entry.scores.append(scores)
+            case RequestAccepted() as accepted:
+                entry.accepted = accepted
+            case RequestEnd() | EdgeShardError() as end:
+                entry.end, entry.ended_at = end, now
         return entry.followed
 
     def forget(self, request_id: RequestId, now: float) -> None:
@@ -140,7 +115,7 @@ class Journal:
             self._over.popitem(last=False)
 
     def stream_lost(self) -> None:
-        """Hold outputs back from now on, until their requests are followed again."""
+        """Hold events back from now on, until their requests are followed again."""
         for entry in self._entries.values():
             entry.followed = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.requests.generation import StageTiming
-from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, StepResult, Tensor, WireStep
+from edgeshard.domain.requests.step import ForwardStep, ReturnedStep, StepPlan, Tensor, WireStep
 from edgeshard.wire.frames import PART_BYTES, Frame, encode_step
 from edgeshard_agent.core.hanging import RunningStep
 from edgeshard_agent.engine.recording import BusyMeter, StepCounts, StepRecorder
@@ -252,8 +252,7 @@ class StageRunner:
     ) -> WireStep:
         timings = (*(step.timings if isinstance(step, ForwardStep) else ()), timing)
         if self.model.is_last:
-            outcome = StepResult(output.tokens, timings, output.prompt_logprobs, output.guide_failures, output.pending)
-            return ReturnedStep(step.number, outcome)
+            return ReturnedStep(step.number, replace(output.result, timings=timings))
         return ForwardStep(step.number, step.plan, hidden, timings)
 
     def _inputs(self, step: HeadStep | ForwardStep) -> np.ndarray[tuple[int], np.dtype[np.int64]] | torch.Tensor | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import Guide, Sampling, TokenLogprob
-from edgeshard.domain.requests.step import GuideFailure, SampledToken
+from edgeshard.domain.requests.step import GuideFailure, SampledToken, StepResult
 from edgeshard_agent.guides.guides import Guided, GuideError, Guides
 from edgeshard_agent.ops.sampling import RequestSampler, require_finite, sample_rows
 from edgeshard_agent.ops.sampling_reference import LikelyTokens
@@ -21,15 +20,6 @@ Wanted = tuple[int, int]
 PATIENCE_S = 0.002
 """How long a step waits for masks in all. Most are there before their step is; a round through the stages takes longer
 than a cheap one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """Tokens; why a guide has led to none; and the requests whose tokens come with a later step."""
-
-    tokens: tuple[SampledToken, ...] = ()
-    guide_failures: tuple[GuideFailure, ...] = ()
-    pending: tuple[int, ...] = ()
 
 
 class Sampler:
@@ -95,14 +85,14 @@ class Sampler:
         """Whether a request's logits wait here for what its guide bans."""
         return bool(self._late)
 
-    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> Drawn:
+    def draw(self, logits: torch.Tensor | None, wanted: Sequence[Wanted]) -> StepResult:
         """A token for each (request, position), from its row of `logits` [R, vocab], and for late ones.
 
         Tokens that guides ban are taken from the rows first. A row whose guide does not know yet waits here.
         Raises InternalError when a row has no finite largest value: the model's arithmetic broke.
         """
         if logits is not None and not self._late and not any(request in self._guided for request, _ in wanted):
-            return Drawn(self._choose(logits, wanted))
+            return StepResult(self._choose(logits, wanted))
         rows: list[torch.Tensor] = []
         places: list[Wanted] = []
         if logits is not None:
@@ -111,7 +101,7 @@ class Sampler:
         pending = self._wait_for_guides(rows, places)
         failures = tuple(self._take_banned(rows, places))
         if not rows:
-            return Drawn((), failures, pending)
+            return StepResult(guide_failures=failures, pending=pending)
         # As they came where no row has left or come: a copy takes as long as a choice.
         chosen_from = logits if logits is not None and places == list(wanted) else torch.stack(rows)
         tokens = self._choose(chosen_from, places)
@@ -119,7 +109,7 @@ class Sampler:
             guided = self._guided.get(token.request)
             if guided is not None:
                 guided.advance(token.token)
-        return Drawn(tokens, failures, pending)
+        return StepResult(tokens, guide_failures=failures, pending=pending)
 
     def _wait_for_guides(self, rows: list[torch.Tensor], places: list[Wanted]) -> tuple[int, ...]:
         """Put rows aside whose guides do not know yet, and add rows put aside whose guides do; the requests put

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import torch
 
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard.domain.nodes.device import StageExperts, StageStreaming
-from edgeshard.domain.requests.step import GuideFailure, SampledToken, Span, SpanLogprobs, StepPlan, Targets
+from edgeshard.domain.requests.step import Span, SpanLogprobs, StepPlan, StepResult, Targets
 from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
@@ -32,16 +32,13 @@ StageInputs = npt.NDArray[np.int64] | torch.Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class StageOutput:
-    """The output of a step: `hidden` [T, width] for the next stage, or the parts of the last stage's result.
+    """The output of a step: `hidden` [T, width] for the next stage, or the last stage's result, without timings.
 
     `hidden` is None on the last stage and for a step without spans.
     """
 
     hidden: torch.Tensor | None = None
-    tokens: tuple[SampledToken, ...] = ()
-    prompt_logprobs: tuple[SpanLogprobs, ...] = ()
-    guide_failures: tuple[GuideFailure, ...] = ()
-    pending: tuple[int, ...] = ()
+    result: StepResult = field(default_factory=StepResult)
 
 
 @dataclass(slots=True)
@@ -206,14 +203,14 @@ class StageModel:
             if not rows and not self._sampler.has_late:
                 if self._device.type == "cuda":  # a step that gives nothing to read would seem to take no time
                     torch.cuda.synchronize(self._device)
-                return StageOutput(prompt_logprobs=prompt_logprobs)
+                return StageOutput(result=StepResult(prompt_logprobs=prompt_logprobs))
             logits = None
             if hidden is not None and rows:
                 logits = self._modules.head(hidden if len(rows) == len(hidden) else hidden[rows])
             drawn = self._sampler.draw(logits, wanted)
         except InternalError as error:
             raise self._blamed(error, inputs) from None
-        return StageOutput(None, drawn.tokens, prompt_logprobs, drawn.guide_failures, drawn.pending)
+        return StageOutput(result=replace(drawn, prompt_logprobs=prompt_logprobs))
 
     def _score(self, spans: tuple[Span, ...], hidden: torch.Tensor) -> Iterator[SpanLogprobs]:
         """Log-probabilities of the spans' targets, from hidden states [T, width]."""

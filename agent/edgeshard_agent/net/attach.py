@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import grpc
 import structlog
@@ -17,6 +16,7 @@ import structlog
 from edgeshard.domain.errors import EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId
 from edgeshard.domain.requests import head as messages
+from edgeshard.domain.requests.generation import Token
 from edgeshard.proto.v1 import head_pb2 as pb
 from edgeshard.proto.v1.head_pb2_grpc import HeadServiceStub
 from edgeshard.rpc.channel import is_sendable
@@ -24,9 +24,7 @@ from edgeshard.rpc.link_watch import ALIVE, TICK_S, LinkWatch
 from edgeshard.wire.head import head_command_from_wire, head_message_to_wire, request_of_command
 from edgeshard.wire.status import from_rpc_error
 from edgeshard_agent.engine.head import Head
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.net.streams import end, status_of, until_one_ends
-from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 log = structlog.get_logger()
 
@@ -58,7 +56,7 @@ class HeadStream:
         self._node_id = node_id
         self._deployment = deployment
         self._epoch = epoch
-        self._unsent: deque[HeadOutput] = deque()
+        self._unsent: deque[messages.HeadEvent] = deque()
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -78,28 +76,13 @@ class HeadStream:
     async def stop(self) -> None:
         await end(self._task, self._channel)
 
-    def emit(self, output: HeadOutput) -> None:
-        """Queue an output for the coordinator; never blocks."""
+    def emit(self, said: messages.HeadEvent) -> None:
+        """Queue an event for the coordinator; never blocks."""
         if len(self._unsent) >= MAX_UNSENT:
             self._overflow.set()
             return
-        self._unsent.append(output)
+        self._unsent.append(said)
         self._wake.set()
-
-    def _message(self, output: HeadOutput) -> messages.HeadMessage:
-        match output:
-            case TokenOut():
-                return messages.HeadToken(output.request_id, self._epoch, output.token)
-            case PromptScored():
-                return messages.HeadPromptLogprobs(output.request_id, self._epoch, output.prompt_logprobs)
-            case RequestAccepted():
-                return messages.HeadAccepted(output.request_id, self._epoch, tuple(output.prompt_tokens))
-            case RequestAdmitted():
-                return messages.HeadAdmitted(output.request_id, self._epoch)
-            case RequestRefused():
-                return messages.HeadFailed(output.request_id, self._epoch, output.error)
-            case RequestEnd():
-                return messages.HeadFinished(output.request_id, self._epoch, output.reason, output.text)
 
     async def _run(self, head: Head) -> None:
         while True:
@@ -188,41 +171,43 @@ class HeadStream:
             self._wake.clear()
             await self._wake.wait()
 
-    def _take(self) -> messages.HeadMessage:
+    def _take(self) -> messages.HeadEvents:
         """The next message; a step's tokens are all there together and go as one."""
-        first = self._message(self._unsent.popleft())
-        if not isinstance(first, messages.HeadToken):
-            return first
-        tokens, characters = [first], len(first.token.text)
-        while self._unsent and len(tokens) < MAX_TOKENS:
-            output = self._unsent[0]
-            if isinstance(output, TokenOut):
-                characters += len(output.token.text)
-                if characters > MAX_CHARACTERS:
+        first = self._unsent.popleft()
+        if not isinstance(first.event, Token):
+            return messages.HeadEvents(self._epoch, (first,))
+        events, characters = [first], len(first.event.text)
+        while self._unsent and len(events) < MAX_TOKENS:
+            last, said = events[-1], self._unsent[0]
+            match last.event, said.event:
+                case _, Token() as token:
+                    characters += len(token.text)
+                    if characters > MAX_CHARACTERS:
+                        break
+                    events.append(said)
+                case Token() as token, messages.RequestEnd() as end if said.request_id == last.request_id:
+                    characters += len(end.text)
+                    events[-1] = messages.HeadEvent(said.request_id, messages.LastToken(token, end))
+                case _:
                     break
-                tokens.append(messages.HeadToken(output.request_id, self._epoch, output.token))
-            elif isinstance(output, RequestEnd) and output.request_id == tokens[-1].request_id:
-                # With its last token: who has one has the other.
-                characters += len(output.text)
-                tokens[-1] = replace(tokens[-1], finish_reason=output.reason, final_text=output.text)
-            else:
-                break
             self._unsent.popleft()
-        return messages.HeadTokens(tuple(tokens)) if len(tokens) > 1 else tokens[0]
+        return messages.HeadEvents(self._epoch, tuple(events))
 
-    def _sendable(self, message: messages.HeadMessage) -> pb.AttachRequest:
+    def _sendable(self, message: messages.HeadEvents) -> pb.AttachRequest:
         """The message; for one that gRPC would refuse, and end every request's stream, the failure of its request."""
         request = head_message_to_wire(message)
-        if is_sendable(request) or isinstance(message, messages.HeadHello | messages.HeadTokens | messages.HeadBeacon):
+        if is_sendable(request) or len(message.events) > 1:
             return request
-        size, request_id = request.ByteSize(), message.request_id
-        log.error("message_not_sent", request=request_id, kind=type(message).__name__, size=size)
+        size, (said,) = request.ByteSize(), message.events
+        request_id = said.request_id
+        log.error("message_not_sent", request=request_id, kind=type(said.event).__name__, size=size)
         # The coordinator has the head forget it, and ignores what the head says of it until then.
         why = InternalError(
             f"the head's answer has {size} bytes, more than a message holds; ask for less in one request",
             reason="ANSWER_TOO_LARGE",
         )
-        return head_message_to_wire(messages.HeadFailed(request_id, self._epoch, why))
+        failed = messages.HeadEvent(request_id, why)
+        return head_message_to_wire(messages.HeadEvents(self._epoch, (failed,)))
 
     async def _read(self, call: Attach, head: Head) -> None:
         while isinstance(message := await call.read(), pb.AttachResponse):
@@ -231,7 +216,7 @@ class HeadStream:
             except EdgeShardError as error:
                 # Of this request alone: the others on this stream go on.
                 log.warning("command_refused", deployment=self._deployment, reason=error.reason)
-                self.emit(RequestRefused(request_of_command(message), error))
+                self.emit(messages.HeadEvent(request_of_command(message), error))
                 continue
             self._heard(command if isinstance(command, messages.HeadBeacon) else None)
             match command:

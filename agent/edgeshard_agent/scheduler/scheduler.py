@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 
 from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, StageTiming, Token
+from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
+from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
@@ -40,36 +41,6 @@ class HeadStep:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenOut:
-    request_id: RequestId
-    token: Token
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnd:
-    request_id: RequestId
-    reason: FinishReason
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScored:
-    request_id: RequestId
-    prompt_logprobs: PromptLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """No more tokens can be had for this request; others go on."""
-
-    request_id: RequestId
-    error: errors.EdgeShardError
-
-
-HeadEvent = PromptScored | TokenOut | RequestEnd | RequestFailed
-
-
-@dataclass(frozen=True, slots=True)
 class Taken:
     """A token that a result brought. `text` is None where nobody has asked for it yet, `reason` while it goes on."""
 
@@ -80,7 +51,7 @@ class Taken:
     reason: FinishReason | None
 
 
-TakenItem = PromptScored | Taken | RequestEnd | RequestFailed
+TakenItem = HeadEvent | Taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +197,9 @@ class Scheduler:
         arrival = number if arrival is None else arrival
         sequence = Sequence(number, arrival, request_id, client, generation, tokens, len(prompt), text, scored=scored)
         if generation.max_new_tokens == 0 and not is_unscored(sequence):
-            return RequestEnd(request_id, FinishReason.LENGTH, "")
+            return RequestEnd(FinishReason.LENGTH, "")
         if emitted and (reason := self._finish_reason(sequence)) is not None:
-            return RequestEnd(request_id, reason, text.finish())
+            return RequestEnd(reason, text.finish())
         self._check(sequence, resumed)
         self._requests[request_id] = sequence
         self._served_tokens.open(client)
@@ -277,7 +248,7 @@ class Scheduler:
         if sequence is None:
             return []
         self._end(sequence)
-        return [RequestEnd(request_id, FinishReason.CANCELLED, "")]
+        return [HeadEvent(request_id, RequestEnd(FinishReason.CANCELLED, ""))]
 
     # -- steps out -----------------------------------------------------------------------------------------------
 
@@ -423,9 +394,9 @@ class Scheduler:
             sequence, sampled = item.sequence, item.sampled
             text = item.text if item.text is not None else sequence.text.push(sampled.token)
             token = Token(sampled.position, sampled.token, text, sampled.logprob, sampled.top, item.timings, now)
-            events.append(TokenOut(sequence.request_id, token))
+            events.append(HeadEvent(sequence.request_id, token))
             if item.reason is not None:
-                events.append(RequestEnd(sequence.request_id, item.reason, sequence.text.finish()))
+                events.append(HeadEvent(sequence.request_id, RequestEnd(item.reason, sequence.text.finish())))
         return events
 
     def _take_scores(self, result: StepResult) -> Iterator[TakenItem]:
@@ -434,10 +405,10 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.scored = item.prompt_logprobs.end
-            yield PromptScored(sequence.request_id, item.prompt_logprobs)
+            yield HeadEvent(sequence.request_id, item.prompt_logprobs)
             if sequence.generation.max_new_tokens == 0 and not is_unscored(sequence):
                 self._end(sequence)
-                yield RequestEnd(sequence.request_id, FinishReason.LENGTH, "")
+                yield HeadEvent(sequence.request_id, RequestEnd(FinishReason.LENGTH, ""))
 
     def _take_failures(self, result: StepResult) -> Iterator[TakenItem]:
         for failed in result.guide_failures:
@@ -445,7 +416,7 @@ class Scheduler:
             if sequence is not None:
                 self._end(sequence)
                 error = errors.InvalidArgumentError(f"guide: {failed.message}", field="guide", reason="GUIDE_FAILED")
-                yield RequestFailed(sequence.request_id, error)
+                yield HeadEvent(sequence.request_id, error)
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken, result: StepResult) -> Taken:
         sequence.tokens.append(sampled.token)

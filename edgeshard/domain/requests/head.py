@@ -91,74 +91,52 @@ class HeadHello:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadAccepted:
+class RequestAccepted:
     """The request was tokenised and admitted."""
 
-    request_id: RequestId
-    epoch: Epoch
     prompt_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPromptLogprobs:
-    """Log-probabilities of some of the prompt's tokens; all of them come before the first new token."""
-
-    request_id: RequestId
-    epoch: Epoch
-    prompt_logprobs: PromptLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class HeadAdmitted:
+class RequestAdmitted:
     """The request waits no more: it has a place and KV memory. Nothing but metrics is made of it."""
 
-    request_id: RequestId
-    epoch: Epoch
-
 
 @dataclass(frozen=True, slots=True)
-class HeadToken:
-    """A token and, with the last one, why the request ends and the text held back until then."""
+class RequestEnd:
+    """The end of a request; `text` is what was held back until now."""
 
-    request_id: RequestId
-    epoch: Epoch
-    token: Token
-    finish_reason: FinishReason | None = None
-    final_text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTokens:
-    """Several at once, in order: a message costs more than a token."""
-
-    tokens: tuple[HeadToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadFinished:
-    """The end of a request that comes without a token; `text` is what was held back until now."""
-
-    request_id: RequestId
-    epoch: Epoch
     reason: FinishReason
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class HeadFailed:
+class LastToken:
+    """A request's last token, and the end that comes with it: who has one has the other."""
+
+    token: Token
+    end: RequestEnd
+
+
+RequestEvent = Token | LastToken | PromptLogprobs | RequestAccepted | RequestAdmitted | RequestEnd | EdgeShardError
+"""What a head says of a request. Log-probabilities of the prompt come before the first token; an error ends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEvent:
     request_id: RequestId
+    event: RequestEvent
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEvents:
+    """One message: an event of any kind, or several tokens in order, since a message costs more than a token.
+
+    `epoch` is that of the stream. Whatever names another one does not count.
+    """
+
     epoch: Epoch
-    failure: EdgeShardError
+    events: tuple[HeadEvent, ...]
 
 
-HeadMessage = (
-    HeadHello
-    | HeadAccepted
-    | HeadAdmitted
-    | HeadPromptLogprobs
-    | HeadToken
-    | HeadTokens
-    | HeadFinished
-    | HeadFailed
-    | HeadBeacon
-)
+HeadMessage = HeadHello | HeadEvents | HeadBeacon

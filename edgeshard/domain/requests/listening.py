@@ -30,17 +30,11 @@ ListenerMessage = ListenerHello | TokensRead
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationEnd:
-    """The end of a request: finished, or failed after it had started."""
-
-    number: int
-    end: Finished | EdgeShardError
-
-
-@dataclass(frozen=True, slots=True)
 class Heard:
-    """The content of one message: `tokens`, of the requests `numbers`, and then ends."""
+    """The content of one message, each with the request's number: tokens in order, and then ends.
 
-    numbers: tuple[int, ...] = ()
-    tokens: tuple[Token, ...] = ()
-    ends: tuple[GenerationEnd, ...] = ()
+    A request has finished, or has failed after it had started.
+    """
+
+    tokens: tuple[tuple[int, Token], ...] = ()
+    ends: tuple[tuple[int, Finished | EdgeShardError], ...] = ()

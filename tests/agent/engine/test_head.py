@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 from edgeshard_agent.engine import head as head_module
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestAdmitted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, PromptScored, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 import edgeshard
 from edgeshard.domain.deployments.mode import Mode
@@ -31,7 +30,7 @@ from edgeshard.domain.requests.generation import (
     Sampling,
     Token,
 )
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.head import HeadEvent, RequestAccepted, RequestAdmitted, RequestEnd, StartRequest
 from edgeshard.domain.requests.step import ReturnedStep, SampledToken, SpanLogprobs, StepResult, Targets
 
 pytestmark = pytest.mark.timing
@@ -63,7 +62,7 @@ class SlowTokenizer:
 class Rig:
     def __init__(self, window: int = 3, concurrency: int = 2) -> None:
         self.tokenizer = SlowTokenizer()
-        self.out: list[HeadOutput] = []
+        self.out: list[HeadEvent] = []
         self.steps: list[HeadStep] = []
         self.fault: Exception | None = None
         self.window, self.concurrency = window, concurrency
@@ -83,9 +82,9 @@ class Rig:
         )
         return Epoch(scheduler, self.offer, self.heard, None, self.failures.append)
 
-    def heard(self, output: HeadOutput) -> None:
+    def heard(self, output: HeadEvent) -> None:
         """That a request was let in stands apart: nothing but metrics comes of it."""
-        if isinstance(output, RequestAdmitted):
+        if isinstance(output.event, RequestAdmitted):
             self.admitted.append(str(output.request_id))
         else:
             self.out.append(output)
@@ -117,7 +116,8 @@ async def test_a_request_cancelled_while_it_is_tokenised_ends_as_cancelled() -> 
     rig.head.cancel(REQUEST)
     rig.tokenizer.go.set()
     await task
-    assert rig.out == [RequestAccepted(REQUEST, [1, 2]), RequestEnd(REQUEST, FinishReason.CANCELLED, "")]
+    said = RequestAccepted((1, 2)), RequestEnd(FinishReason.CANCELLED, "")
+    assert rig.out == [HeadEvent(REQUEST, event) for event in said]
     assert not rig.steps and rig.head.is_idle
 
 
@@ -131,9 +131,9 @@ async def test_what_comes_right_behind_a_request_finds_it() -> None:
         then(start)
     await asyncio.gather(*rig.head._tasks)
     assert [output for output in rig.out if output.request_id == "twice"] == [
-        RequestAccepted(RequestId("twice"), [1, 2])
+        HeadEvent(RequestId("twice"), RequestAccepted((1, 2)))
     ]
-    assert RequestEnd(RequestId("cancelled"), FinishReason.CANCELLED, "") in rig.out
+    assert HeadEvent(RequestId("cancelled"), RequestEnd(FinishReason.CANCELLED, "")) in rig.out
 
 
 async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the_next_epoch() -> None:
@@ -142,7 +142,7 @@ async def test_a_request_that_is_tokenised_while_the_pipeline_breaks_runs_in_the
     rig.head.fail(broken)
     rig.tokenizer.go.set()
     await task
-    assert rig.out == [RequestAccepted(REQUEST, [1, 2])] and not rig.steps and rig.failures == [broken]
+    assert rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2)))] and not rig.steps and rig.failures == [broken]
     rig.next_epoch()
     assert [step.tokens for step in rig.steps] == [(1, 2)]
 
@@ -177,7 +177,7 @@ async def test_an_unforeseen_fault_of_the_tokenizer_is_an_answer() -> None:
     rig.tokenizer.fault = OverflowError("out of range")
     await rig.head.start_request(StartRequest(REQUEST, Generation("some text", 4)))
     (refused,) = rig.out
-    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+    assert isinstance(refused.event, InternalError)
 
 
 @pytest.mark.parametrize("what", ["a wrong result", "a fault in forming the next step"])
@@ -208,9 +208,9 @@ async def test_a_request_cancelled_before_its_turn_to_be_tokenised_ends_as_cance
     rig.tokenizer.go.set()
     await asyncio.gather(*tasks)
     assert [o for o in rig.out if o.request_id == "third"] == [
-        RequestEnd(RequestId("third"), FinishReason.CANCELLED, "")
+        HeadEvent(RequestId("third"), RequestEnd(FinishReason.CANCELLED, ""))
     ]
-    assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 2
+    assert sum(isinstance(output.event, RequestAccepted) for output in rig.out) == 2
 
 
 async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> None:
@@ -221,10 +221,10 @@ async def test_a_text_that_cannot_be_made_ends_its_request_and_no_other() -> Non
     rig.tokenizer.fault = OverflowError("out of range")
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
     refused = rig.out[-1]
-    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
+    assert isinstance(refused.event, InternalError)
     rig.tokenizer.fault = None
     rig.head.on_return(ReturnedStep(1, StepResult((SampledToken(1, 2, 8),))))
-    assert rig.out[-1] == TokenOut(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
+    assert rig.out[-1] == HeadEvent(RequestId("other"), Token(2, 8, "<8>")) and not rig.failures
 
 
 async def test_a_result_that_cannot_be_breaks_the_pipeline_and_no_request() -> None:
@@ -232,7 +232,7 @@ async def test_a_result_that_cannot_be_breaks_the_pipeline_and_no_request() -> N
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
     rig.head.on_return(ReturnedStep(5, StepResult(())))
     (failure,) = rig.failures
-    assert isinstance(failure, InternalError) and rig.out == [RequestAccepted(REQUEST, [1, 2])]
+    assert isinstance(failure, InternalError) and rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2)))]
     rig.head.on_return(ReturnedStep(5, StepResult(())))
     assert len(rig.failures) == 1
 
@@ -250,7 +250,7 @@ async def test_a_step_that_cannot_be_offered_breaks_the_pipeline_and_no_request(
         rig.head.cancel(RequestId("one"))
     elif when == "after a token":
         rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    assert len(rig.failures) == 1 and not any(isinstance(output, RequestRefused) for output in rig.out)
+    assert len(rig.failures) == 1 and not any(isinstance(output.event, EdgeShardError) for output in rig.out)
     rig.next_epoch()
     begun = {"of the request": (1, 2, 1, 2), "of a cancel": (1, 2), "after a token": (1, 2, 7, 1, 2)}
     assert tuple(token for step in rig.steps for token in step.tokens) == begun[when]
@@ -262,9 +262,9 @@ async def test_the_head_takes_as_many_requests_as_run_and_wait(window: int) -> N
     rig = Rig(window=window, concurrency=2)
     for number in range(10):
         await rig.head.start_request(StartRequest(RequestId(f"r{number}"), Generation((1, 2), 62)))
-    assert sum(isinstance(output, RequestAccepted) for output in rig.out) == 10
+    assert sum(isinstance(output.event, RequestAccepted) for output in rig.out) == 10
     await rig.head.start_request(StartRequest(RequestId("one too many"), Generation((1, 2), 62)))
-    assert isinstance(rig.out[-1], RequestRefused) and rig.out[-1].error.reason == "QUEUE_FULL"
+    assert isinstance(rig.out[-1].event, EdgeShardError) and rig.out[-1].event.reason == "QUEUE_FULL"
 
 
 async def test_it_says_when_a_request_waits_no_more() -> None:
@@ -282,7 +282,7 @@ async def test_tokens_of_a_cancelled_request_that_are_on_their_way_go_nowhere() 
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4)))
     rig.head.cancel(REQUEST)
     rig.head.on_return(ReturnedStep(0, StepResult((SampledToken(0, 2, 7),))))
-    assert not any(isinstance(output, TokenOut) for output in rig.out)
+    assert not any(isinstance(output.event, Token) for output in rig.out)
 
 
 @pytest.mark.parametrize("client", ["client/b", ""])
@@ -295,7 +295,7 @@ async def test_whoever_names_the_id_of_anothers_request_gets_a_request_of_its_ow
     rig.out.clear()
     rig.head.start(StartRequest(REQUEST, Generation((3, 4, 5), 4), client=client, resumed=True))
     await asyncio.gather(*rig.head._tasks)
-    assert rig.out == [RequestAccepted(REQUEST, [3, 4, 5])]
+    assert rig.out == [HeadEvent(REQUEST, RequestAccepted((3, 4, 5)))]
 
 
 async def test_the_client_of_a_request_is_told_what_it_has_not_heard() -> None:
@@ -305,7 +305,7 @@ async def test_the_client_of_a_request_is_told_what_it_has_not_heard() -> None:
     rig.head.stream_lost()
     rig.out.clear()
     rig.head.start(StartRequest(REQUEST, Generation((1, 2), 4), client="client/a", resumed=True))
-    assert rig.out == [RequestAccepted(REQUEST, [1, 2]), TokenOut(REQUEST, Token(2, 7, "<7>"))]
+    assert rig.out == [HeadEvent(REQUEST, RequestAccepted((1, 2))), HeadEvent(REQUEST, Token(2, 7, "<7>"))]
 
 
 async def test_a_long_prompt_does_not_hold_up_the_event_loop() -> None:
@@ -324,7 +324,7 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
     batching = Batching(Mode.NO_BUBBLES, 1, 1, 1)
     context = 100_000  # less than the prompt has, and more than could be told from its bytes
     scheduler = Scheduler(BlockAllocator(4, 16), Limits(context, 4), batching, Chunking(16), frozenset())
-    out: list[HeadOutput] = []
+    out: list[HeadEvent] = []
     limits = HeadLimits(4096, 64, context)
     head = Head(Epoch(scheduler, lambda step: None, out.append), tokenizer, limits)
     text = "Once upon a time there was a king who had three sons. " * 20_000
@@ -336,7 +336,7 @@ async def refuse_a_long_prompt() -> tuple[float, float]:
         await asyncio.sleep(0)
         turns.append(time.perf_counter() - turn)
     whole = time.perf_counter() - began
-    assert isinstance(out[0], RequestRefused) and out[0].error.reason == "CONTEXT_EXCEEDED"
+    assert isinstance(out[0].event, EdgeShardError) and out[0].event.reason == "CONTEXT_EXCEEDED"
     return max(turns), whole
 
 
@@ -351,8 +351,8 @@ async def test_new_tokens_are_clipped_to_the_context_where_the_request_says_so(
         step = rig.steps.pop(0)
         tokens = [SampledToken(span.request, span.end_position, 7) for span in step.plan.spans if span.sample]
         rig.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
-    assert sum(isinstance(output, TokenOut) for output in rig.out) == answers
-    assert isinstance(rig.out[-1], RequestEnd) and rig.out[-1].reason is FinishReason.LENGTH
+    assert sum(isinstance(output.event, Token) for output in rig.out) == answers
+    assert isinstance(rig.out[-1].event, RequestEnd) and rig.out[-1].event.reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize(("clips", "field"), [(True, "prompt"), (False, "max_new_tokens")])
@@ -361,7 +361,7 @@ async def test_what_does_not_fit_the_context_is_refused(clips: bool, field: str)
     prompt = (1,) * (64 if clips else 60)
     await rig.head.start_request(StartRequest(REQUEST, Generation(prompt, 5, clip_new_tokens=clips)))
     (refused,) = rig.out
-    assert isinstance(refused, RequestRefused) and refused.error.field == field
+    assert isinstance(refused.event, EdgeShardError) and refused.event.field == field
 
 
 async def test_a_token_says_when_it_came_back_to_the_head() -> None:
@@ -370,7 +370,7 @@ async def test_a_token_says_when_it_came_back_to_the_head() -> None:
     for step in range(2):
         rig.now = 100.0 + step
         rig.head.on_return(ReturnedStep(step, StepResult((SampledToken(0, 2 + step, 7),))))
-    assert [output.token.at_s for output in rig.out if isinstance(output, TokenOut)] == [100.0, 101.0]
+    assert [output.event.at_s for output in rig.out if isinstance(output.event, Token)] == [100.0, 101.0]
 
 
 LONG = tuple(range(1, 31))
@@ -384,7 +384,7 @@ def scored(number: int, request: int, position: int, count: int) -> ReturnedStep
 
 def said(rig: Rig) -> list[tuple[int, int]]:
     """(position, count) of what was said of prompts."""
-    scores = [output.prompt_logprobs for output in rig.out if isinstance(output, PromptScored)]
+    scores = [output.event for output in rig.out if isinstance(output.event, PromptLogprobs)]
     return [(part.position, len(part.logprobs)) for part in scores]
 
 
@@ -398,7 +398,7 @@ async def test_prompt_logprobs_that_were_said_are_not_asked_for_again_in_the_nex
     assert [step.plan.spans[0].targets for step in rig.steps] == [None, Targets(17, LONG[17:])]
     rig.head.on_return(ReturnedStep(0, StepResult()))
     rig.head.on_return(scored(1, rig.steps[1].plan.spans[0].request, 17, 13))
-    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == RequestEnd(REQUEST, FinishReason.LENGTH, "")
+    assert said(rig) == [(1, 16), (17, 13)] and rig.out[-1] == HeadEvent(REQUEST, RequestEnd(FinishReason.LENGTH, ""))
 
 
 @pytest.mark.parametrize("known", [1, 5, 17])
@@ -410,7 +410,7 @@ async def test_a_client_that_comes_back_gets_the_prompt_logprobs_that_it_lacks(k
     rig.head.stream_lost()
     rig.out.clear()
     rig.head.start(StartRequest(REQUEST, generation, resumed=True, scored=known))
-    assert rig.out[0] == RequestAccepted(REQUEST, list(LONG)) and said(rig) == (
+    assert rig.out[0] == HeadEvent(REQUEST, RequestAccepted(tuple(LONG))) and said(rig) == (
         [] if known == 17 else [(known, 17 - known)]
     )
 
@@ -434,7 +434,7 @@ async def test_a_guide_is_refused_before_anything_is_computed() -> None:
     ):
         await rig.head.start_request(StartRequest(REQUEST, replace(generation, guide=guide)))
         refused = rig.out[-1]
-        assert isinstance(refused, RequestRefused) and refused.error.field in ("guide", "ignore_eos")
+        assert isinstance(refused.event, EdgeShardError) and refused.event.field in ("guide", "ignore_eos")
     assert not rig.steps
     await rig.head.start_request(StartRequest(REQUEST, Generation((1, 2), 4, guide=Guide(GuideKind.REGEX, "a"))))
     assert rig.steps[0].plan.spans[0].guide == Guide(GuideKind.REGEX, "a")
@@ -454,8 +454,8 @@ async def test_a_model_without_a_tokenizer_or_an_end_takes_no_guide() -> None:
     }
     for reason, head in heads.items():
         await head.start_request(StartRequest(REQUEST, generation))
-        refused = rig.out[-1]
-        assert isinstance(refused, RequestRefused) and (refused.error.field, refused.error.reason) == ("guide", reason)
+        refused = rig.out[-1].event
+        assert isinstance(refused, EdgeShardError) and (refused.field, refused.reason) == ("guide", reason)
 
 
 async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,4 +466,4 @@ async def test_more_prompt_logprobs_than_a_head_should_keep_are_refused(monkeypa
         await rig.head.start_request(StartRequest(REQUEST, Generation(LONG, 0, sampling, prompt_logprobs=True)))
         assert bool(rig.steps) is is_taken
     refused = rig.out[0]
-    assert isinstance(refused, RequestRefused) and refused.error.field == "prompt_logprobs"
+    assert isinstance(refused.event, EdgeShardError) and refused.event.field == "prompt_logprobs"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard_agent.engine.journal import KEPT_S, MOST_OVER, OVER_S, Journal
-from edgeshard_agent.scheduler.scheduler import PromptScored, RequestEnd, TokenOut
 
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import HeadEvent, HeldRequest, RequestEnd, StartRequest
 
 R = RequestId("r")
 START = StartRequest(R, Generation("once"), client="client/a", instance="run 1", digest=b"d" * 16)
@@ -22,11 +21,11 @@ def test_it_says_whose_a_request_is_and_how_far_it_is() -> None:
     assert journal.held(0.0) == (replace(HELD, tokens=2, scored=3),), "before it was read"
     entry = journal.find(R)
     assert entry is not None
-    entry.tokens = [TokenOut(R, Token(4 + index, 7, "")) for index in range(2)]
-    journal.record(PromptScored(R, PromptLogprobs(3, (-1.0, -2.0), ((), ()))), 0.0)
-    journal.record(TokenOut(R, Token(6, 9, "")), 0.0)
+    entry.tokens = [Token(4 + index, 7, "") for index in range(2)]
+    journal.record(HeadEvent(R, PromptLogprobs(3, (-1.0, -2.0), ((), ()))), 0.0)
+    journal.record(HeadEvent(R, Token(6, 9, "")), 0.0)
     assert journal.held(0.0) == (replace(HELD, tokens=3, scored=5),)
-    journal.record(RequestEnd(R, FinishReason.LENGTH, ""), 0.0)
+    journal.record(HeadEvent(R, RequestEnd(FinishReason.LENGTH, "")), 0.0)
     assert journal.held(KEPT_S) == (replace(HELD, tokens=3, scored=5),), "nobody has its end yet"
 
 
@@ -34,7 +33,7 @@ def test_a_request_whose_end_the_coordinator_had_is_over_for_a_while() -> None:
     """Its client may not have had it."""
     journal = Journal()
     journal.open(START, 0.0)
-    journal.record(TokenOut(R, Token(2, 7, "")), 0.0)
+    journal.record(HeadEvent(R, Token(2, 7, "")), 0.0)
     journal.forget(R, 1.0)
     journal.forget(RequestId("never"), 1.0)
     over = replace(HELD, tokens=1, over=True)

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.engine.head import Epoch, Head, HeadLimits
-from edgeshard_agent.engine.journal import HeadOutput, RequestAccepted, RequestRefused
 from edgeshard_agent.engine.tokenizer import Tokenizer
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import Generation
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.generation import Generation, Token
+from edgeshard.domain.requests.head import HeadEvent, RequestAccepted, RequestEnd, StartRequest
 from edgeshard.domain.requests.step import ReturnedStep, SampledToken, StepResult
 from tests.support.tokenizers import PANICS, write_tokenizer
 
@@ -30,7 +29,7 @@ class Rig:
     """A head with a real tokenizer; `answer` is what the stages make of the oldest step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.out: list[HeadOutput] = []
+        self.out: list[HeadEvent] = []
         self.steps: list[HeadStep] = []
         self.failures: list[EdgeShardError] = []
         batching = Batching(Mode.NO_BUBBLES, 3, 4, 1)
@@ -48,7 +47,7 @@ class Rig:
         self.head.on_return(ReturnedStep(step.number, StepResult(tuple(tokens))))
         await asyncio.sleep(0)
 
-    def of(self, name: str) -> list[HeadOutput]:
+    def of(self, name: str) -> list[HeadEvent]:
         return [output for output in self.out if output.request_id == name]
 
 
@@ -72,9 +71,9 @@ async def test_a_tokenizer_that_fails_on_a_prompt_refuses_it(
     rig = Rig(Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", **parts)))
     await rig.ask("r", prompt)
     (refused,) = rig.out
-    assert isinstance(refused, RequestRefused) and isinstance(refused.error, InternalError)
-    assert (refused.error.field, refused.error.reason) == ("prompt", "TOKENIZER_FAILED")
-    assert prompt not in refused.error.message
+    assert isinstance(refused.event, InternalError)
+    assert (refused.event.field, refused.event.reason) == ("prompt", "TOKENIZER_FAILED")
+    assert prompt not in refused.event.message
     assert rig.head.is_idle and not rig.failures
 
 
@@ -85,7 +84,7 @@ async def test_a_tokenizer_that_fails_on_a_token_ends_its_request_and_no_other(
     rig = Rig(Tokenizer.load(write_tokenizer(tmp_path / "tokenizer.json", **PANICS["decode"])))
     await rig.ask("one", "00", stop_strings=stop)
     await rig.ask("other", "00")
-    while not any(isinstance(output, TokenOut) for output in rig.of("other")):
+    while not any(isinstance(output.event, Token) for output in rig.of("other")):
         await rig.answer(1)
     step = rig.steps.pop(0)
     numbers = {rig.scheduler._running[span.request].request_id: span for span in step.plan.spans}
@@ -96,10 +95,10 @@ async def test_a_tokenizer_that_fails_on_a_token_ends_its_request_and_no_other(
     await asyncio.sleep(0)
     while not rig.head.is_idle:
         await rig.answer(1)
-    first = next(output for output in rig.of("one") if isinstance(output, RequestRefused | RequestEnd))
-    assert isinstance(first, RequestRefused) and first.error.field == "tokenizer.json"
-    texts = [output.token.text for output in rig.of("other") if isinstance(output, TokenOut)]
-    assert texts == ["1", "1", "1"] and isinstance(rig.of("other")[-1], RequestEnd)
+    first = next(output for output in rig.of("one") if isinstance(output.event, EdgeShardError | RequestEnd))
+    assert isinstance(first.event, EdgeShardError) and first.event.field == "tokenizer.json"
+    texts = [output.event.text for output in rig.of("other") if isinstance(output.event, Token)]
+    assert texts == ["1", "1", "1"] and isinstance(rig.of("other")[-1].event, RequestEnd)
     assert not rig.failures, "the pipeline goes on"
 
 
@@ -109,9 +108,10 @@ async def test_a_prompt_whose_end_has_no_text_is_refused_and_leaves_nothing(tmp_
     await asyncio.sleep(0)
     while not rig.head.is_idle:
         await rig.answer(1)
-    assert isinstance(rig.out[0], RequestRefused) and not any(isinstance(output, TokenOut) for output in rig.out[:2])
+    assert isinstance(rig.out[0].event, EdgeShardError)
+    assert not any(isinstance(output.event, Token) for output in rig.out[:2])
     await rig.ask("next", "00")
-    assert isinstance(rig.of("next")[0], RequestAccepted) and not rig.failures
+    assert isinstance(rig.of("next")[0].event, RequestAccepted) and not rig.failures
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit, asyncio.CancelledError], ids=lambda end: end.__name__)

@@ -19,11 +19,12 @@ import torch
 from edgeshard_agent.guides.budgets import GRACE_S
 from edgeshard_agent.guides.guides import Banned, Guided, GuideError, Guides
 from edgeshard_agent.guides.messages import Setup
-from edgeshard_agent.model.sampling import Drawn, Sampler
+from edgeshard_agent.model.sampling import Sampler
 from tokenizers import Tokenizer
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind, Sampling
+from edgeshard.domain.requests.step import StepResult
 
 TOKENIZER_FILE = Path(__file__).resolve().parents[3] / "edgeshard" / "demo_model" / "tokenizer.json"
 VOCAB, EOS = 4096, 2
@@ -214,7 +215,7 @@ def slow() -> Iterator[SlowGuides]:
     guides.close()
 
 
-def drawn_late(sampler: Sampler) -> Drawn:
+def drawn_late(sampler: Sampler) -> StepResult:
     """What comes once it is there: a step that has no row of its own is asked again and again."""
     until_s = time.monotonic() + 20
     while not (drawn := sampler.draw(None, [])).tokens and not drawn.guide_failures:

@@ -296,13 +296,13 @@ class Batch:
         tokens = self.tokens[request]
         span = Span(request, 0, len(tokens), True, self.samplings[request])
         plan = StepPlan((request,), (KvGrant(request, 0, blocks),), (span,))
-        self._take(self.model.execute(plan, np.array(tokens, dtype=np.int64)).tokens)
+        self._take(self.model.execute(plan, np.array(tokens, dtype=np.int64)).result.tokens)
 
     def decode(self, steps: int) -> None:
         for _ in range(steps):
             spans = tuple(Span(index, len(tokens) - 1, 1, True) for index, tokens in enumerate(self.tokens))
             newest = np.array([tokens[-1] for tokens in self.tokens], dtype=np.int64)
-            self._take(self.model.execute(StepPlan(spans=spans), newest).tokens)
+            self._take(self.model.execute(StepPlan(spans=spans), newest).result.tokens)
 
     def _take(self, sampled: Sequence[Any]) -> None:
         for token in sampled:

@@ -18,7 +18,7 @@ from edgeshard_agent.ops.native import native_available
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
-from edgeshard_agent.scheduler.scheduler import Limits, RequestEnd, Scheduler, TokenOut
+from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.text import TextStream
 
 from bench.safetensors_directory import SafetensorsDirectory
@@ -27,8 +27,9 @@ from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.generation import Generation
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan, StepResult
+from edgeshard.domain.requests.generation import Generation, Token
+from edgeshard.domain.requests.head import RequestEnd
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 
 BLOCKS, SIZE = 3, 16
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
@@ -67,10 +68,10 @@ class Pipeline:
             inputs: Any = np.array(step.tokens, dtype=np.int64) if step.tokens else None
             for stage in self.stages[:-1]:
                 inputs = stage.execute(step.plan, inputs).hidden
-            result = StepResult(self.stages[-1].execute(step.plan, inputs).tokens)
+            result = self.stages[-1].execute(step.plan, inputs).result
             events = self.scheduler.events(self.scheduler.on_result(step.number, result, 0.0))
-            tokens |= {event.token.token for event in events if isinstance(event, TokenOut)}
-            ended = any(isinstance(event, RequestEnd) for event in events)
+            tokens |= {event.event.token for event in events if isinstance(event.event, Token)}
+            ended = any(isinstance(event.event, RequestEnd) for event in events)
         return tokens
 
     def rows(self) -> set[bytes]:

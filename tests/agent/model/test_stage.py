@@ -35,7 +35,7 @@ from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan, StepResult
 from tests.support.sizes import parameter_bytes
 
 RANGES = [LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4), LayerRange(0, 4)]
@@ -335,7 +335,7 @@ def test_a_step_without_spans_only_frees(checkpoint_of: Callable[[str], Any]) ->
     for layers in (LayerRange(0, 1), LayerRange(1, 4)):
         stage = opened(checkpoint_of("llama-plain"), layers)
         output = stage.execute(StepPlan(frees=(1, 2)))
-        assert (output.hidden, output.tokens) == (None, ())
+        assert (output.hidden, output.result) == (None, StepResult())
         assert stage.pool.bytes_in_use == 0
         assert 1 not in stage._sampler
 
@@ -355,9 +355,9 @@ def test_only_spans_that_sample_give_tokens(checkpoint_of: Callable[[str], Any])
     ids = np.concatenate([checkpoint.sequences[0][:9], checkpoint.sequences[1][:3], checkpoint.sequences[2][:7]])
     output = stage.execute(plan, ids)
     assert output.hidden is None
-    assert [(token.request, token.position) for token in output.tokens] == [(1, 9), (3, 7)]
+    assert [(token.request, token.position) for token in output.result.tokens] == [(1, 9), (3, 7)]
     reference = torch.log_softmax(checkpoint.reference[0][8].double(), -1)
-    first = output.tokens[0]
+    first = output.result.tokens[0]
     assert first.token == int(reference.argmax())
     assert first.logprob == pytest.approx(reference.max().item(), abs=1e-4)
     assert [entry.token for entry in first.top] == reference.topk(2).indices.tolist()
@@ -399,7 +399,7 @@ def test_a_sampled_sentence_is_the_same_alone_and_in_company_and_however_the_mod
             for stage in stages:
                 output = stage.execute(plan, inputs)
                 inputs = output.hidden
-            token = next(token.token for token in output.tokens if token.request == 1)
+            token = next(token.token for token in output.result.tokens if token.request == 1)
             tokens.append(token)
             spans, grants, ids = [Span(1, position, 1, True)], [], [np.array([token])]
         return tokens

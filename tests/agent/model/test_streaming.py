@@ -218,11 +218,11 @@ def test_a_sweep_reads_once_and_gives_what_its_steps_give(
         behind.extend(head.step([(request, 1)])[request] for request in (0, 1))
     assert torch.equal(behind[0], behind[2])
     assert torch.equal(behind[1], behind[3])
-    assert [output.tokens for output in swept] == [output.tokens for output in wanted]
+    assert [output.result.tokens for output in swept] == [output.result.tokens for output in wanted]
     freed = head.plan(((2, 3),))
     steps = [(freed, head.inputs(freed)), (StepPlan(frees=(2,)), None)]
     assert len(streamed.execute_sweep(steps)) == 1, "a step that frees a request of the sweep waits for the next"
-    assert streamed.execute(StepPlan(frees=(2,))).tokens == ()
+    assert streamed.execute(StepPlan(frees=(2,))).result.tokens == ()
     streamed.release()
 
 

@@ -16,7 +16,6 @@ from edgeshard_agent.net import attach, control
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.net.control import ControlClient
 from edgeshard_agent.net.link_receiver import LinkReceiver, StageServicer
-from edgeshard_agent.scheduler.scheduler import RequestEnd, TokenOut
 
 from edgeshard import WIRE_VERSION
 from edgeshard.domain.control.commands import CommandResult, Registration
@@ -26,7 +25,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.requests.generation import FinishReason, Token
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import HeadEvent, HeldRequest, RequestEnd, StartRequest
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, stage_pb2
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
@@ -106,7 +105,7 @@ async def test_a_head_attaches_again_however_its_stream_ends_while_tokens_flow(
     assert task is not None
     async with asyncio.timeout(60):
         while front.attached < 150 and not task.done():
-            stream.emit(TokenOut(RequestId("r"), Token(1, 2, "x")))
+            stream.emit(HeadEvent(RequestId("r"), Token(1, 2, "x")))
             await asyncio.sleep(0)
     assert not task.done(), f"the head stream gave up after {front.attached} streams: {task!r}"
     await stream.stop()
@@ -150,9 +149,9 @@ async def test_tokens_that_are_there_together_go_in_one_message_in_order(server:
     async with asyncio.timeout(60):
         await stream.attached.wait()
         for number in range(3):
-            stream.emit(TokenOut(RequestId(f"r{number}"), Token(1, number, "x")))
-        stream.emit(RequestEnd(RequestId("r0"), FinishReason.LENGTH, ""))
-        stream.emit(TokenOut(RequestId("r1"), Token(2, 3, "x")))
+            stream.emit(HeadEvent(RequestId(f"r{number}"), Token(1, number, "x")))
+        stream.emit(HeadEvent(RequestId("r0"), RequestEnd(FinishReason.LENGTH, "")))
+        stream.emit(HeadEvent(RequestId("r1"), Token(2, 3, "x")))
         kinds = [(await front.messages.get()) for _ in range(4)]
     assert [message.WhichOneof("message") for message in kinds] == ["hello", "tokens", "finished", "token"]
     assert kinds[0].hello.head_for_s == Quiet.head_for_s
@@ -179,10 +178,10 @@ async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(s
         await stream.attached.wait()
         # Each of these can be sent, and all together cannot.
         for number in range(3):
-            stream.emit(TokenOut(RequestId(f"r{number}"), Token(1, 7, "x" * (3 << 20))))
-        stream.emit(TokenOut(RequestId("large"), Token(1, 7, "x" * (9 << 20))))
-        stream.emit(RequestEnd(RequestId("large"), FinishReason.LENGTH, ""))
-        stream.emit(TokenOut(RequestId("small"), Token(1, 7, "x")))
+            stream.emit(HeadEvent(RequestId(f"r{number}"), Token(1, 7, "x" * (3 << 20))))
+        stream.emit(HeadEvent(RequestId("large"), Token(1, 7, "x" * (9 << 20))))
+        stream.emit(HeadEvent(RequestId("large"), RequestEnd(FinishReason.LENGTH, "")))
+        stream.emit(HeadEvent(RequestId("small"), Token(1, 7, "x")))
         messages = [(await front.messages.get()) for _ in range(6)]
     kinds = [message.WhichOneof("message") for message in messages]
     assert kinds == ["hello", "token", "token", "token", "failed", "token"]

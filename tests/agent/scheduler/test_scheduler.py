@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, RequestEnd
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import AlreadyExistsError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
+from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from tests.support.rig import Alone, Rig
 
 DECODE = 1
@@ -42,7 +43,7 @@ def test_one_request_gets_its_tokens_in_order_and_its_kv_back(make_rig: type[Rig
     rig.submit("r", [1, 2, 3, 4, 5, 6, 7], 4)
     rig.run_all()
     assert rig.tokens("r") == alone([1, 2, 3, 4, 5, 6, 7], 4)
-    assert rig.events[-1] == RequestEnd(RequestId("r"), FinishReason.LENGTH, "")
+    assert rig.events[-1] == HeadEvent(RequestId("r"), RequestEnd(FinishReason.LENGTH, ""))
     rig.check_empty()
 
 
@@ -306,7 +307,7 @@ def test_a_cancel_is_a_step_without_tokens(make_rig: type[Rig]) -> None:
     free = rig.formed_step()
     assert free.plan.spans == () and free.tokens == ()
     rig.take(free)
-    assert rig.ends("r") == [RequestEnd(RequestId("r"), FinishReason.CANCELLED, "")]
+    assert rig.ends("r") == [RequestEnd(FinishReason.CANCELLED, "")]
     rig.check_empty()
 
 
@@ -327,7 +328,7 @@ def test_end_of_sequence_ends_unless_ignored(make_rig: type[Rig], alone: Alone) 
     rig.submit("i", prompt, 8, ignore_eos=True)
     rig.run_all()
     assert len(rig.tokens("r")) == 3 and len(rig.tokens("i")) == 8
-    assert rig.ends("r") == [RequestEnd(RequestId("r"), FinishReason.STOP, "")]
+    assert rig.ends("r") == [RequestEnd(FinishReason.STOP, "")]
 
 
 def test_a_taken_over_request_goes_on_where_it_was(make_rig: type[Rig], alone: Alone) -> None:
@@ -400,7 +401,7 @@ def test_a_higher_priority_goes_first(make_rig: type[Rig]) -> None:
     for name, priority in (("running", 0), ("low", -1), ("plain", 0), ("high", 5)):
         rig.submit(name, [1], 2, priority=priority)
     rig.run_all()
-    assert [e.request_id for e in rig.events if isinstance(e, RequestEnd)] == ["running", "high", "plain", "low"]
+    assert [e.request_id for e in rig.events if isinstance(e.event, RequestEnd)] == ["running", "high", "plain", "low"]
 
 
 def test_clients_share_the_prompt_budget_however_many_requests_each_has(make_rig: type[Rig]) -> None:
@@ -455,7 +456,7 @@ def test_overcommit_lets_more_in_and_sets_the_youngest_back(make_rig: type[Rig],
     for number in range(3):
         assert rig.tokens(f"r{number}") == alone([number + 1] * 3, 16)
     assert rig.scheduler.stats.preemptions > 0
-    assert next(e.request_id for e in rig.events if isinstance(e, RequestEnd)) == "r0"
+    assert next(e.request_id for e in rig.events if isinstance(e.event, RequestEnd)) == "r0"
     rig.check_empty()
 
 
@@ -464,7 +465,7 @@ def test_the_lowest_priority_gives_way_first(make_rig: type[Rig], alone: Alone) 
     rig.submit("low", [1, 1, 1], 16, priority=-1)
     rig.submit("high", [2, 2, 2], 16)
     rig.run_all()
-    assert [e.request_id for e in rig.events if isinstance(e, RequestEnd)] == ["high", "low"]
+    assert [e.request_id for e in rig.events if isinstance(e.event, RequestEnd)] == ["high", "low"]
     assert rig.tokens("low") == alone([1, 1, 1], 16)
 
 

@@ -14,12 +14,12 @@ from itertools import pairwise
 import pytest
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
-from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, TokenOut
+from edgeshard_agent.scheduler.scheduler import HeadStep, Limits
 from edgeshard_agent.scheduler.slices import PromptSlices
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.step_cost import Piece, StageCost, compute_s, inter_token_s
-from edgeshard.domain.requests.generation import StageTiming
+from edgeshard.domain.requests.generation import StageTiming, Token
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
 from tests.support.rig import Rig
@@ -68,7 +68,7 @@ class Timed:
                 self.rig.now_s = self.now
                 self.rig.take(step, tuple(timings))
                 for event in self.rig.events[known:]:
-                    if isinstance(event, TokenOut):
+                    if isinstance(event.event, Token):
                         self.times[event.request_id].append(self.now)
             while (formed := self.rig.next_step()) is not None:
                 self._pipe.append((self._back_at(formed), formed))

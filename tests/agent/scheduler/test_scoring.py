@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from edgeshard_agent.scheduler.chunking import Chunking
-from edgeshard_agent.scheduler.scheduler import Limits, PromptScored, RequestEnd, RequestFailed, TokenOut
+from edgeshard_agent.scheduler.scheduler import Limits
 from edgeshard_agent.scheduler.text import TextStream
 
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.ids import RequestId
-from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs
+from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, PromptLogprobs, Token
+from edgeshard.domain.requests.head import RequestEnd
 from edgeshard.domain.requests.step import GuideFailure, Span, SpanLogprobs, StepResult, Targets
 from tests.support.rig import Rig, expected
 
@@ -23,8 +24,8 @@ def scores(rig: Rig, name: str) -> dict[int, float]:
     """By position; none may come twice."""
     found: dict[int, float] = {}
     for event in rig.events:
-        if isinstance(event, PromptScored) and event.request_id == name:
-            part = event.prompt_logprobs
+        if isinstance(event.event, PromptLogprobs) and event.request_id == name:
+            part = event.event
             new = dict(zip(range(part.position, part.end), part.logprobs, strict=True))
             assert not found.keys() & new.keys()
             found |= new
@@ -49,9 +50,9 @@ def test_every_position_but_the_first_is_scored_once_and_before_the_first_token(
     assert scores(rig, "r") == all_scores(PROMPT) and not scores(rig, "other")
     assert rig.tokens("r") == expected(PROMPT, new) and rig.tokens("other") == expected(PROMPT[:3], 3)
     mine = [event for event in rig.events if event.request_id == "r"]
-    kinds = [type(event) for event in mine]
-    assert kinds == sorted(kinds, key=[PromptScored, TokenOut, RequestEnd].index)
-    assert isinstance(mine[-1], RequestEnd) and mine[-1].reason is FinishReason.LENGTH
+    kinds = [type(event.event) for event in mine]
+    assert kinds == sorted(kinds, key=[PromptLogprobs, Token, RequestEnd].index)
+    assert isinstance(mine[-1].event, RequestEnd) and mine[-1].event.reason is FinishReason.LENGTH
     rig.check_empty()
 
 
@@ -66,7 +67,7 @@ def test_a_prompt_of_one_token_has_nothing_to_score() -> None:
     rig = Rig()
     text = TextStream(lambda ids: "", [5])
     end = rig.scheduler.submit(RequestId("r"), Generation((5,), 0, prompt_logprobs=True), [5], text)
-    assert end == RequestEnd(RequestId("r"), FinishReason.LENGTH, "") and rig.scheduler.idle
+    assert end == RequestEnd(FinishReason.LENGTH, "") and rig.scheduler.idle
 
 
 def test_a_shared_beginning_is_computed_again_for_its_scores() -> None:
@@ -173,8 +174,8 @@ def test_a_guide_that_fails_ends_its_request_alone() -> None:
     failed = StepResult(tokens, guide_failures=(GuideFailure(number, "no text satisfies it"),))
     rig.events += rig.scheduler.events(rig.scheduler.on_result(step.number, failed, 0.0))
     (event,) = [event for event in rig.events if event.request_id == "bad"]
-    assert isinstance(event, RequestFailed) and isinstance(event.error, InvalidArgumentError)
-    assert event.error.field == "guide" and "no text satisfies it" in event.error.message
+    assert isinstance(event.event, InvalidArgumentError)
+    assert event.event.field == "guide" and "no text satisfies it" in event.event.message
     rig.run_all()
     assert rig.tokens("good") == expected([3], 4)
     rig.check_empty()

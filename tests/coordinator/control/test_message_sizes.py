@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,10 +14,11 @@ from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import FinishReason, Generation, Started, Token
-from edgeshard.domain.requests.head import StartRequest
+from edgeshard.domain.requests.head import RequestAccepted, RequestEnd, StartRequest
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.rpc.channel import MESSAGE_LIMIT_BYTES, is_sendable
 from edgeshard.wire.listening import heard_to_wire
+from tests.support.heads import say
 from tests.support.scripted_agent import DEADLINE_S
 
 UNSENDABLE: dict[str, tuple[StartRequest, type]] = {
@@ -69,25 +71,24 @@ async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, 
 @pytest.mark.parametrize("longest", [3 << 20, 7 << 20])
 async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, longest: int) -> None:
     """Of several requests and of one; what a message has no room for is not lost, and the end comes last."""
-    _, head = await site.deployed(concurrency=4)
+    await site.deployed(concurrency=4)
     stream, names, expected = ListenerStream(), ("r1", "r2", "r3"), list[tuple[int, int]]()
     for number, name in enumerate(names):
         request = site.coordinator.front.start("tale", Generation("once"), RequestId(name))
-        site.coordinator.front.reports.on_accepted(request.attachment, request.request_id, head.epoch, (1, 2, 3))
+        tell = partial(say, site.coordinator.front, request.attachment, request.request_id)
+        tell(RequestAccepted((1, 2, 3)))
         assert isinstance(await request.first(), Started)
         for position, size in ((3, 4), (4, longest), (5, longest), (6, 4)):
-            token = Token(position, 7, "x" * size)
-            site.coordinator.front.reports.on_token(request.attachment, request.request_id, head.epoch, token)
+            tell(Token(position, 7, "x" * size))
             expected.append((number, position))
-        front = site.coordinator.front
-        front.reports.on_finished(request.attachment, request.request_id, head.epoch, FinishReason.LENGTH, "")
+        tell(RequestEnd(FinishReason.LENGTH, ""))
         stream.follow(number, request)
     heard, ended = list[tuple[int, int]](), list[int]()
     stream.finish()
     async for message in stream.heard():
         assert is_sendable(heard_to_wire(message)), "gRPC would end the stream of all requests of this client"
-        heard += [(number, token.position) for number, token in zip(message.numbers, message.tokens, strict=True)]
-        ended += [end.number for end in message.ends]
+        heard += [(number, token.position) for number, token in message.tokens]
+        ended += [number for number, _ in message.ends]
     assert sorted(heard) == expected and all(a < b for a, b in pairwise(h for h in heard if h[0] == 1))
     assert sorted(ended) == [0, 1, 2]
 

@@ -24,9 +24,11 @@ from edgeshard.domain.identity import Role
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import FinishReason, Generation, Token
+from edgeshard.domain.requests.head import RequestAccepted, RequestEnd, RequestEvent
 from edgeshard.proto.v1 import head_pb2, inference_pb2
 from edgeshard.wire.status import from_rpc_error
 from tests.attack import resumption
+from tests.support.heads import say
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S
 
@@ -66,12 +68,13 @@ class Front:
         return self.front.start(model, more.pop("generation", ONCE), id, client, **more)
 
     def run(self, request: RunningRequest, prompt_tokens: int, new_tokens: int, *, to_its_end: bool = True) -> None:
-        head, id = self.heads[request.deployment], request.request_id
-        self.front.reports.on_accepted(head, id, Epoch(3), (7,) * prompt_tokens)
-        for position in range(prompt_tokens, prompt_tokens + new_tokens):
-            self.front.reports.on_token(head, id, Epoch(3), Token(position, 7, ""))
+        tokens = [Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)]
+        self.heard(request, RequestAccepted((7,) * prompt_tokens), *tokens)
         if to_its_end:
-            self.front.reports.on_finished(head, id, Epoch(3), FinishReason.LENGTH, "")
+            self.heard(request, RequestEnd(FinishReason.LENGTH, ""))
+
+    def heard(self, request: RunningRequest, *events: RequestEvent) -> None:
+        say(self.front, self.heads[request.deployment], request.request_id, *events)
 
     def refused(self, client: str, model: str = NAME, **more: Any) -> ResourceExhaustedError:
         with pytest.raises(ResourceExhaustedError) as refusal:
@@ -187,7 +190,7 @@ def test_tokens_are_counted_as_they_come_and_a_debt_is_waited_for() -> None:
     assert (error.reason, error.field, error.retry_after_s) == ("QUOTA", "tokens_per_minute", 3.0)
     assert "60 tokens_per_minute" in error.message and "client/app" in error.message
     site.start("client/other")
-    site.front.reports.on_token(site.heads[NAME], second.request_id, Epoch(3), Token(3, 7, ""))
+    site.heard(second, Token(3, 7, ""))
     assert second.emitted == [7], "what runs goes on"
     site.now = 3.5
     assert site.refused("client/app").retry_after_s == 0.5
@@ -214,9 +217,9 @@ def test_a_request_that_was_let_in_passes_its_identitys_debt_when_its_client_is_
     site.run(request, prompt_tokens=100, new_tokens=2, to_its_end=False)
     assert site.refused("client/app").field == "requests"
     back = site.start("client/app", id="mine", emitted=(7, 7))
-    site.front.reports.on_accepted(site.heads[NAME], back.request_id, Epoch(3), (7,) * 100)
+    site.heard(back, RequestAccepted((7,) * 100))
     site.front.abandon(back)
-    site.front.reports.on_finished(site.heads[NAME], back.request_id, Epoch(3), FinishReason.CANCELLED, "")
+    site.heard(back, RequestEnd(FinishReason.CANCELLED, ""))
     assert site.refused("client/app").retry_after_s == 42.0, "102 less the 60 of a minute"
     site.start("client/app", id="mine", emitted=(7, 7))
 

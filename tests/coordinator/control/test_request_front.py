@@ -15,7 +15,8 @@ from edgeshard.domain.errors import UnavailableError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Finished, FinishReason, Generation, Token
-from edgeshard.domain.requests.head import CancelRequest, StartRequest
+from edgeshard.domain.requests.head import CancelRequest, LastToken, RequestAccepted, RequestEnd, StartRequest
+from tests.support.heads import say
 
 NAME, R = DeploymentName("tale"), RequestId("r")
 A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))
@@ -164,15 +165,39 @@ def test_what_a_head_says_of_another_epoch_is_dropped(epoch: int) -> None:
     site, stale = Site(), Epoch(epoch)
     head = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
-    site.front.reports.on_accepted(head, R, stale, (1, 2))
+    say(site.front, head, R, RequestAccepted((1, 2)), epoch=stale)
     assert running.prompt_tokens is None
-    site.front.reports.on_accepted(head, R, Epoch(3), (5, 6, 7))
-    site.front.reports.on_token(head, R, stale, Token(3, 66, "<66>"))
-    site.front.reports.on_finished(head, R, stale, FinishReason.STOP, "")
-    site.front.reports.on_failed(head, R, stale, LOST)
-    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 4
-    site.front.reports.on_token(head, R, Epoch(3), Token(3, 10, "<10>"))
+    say(site.front, head, R, RequestAccepted((5, 6, 7)))
+    token, end = Token(3, 66, "<66>"), RequestEnd(FinishReason.STOP, "")
+    say(site.front, head, R, token, LastToken(token, end), end, LOST, epoch=stale)
+    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 5
+    say(site.front, head, R, Token(3, 10, "<10>"))
     assert list(running.emitted) == [10]
+
+
+@pytest.mark.parametrize("epoch", [3, 4])
+def test_a_stream_that_another_one_replaced_says_nothing_that_counts(epoch: int) -> None:
+    """Whatever epoch its messages name: the request goes on with the new stream."""
+    site = Site()
+    old = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    say(site.front, old, R, RequestAccepted((5, 6, 7)), Token(3, 10, "<10>"))
+    site.epoch = Epoch(4)
+    new = site.front.attach(NAME, Epoch(4), *B)
+    end = RequestEnd(FinishReason.STOP, "")
+    say(site.front, old, R, Token(4, 66, "<66>"), LastToken(Token(4, 66, "<66>"), end), end, LOST, epoch=Epoch(epoch))
+    assert running.emitted == [10] and site.front.reports.dropped_messages == 4
+    say(site.front, new, R, Token(4, 11, "<11>"))
+    assert running.emitted == [10, 11] and site.front.active_requests(NAME) == 1
+
+
+def test_an_end_that_comes_with_a_token_out_of_its_place_does_not_count() -> None:
+    """A token between them is missing: the client would take the answer for whole."""
+    site = Site()
+    head = site.front.attach(NAME, Epoch(3), *A)
+    running = site.front.start(NAME, Generation("once"), R)
+    say(site.front, head, R, RequestAccepted((5, 6, 7)), LastToken(Token(4, 66, ""), RequestEnd(FinishReason.STOP, "")))
+    assert not running.emitted and site.front.active_requests(NAME) == 1 and site.front.reports.dropped_messages == 1
 
 
 def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end_that_comes_with_it() -> None:
@@ -180,11 +205,10 @@ def test_the_token_at_which_a_slow_client_is_given_up_counts_and_so_does_the_end
     site = Site(backlog_limit=1)
     head = site.front.attach(NAME, Epoch(3), *A)
     running = site.front.start(NAME, Generation("once"), R)
-    site.front.reports.on_accepted(head, R, Epoch(3), (5, 6, 7))
-    assert site.front.reports.on_token(head, R, Epoch(3), Token(3, 10, "<10>")) is True
+    say(site.front, head, R, RequestAccepted((5, 6, 7)), Token(3, 10, "<10>"))
     assert running.emitted == [10] and site.front.reports.dropped_messages == 0
     taken, error = running.take(9)
     assert taken == [] and error is not None and error.reason == "SLOW_READER"
     assert head.outgoing.get_nowait() and head.outgoing.get_nowait() == CancelRequest(R)
-    site.front.reports.on_finished(head, R, Epoch(3), FinishReason.LENGTH, "")
+    say(site.front, head, R, RequestEnd(FinishReason.LENGTH, ""))
     assert site.front.active_requests(NAME) == 0

@@ -35,7 +35,8 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, RequestId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import FinishReason, Generation, Guide, GuideKind, Sampling, Token
-from edgeshard.domain.requests.head import HeldRequest, StartRequest
+from edgeshard.domain.requests.head import HeldRequest, RequestAccepted, RequestEnd, StartRequest
+from tests.support.heads import say
 
 NAME, OTHER = DeploymentName("tale"), DeploymentName("other")
 A, B = (NodeId("id-a"), NodeName("a")), (NodeId("id-b"), NodeName("b"))
@@ -92,12 +93,9 @@ class Site:
         return self.start(id, emitted=tokens, **more)
 
     def run(self, id: str, prompt_tokens: int = 1, new_tokens: int = 1, *, to_its_end: bool = True) -> None:
-        head, request, epoch = self.heads[NAME], RequestId(id), self.heads[NAME].epoch
-        self.front.reports.on_accepted(head, request, epoch, (7,) * prompt_tokens)
-        for position in range(prompt_tokens, prompt_tokens + new_tokens):
-            self.front.reports.on_token(head, request, epoch, Token(position, 7, ""))
-        if to_its_end:
-            self.front.reports.on_finished(head, request, epoch, FinishReason.LENGTH, "")
+        tokens = [Token(position, 7, "") for position in range(prompt_tokens, prompt_tokens + new_tokens)]
+        end = [RequestEnd(FinishReason.LENGTH, "")] if to_its_end else []
+        say(self.front, self.heads[NAME], RequestId(id), RequestAccepted((7,) * prompt_tokens), *tokens, *end)
 
     def refused(self, id: str, *tokens: int, **more: Any) -> EdgeShardError:
         with pytest.raises(EdgeShardError) as refusal:

@@ -10,9 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
-from edgeshard.domain.ids import Epoch, RequestId
-from edgeshard.domain.requests.generation import FinishReason, PromptLogprobs, Started, Token
-from edgeshard.domain.requests.head import ForgetRequest
+from edgeshard.domain.requests.generation import PromptLogprobs, Started, Token
+from edgeshard.domain.requests.head import (
+    ForgetRequest,
+    HeadEvents,
+    LastToken,
+    RequestAccepted,
+    RequestAdmitted,
+    RequestEnd,
+    RequestEvent,
+)
 from edgeshard_coordinator.control.requests.quotas import QuotaBook
 from edgeshard_coordinator.control.requests.request_table import RequestTable
 from edgeshard_coordinator.control.requests.running_request import Attachment, RunningRequest
@@ -37,11 +44,37 @@ class HeadReports:
     dropped_messages: int = 0
     """Tokens and other messages of heads that came too late, twice or out of order."""
 
-    def on_accepted(
-        self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_tokens: tuple[int, ...]
-    ) -> None:
-        if (request := self._running(attachment, request_id, epoch)) is None:
-            return
+    def take(self, attachment: Attachment, said: HeadEvents) -> None:
+        """Take what a head says on its stream. Nothing counts that is of another epoch than the stream."""
+        for item in said.events:
+            request = attachment.requests.get(item.request_id) if said.epoch == attachment.epoch else None
+            if request is None or not self._on_event(attachment, request, item.event):
+                self.dropped_messages += 1
+
+    def _on_event(self, attachment: Attachment, request: RunningRequest, event: RequestEvent) -> bool:
+        """Take an event of a request that runs here; whether it counts."""
+        match event:
+            case Token():
+                return self._on_token(request, event)
+            case LastToken():
+                taken = self._on_token(request, event.token)
+                if taken:
+                    self._on_end(attachment, request, event.end)
+                return taken
+            case PromptLogprobs():
+                return self._on_prompt_logprobs(request, event)
+            case RequestAccepted():
+                self._on_accepted(attachment, request, event.prompt_tokens)
+            case RequestAdmitted():
+                request.times.admitted(self._now())
+            case RequestEnd():
+                self._on_end(attachment, request, event)
+            case EdgeShardError():
+                attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
+                self._requests.end(request, event)
+        return True
+
+    def _on_accepted(self, attachment: Attachment, request: RunningRequest, prompt_tokens: tuple[int, ...]) -> None:
         record = self._state().deployments.get(attachment.deployment)
         if request.prompt_tokens is not None or record is None:
             return  # It goes on: its client knows that it has started.
@@ -51,30 +84,20 @@ class HeadReports:
             request.is_charged = True
             # A client that comes with tokens has the head read them, as it does a prompt.
             self._quotas.charge(request.client, len(prompt_tokens) + len(request.emitted))
-        request.deliver(Started(request_id, attachment.deployment, prompt_tokens, record.placement))
+        request.deliver(Started(request.request_id, attachment.deployment, prompt_tokens, record.placement))
 
-    def on_prompt_logprobs(
-        self, attachment: Attachment, request_id: RequestId, epoch: Epoch, prompt_logprobs: PromptLogprobs
-    ) -> None:
-        """Log-probabilities count once, as tokens do: in the request's epoch, behind those that came before."""
-        request = self._current(attachment, request_id, epoch)
-        if request is None or request.prompt_tokens is None or prompt_logprobs.position != request.scored:
-            self.dropped_messages += 1
-            return
+    def _on_prompt_logprobs(self, request: RunningRequest, prompt_logprobs: PromptLogprobs) -> bool:
+        """Log-probabilities count once, as tokens do: behind those that came before."""
+        if request.prompt_tokens is None or prompt_logprobs.position != request.scored:
+            return False
         request.scored = prompt_logprobs.end
         if not request.unread_by_choice:
             request.deliver(prompt_logprobs)
+        return True
 
-    def on_admitted(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> None:
-        """The head computes it now. One that comes late changes nothing."""
-        if (request := self._current(attachment, request_id, epoch)) is not None:
-            request.times.admitted(self._now())
-
-    def on_token(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, token: Token) -> bool:
-        """A token counts once: in the request's epoch, at the position behind its journal. Whether it did."""
-        request = self._current(attachment, request_id, epoch)
-        if request is None or token.position != request.next_position:
-            self.dropped_messages += 1
+    def _on_token(self, request: RunningRequest, token: Token) -> bool:
+        """A token counts once: at the position behind the request's journal."""
+        if token.position != request.next_position:
             return False
         request.emitted.append(token.token)
         request.times.token(self._now())
@@ -83,24 +106,14 @@ class HeadReports:
             self._pass_on(request, token)
         return True
 
-    def on_finished(
-        self, attachment: Attachment, request_id: RequestId, epoch: Epoch, reason: FinishReason, text: str
-    ) -> None:
-        if (request := self._running(attachment, request_id, epoch)) is None:
-            return
+    def _on_end(self, attachment: Attachment, request: RunningRequest, end: RequestEnd) -> None:
         at_once = len(attachment.requests)
         self._requests.remove(request)
-        attachment.outgoing.put_nowait(ForgetRequest(request_id))
+        attachment.outgoing.put_nowait(ForgetRequest(request.request_id))
         if (record := self._state().deployments.get(attachment.deployment)) is not None:
             prompt_tokens, new_tokens = len(request.prompt_tokens or ()), len(request.emitted)
             self._traffic.count(record.name, record.model, prompt_tokens, new_tokens, at_once)
-        request.finish(reason, text, self._now())
-
-    def on_failed(self, attachment: Attachment, request_id: RequestId, epoch: Epoch, failure: EdgeShardError) -> None:
-        if (request := self._running(attachment, request_id, epoch)) is None:
-            return
-        attachment.outgoing.put_nowait(ForgetRequest(request_id))
-        self._requests.end(request, failure)
+        request.finish(end.reason, end.text, self._now())
 
     def _pass_on(self, request: RunningRequest, token: Token) -> None:
         """Give its client the token, or give up a client that reads too slowly."""
@@ -114,12 +127,3 @@ class HeadReports:
         request.fail(slow, drop_unread=True)
         request.unread_by_choice = True
         request.cancel()
-
-    def _running(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> RunningRequest | None:
-        """As `_current`. None counts as a message that is dropped."""
-        request = self._current(attachment, request_id, epoch)
-        self.dropped_messages += request is None
-        return request
-
-    def _current(self, attachment: Attachment, request_id: RequestId, epoch: Epoch) -> RunningRequest | None:
-        return attachment.requests.get(request_id) if epoch == attachment.epoch else None

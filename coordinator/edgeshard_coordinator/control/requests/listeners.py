@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import AlreadyExistsError, EdgeShardError, UnavailableError
 from edgeshard.domain.requests.generation import Finished, Listener, Token
-from edgeshard.domain.requests.listening import UNREAD_TOKENS, GenerationEnd, Heard
+from edgeshard.domain.requests.listening import UNREAD_TOKENS, Heard
 from edgeshard_coordinator.control.requests.running_request import MESSAGE_CHARACTERS, RunningRequest, characters_of
 
 MOST_TOKENS = 512
@@ -93,9 +93,8 @@ class ListenerStream:
             self._wake.set()
 
     def _take(self) -> Heard:
-        numbers: list[int] = []
-        tokens: list[Token] = []
-        ends: list[GenerationEnd] = []
+        tokens: list[tuple[int, Token]] = []
+        ends: list[tuple[int, Finished | EdgeShardError]] = []
         room, is_full = MESSAGE_CHARACTERS, False
         while self._news and not is_full:
             number, followed = next(iter(self._news.items()))
@@ -105,20 +104,19 @@ class ListenerStream:
             for event in events:
                 room -= characters_of(event)
                 if isinstance(event, Token):
-                    numbers.append(number)
-                    tokens.append(event)
+                    tokens.append((number, event))
                     followed.sent_more += 1
                 elif isinstance(event, Finished):
                     end = event
             if end is not None:
-                ends.append(GenerationEnd(number, end))
+                ends.append((number, end))
                 followed.has_end = True
                 followed.ended.set()
             # What is left waits for the client to read, or for the next message where this one is full.
             is_full = len(tokens) >= MOST_TOKENS or followed.request.next_characters > room
             if not is_full or not followed.request.backlog:
                 del self._news[number]
-        return Heard(tuple(numbers), tuple(tokens), tuple(ends))
+        return Heard(tuple(tokens), tuple(ends))
 
 
 class Listeners:

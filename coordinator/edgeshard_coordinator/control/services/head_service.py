@@ -95,7 +95,8 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
                 field="prompt",
                 reason="REQUEST_TOO_LARGE",
             )
-        self._front.reports.on_failed(attachment, command.request_id, attachment.epoch, failure)
+        failed = head.HeadEvent(command.request_id, failure)
+        self._front.reports.take(attachment, head.HeadEvents(attachment.epoch, (failed,)))
         return None
 
     def _open(self, hello: head.HeadHello) -> Attachment:
@@ -127,7 +128,9 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             async for message in messages:
                 if watched is not None:
                     self._watch.heard(watched)
-                self._deliver(attachment, head_message_from_wire(message))
+                said = head_message_from_wire(message)
+                if isinstance(said, head.HeadEvents):
+                    self._front.reports.take(attachment, said)
         except grpc.aio.UsageError:
             pass  # The call ended while this was reading.
         except Exception as error:
@@ -135,33 +138,6 @@ class HeadServicer(head_pb2_grpc.HeadServiceServicer):
             log.warning("attach_stream_broke", deployment=attachment.deployment, error=type(error).__name__)
         finally:
             attachment.close()
-
-    def _deliver(self, attachment: Attachment, message: head.HeadMessage | None) -> None:
-        reports = self._front.reports
-        match message:
-            case head.HeadToken():
-                self._deliver_token(attachment, message)
-            case head.HeadTokens():
-                for token in message.tokens:
-                    self._deliver_token(attachment, token)
-            case head.HeadPromptLogprobs():
-                reports.on_prompt_logprobs(attachment, message.request_id, message.epoch, message.prompt_logprobs)
-            case head.HeadAccepted():
-                reports.on_accepted(attachment, message.request_id, message.epoch, message.prompt_tokens)
-            case head.HeadAdmitted():
-                reports.on_admitted(attachment, message.request_id, message.epoch)
-            case head.HeadFinished():
-                reports.on_finished(attachment, message.request_id, message.epoch, message.reason, message.text)
-            case head.HeadFailed():
-                reports.on_failed(attachment, message.request_id, message.epoch, message.failure)
-            case _:
-                pass  # A beacon, a second hello, or a message of a later version: nothing to do.
-
-    def _deliver_token(self, attachment: Attachment, message: head.HeadToken) -> None:
-        taken = self._front.reports.on_token(attachment, message.request_id, message.epoch, message.token)
-        if taken and message.finish_reason is not None:
-            reason, text = message.finish_reason, message.final_text
-            self._front.reports.on_finished(attachment, message.request_id, message.epoch, reason, text)
 
 
 async def _hello(messages: AsyncIterator[pb.AttachRequest]) -> head.HeadHello:
