@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.requests.generation import (
     Finished,
     FinishReason,
@@ -23,22 +25,10 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
-from edgeshard.wire.codec import by_fields, by_hand, pair
-from edgeshard.wire.common import message_of, value_of
+from edgeshard.wire.codec import by_fields, by_hand, numbers, pair
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
-_REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
-_REASONS_BACK = {number: reason for reason, number in _REASONS.items()}
-
-
-def reason_to_wire(reason: FinishReason) -> head_pb2.FinishReason:
-    return _REASONS[reason]  # type: ignore[no-any-return]
-
-
-def reason_from_wire(number: int) -> FinishReason:
-    return _REASONS_BACK.get(number, FinishReason.CANCELLED)
-
-
+reason_to_wire, reason_from_wire = numbers(FinishReason, head_pb2.FinishReason, "reason")
 sampling_to_wire, sampling_from_wire = pair(Sampling, pb.Sampling)
 guide_to_wire, guide_from_wire = pair(Guide, pb.Guide)
 _fields_to_wire, _fields_from_wire = by_fields(Generation, head_pb2.Generation)
@@ -60,6 +50,7 @@ def generation_from_wire(message: head_pb2.Generation) -> Generation:
 
 
 by_hand(Generation, head_pb2.Generation, generation_to_wire, generation_from_wire)
+finished_to_wire, finished_from_wire = pair(Finished, inference_pb2.GenerationFinished)
 _listener_to_wire, _listener_from_wire = pair(Listener, inference_pb2.Listener)
 
 
@@ -172,16 +163,10 @@ def event_from_wire(message: inference_pb2.GenerateResponse) -> GenerationEvent:
         case "prompt_logprobs":
             return prompt_logprobs_from_wire(message.prompt_logprobs)
         case "started":
-            started, listened = message.started, message.listened
-            prompt_tokens, placement = tuple(started.prompt_tokens), placement_from_wire(started.placement)
-            return value_of(started, Started, prompt_tokens=prompt_tokens, placement=placement, listened=listened)
+            said = message.started
+            tokens, placement = tuple(said.prompt_tokens), placement_from_wire(said.placement)
+            return Started(
+                RequestId(said.request_id), DeploymentName(said.deployment), tokens, placement, message.listened
+            )
         case _:
             return finished_from_wire(message.finished)
-
-
-def finished_to_wire(finished: Finished) -> inference_pb2.GenerationFinished:
-    return message_of(finished, inference_pb2.GenerationFinished, reason=reason_to_wire(finished.reason))
-
-
-def finished_from_wire(message: inference_pb2.GenerationFinished) -> Finished:
-    return value_of(message, Finished, reason=reason_from_wire(message.reason))

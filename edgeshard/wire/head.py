@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
@@ -17,7 +17,6 @@ from edgeshard.domain.requests.head import (
     HeadEvents,
     HeadHello,
     HeadMessage,
-    HeldRequest,
     LastToken,
     RequestAccepted,
     RequestAdmitted,
@@ -26,11 +25,9 @@ from edgeshard.domain.requests.head import (
     StartRequest,
 )
 from edgeshard.proto.v1 import head_pb2 as pb
-from edgeshard.wire.common import message_of, value_of
+from edgeshard.wire.codec import choice, pair
 from edgeshard.wire.failure import from_failure, to_failure
 from edgeshard.wire.generation import (
-    generation_from_wire,
-    generation_to_wire,
     prompt_logprobs_from_wire,
     prompt_logprobs_to_wire,
     reason_from_wire,
@@ -41,42 +38,21 @@ from edgeshard.wire.generation import (
     token_of,
 )
 
-
-def head_command_to_wire(command: HeadCommand) -> pb.AttachResponse:
-    match command:
-        case StartRequest():
-            start = message_of(command, pb.StartRequest, generation=generation_to_wire(command.generation))
-            return pb.AttachResponse(start=start)
-        case CancelRequest():
-            return pb.AttachResponse(cancel=pb.CancelRequest(request_id=command.request_id))
-        case ForgetRequest():
-            return pb.AttachResponse(forget=pb.ForgetRequest(request_id=command.request_id))
-        case HeadBeacon():
-            return pb.AttachResponse(beacon=pb.HeadBeacon(follows=command.follows))
-        case _:
-            assert_never(command)
+head_command_to_wire: Callable[[HeadCommand], pb.AttachResponse]
+_command_from_wire: Callable[[pb.AttachResponse], HeadCommand | None]
+head_command_to_wire, _command_from_wire = choice(
+    pb.AttachResponse, start=StartRequest, cancel=CancelRequest, forget=ForgetRequest, beacon=HeadBeacon
+)
+_hello_to_wire, _hello_from_wire = pair(HeadHello, pb.HeadHello)
+_beacon_to_wire, _beacon_from_wire = pair(HeadBeacon, pb.HeadBeacon)
 
 
 def head_command_from_wire(message: pb.AttachResponse) -> HeadCommand:
     """Raises InvalidArgumentError for a command of a kind this version does not know."""
-    match message.WhichOneof("message"):
-        case "start":
-            start = message.start
-            return value_of(
-                start,
-                StartRequest,
-                generation=generation_from_wire(start.generation),
-                emitted_tokens=tuple(start.emitted_tokens),
-                scored=start.scored or 1,
-            )
-        case "cancel":
-            return CancelRequest(RequestId(message.cancel.request_id))
-        case "forget":
-            return ForgetRequest(RequestId(message.forget.request_id))
-        case "beacon":
-            return HeadBeacon(message.beacon.follows)
-        case _:
-            raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
+    command = _command_from_wire(message)
+    if command is None:
+        raise InvalidArgumentError("the coordinator sent a command this head does not know", field="message")
+    return command
 
 
 def request_of_command(message: pb.AttachResponse) -> RequestId:
@@ -87,10 +63,9 @@ def request_of_command(message: pb.AttachResponse) -> RequestId:
 def head_message_to_wire(message: HeadMessage) -> pb.AttachRequest:
     match message:
         case HeadHello():
-            hello = message_of(message, pb.HeadHello, held=[message_of(item, pb.HeldRequest) for item in message.held])
-            return pb.AttachRequest(hello=hello)
+            return pb.AttachRequest(hello=_hello_to_wire(message))
         case HeadBeacon():
-            return pb.AttachRequest(beacon=pb.HeadBeacon(follows=message.follows))
+            return pb.AttachRequest(beacon=_beacon_to_wire(message))
         case HeadEvents(events=(said,)):
             kind, fields = _event_fields(said.event)
             return pb.AttachRequest(**{kind: {"request_id": said.request_id, "epoch": message.epoch, **fields}})
@@ -104,12 +79,9 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
         case "tokens":
             return _tokens_from_wire(message.tokens)
         case "hello":
-            hello = message.hello
-            held = tuple(value_of(item, HeldRequest, scored=item.scored or 1) for item in hello.held)
-            head_for_s = hello.head_for_s if hello.HasField("head_for_s") else None
-            return value_of(hello, HeadHello, held=held, head_for_s=head_for_s)
+            return _hello_from_wire(message.hello)
         case "beacon":
-            return HeadBeacon(message.beacon.follows)
+            return _beacon_from_wire(message.beacon)
         case kind if kind in _READ:
             said = getattr(message, kind)
             return HeadEvents(Epoch(said.epoch), (HeadEvent(RequestId(said.request_id), _READ[kind](said)),))

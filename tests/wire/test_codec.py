@@ -40,6 +40,7 @@ from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
+from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.domain.requests.trace import MOST_RECORDS, StageTrace
 from edgeshard.proto.v1 import common_pb2, inference_pb2
 from edgeshard.wire import codec
@@ -201,7 +202,9 @@ REFUSED: dict[tuple[type, str], Any] = {
 TURNED: dict[tuple[type, str], tuple[Any, Any]] = {
     (Heartbeat, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
     (HeartbeatChange, "packed"): (tuple(range(MOST_PACKED + 1)), tuple(range(MOST_PACKED))),
+    (HeldRequest, "scored"): (0, 1),
     (Placement, "sweep"): (0, 1),
+    (StartRequest, "scored"): (0, 1),
 }
 """What a value is taken for, of fields whose checks change it."""
 UNSIGNED = {"parameters", "window", "rotated_bytes", "context", "total_bytes", "free_bytes", "daemon_bytes"}

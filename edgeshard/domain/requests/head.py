@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from edgeshard.domain.checks import one_or_more
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, PromptLogprobs, Token
@@ -27,7 +29,7 @@ class StartRequest:
     client: str = ""
     resumed: bool = False
     instance: str = ""
-    scored: int = 1
+    scored: Annotated[int, one_or_more] = 1
     digest: bytes = b""
 
 
@@ -72,7 +74,7 @@ class HeldRequest:
     client: str = ""
     digest: bytes = b""
     tokens: int = 0
-    scored: int = 1
+    scored: Annotated[int, one_or_more] = 1
     over: bool = False
 
 
