@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableSequence
+from typing import Any
+
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
 from edgeshard.domain.deployments.loss import Loss, Pause
 from edgeshard.domain.deployments.placement import ExplicitStage, LengthsFrom, PlacedStage, Placement, Prediction
@@ -30,26 +33,6 @@ _DEPLOYMENT_PHASES = {phase: getattr(admin_pb2, f"DEPLOYMENT_PHASE_{phase.name}"
 _DEPLOYMENT_PHASES_BACK = {number: phase for phase, number in _DEPLOYMENT_PHASES.items()}
 _REPLAN_REASONS = {reason: getattr(admin_pb2, f"REPLAN_REASON_{reason.name}") for reason in ReplanReason}
 _REPLAN_REASONS_BACK = {number: reason for reason, number in _REPLAN_REASONS.items()}
-# Fields of a spec that are the same on the wire; None is absent there.
-_SPEC_SCALARS = (
-    "privacy",
-    "objective",
-    "mode",
-    "max_context",
-    "max_new_tokens",
-    "prompt_tokens",
-    "new_tokens",
-    "concurrency",
-    "max_time_per_token_s",
-    "max_inter_token_latency_s",
-    "kv_overcommit",
-    "allow_streaming",
-    "kv_swap_bytes",
-    "kv_swap_on_disk",
-    "prefix_cache",
-    "micro_batches",
-    "head_quantisation",
-)
 
 
 def placement_to_wire(placement: Placement) -> pb.Placement:
@@ -168,35 +151,32 @@ def _explicit_from_wire(message: pb.ExplicitStage) -> ExplicitStage:
 
 
 def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
-    return pb.DeploymentSpec(
-        name=spec.name,
-        model=spec.model,
-        source=spec.source,
-        **{name: getattr(spec, name) for name in _SPEC_SCALARS},
+    return message_of(
+        spec,
+        pb.DeploymentSpec,
         dtype=dtype_to_wire(spec.dtype),
         kv_dtype=kv_format_to_wire(spec.kv_dtype) if spec.kv_dtype is not None else None,
-        exclude=spec.exclude,
-        standby=spec.standby,
-        reserve=spec.reserve,
-        quantisation=spec.quantisation,
         layers=[_explicit_to_wire(stage) for stage in spec.layers],
     )
 
 
 def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
     """A spec from a message; a field that is absent takes the spec's default. Raises InvalidArgumentError."""
-    values: dict[str, object] = {"name": message.name, "model": message.model, "source": message.source}
-    values |= {name: getattr(message, name) for name in _SPEC_SCALARS if message.HasField(name)}
-    if message.HasField("dtype"):
+    values: dict[str, Any] = {"name": "", "model": ""}
+    values |= {field.name: _plain(value) for field, value in message.ListFields()}
+    if "dtype" in values:
         values["dtype"] = dtype_from_wire(message.dtype)
-    if message.HasField("kv_dtype"):
+    if "kv_dtype" in values:
         values["kv_dtype"] = kv_format_from_wire(message.kv_dtype)
-    values["exclude"] = tuple(message.exclude)
-    values["standby"] = tuple(message.standby)
-    values["reserve"] = dict(message.reserve)
-    values["quantisation"] = dict(message.quantisation)
     values["layers"] = tuple(_explicit_from_wire(stage) for stage in message.layers)
     return parse_spec(values)
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as Python has it: protobuf's lists and maps are none."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple(value) if isinstance(value, MutableSequence) else value
 
 
 def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.options import option_fields
 from edgeshard.domain.requests.generation import (
     Biases,
     Finished,
@@ -25,7 +26,6 @@ from edgeshard.domain.requests.generation import (
     Started,
     Token,
     TokenLogprob,
-    option_fields,
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
