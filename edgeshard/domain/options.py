@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Option:
     `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
     its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
     keyword's, None where it has none. `alias` is another name by which both take it. `metavar` stands for the value in
-    a command's help.
+    a command's help where that is not `OptionField.metavar`.
     """
 
     help: str
@@ -74,6 +74,12 @@ class OptionField:
     @property
     def keyword(self) -> str:
         return self.option.keyword or self.name
+
+    @property
+    def metavar(self) -> str:
+        """Its value in a command's help: N for a whole number, SECONDS by the field's unit, else as it was declared."""
+        whole = "N" if int in (self.kind, *get_args(self.kind)) else ""
+        return self.option.metavar or ("SECONDS" if self.name.endswith("_s") else whole)
 
     @property
     def flags(self) -> tuple[str, ...]:

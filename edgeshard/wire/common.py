@@ -6,6 +6,7 @@ converted are spelled out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableSequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -54,6 +55,13 @@ def value_of(message: Message, kind: type[Value], /, **converted: Any) -> Value:
     """A value of `kind`, a dataclass, with the fields of a message."""
     names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
     return kind(**{name: getattr(message, name) for name in names if name not in converted}, **converted)
+
+
+def plain_value(value: Any) -> Any:
+    """A field's value as Python has it: protobuf's lists and maps are none."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple(value) if isinstance(value, MutableSequence) else value
 
 
 def dtype_to_wire(dtype: DType) -> pb.DataType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence
 from typing import Any
 
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec, SuspectHop, parse_spec
@@ -23,6 +22,7 @@ from edgeshard.wire.common import (
     layers_from_wire,
     layers_to_wire,
     message_of,
+    plain_value,
     stage_status_from_wire,
     stage_status_to_wire,
     value_of,
@@ -163,20 +163,13 @@ def spec_to_wire(spec: DeploymentSpec) -> pb.DeploymentSpec:
 def spec_from_wire(message: pb.DeploymentSpec) -> DeploymentSpec:
     """A spec from a message; a field that is absent takes the spec's default. Raises InvalidArgumentError."""
     values: dict[str, Any] = {"name": "", "model": ""}
-    values |= {field.name: _plain(value) for field, value in message.ListFields()}
+    values |= {field.name: plain_value(value) for field, value in message.ListFields()}
     if "dtype" in values:
         values["dtype"] = dtype_from_wire(message.dtype)
     if "kv_dtype" in values:
         values["kv_dtype"] = kv_format_from_wire(message.kv_dtype)
     values["layers"] = tuple(_explicit_from_wire(stage) for stage in message.layers)
     return parse_spec(values)
-
-
-def _plain(value: Any) -> Any:
-    """A field's value as Python has it: protobuf's lists and maps are none."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, MutableSequence) else value
 
 
 def deployment_to_wire(deployment: Deployment) -> admin_pb2.Deployment:

@@ -11,7 +11,6 @@ from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName, RequestId
 from edgeshard.domain.options import option_fields
 from edgeshard.domain.requests.generation import (
-    Biases,
     Finished,
     FinishReason,
     GenerateRequest,
@@ -29,7 +28,7 @@ from edgeshard.domain.requests.generation import (
 )
 from edgeshard.proto.v1 import common_pb2 as pb
 from edgeshard.proto.v1 import head_pb2, inference_pb2
-from edgeshard.wire.common import message_of, value_of
+from edgeshard.wire.common import message_of, plain_value, value_of
 from edgeshard.wire.deployment import placement_from_wire, placement_to_wire
 
 _REASONS = {reason: getattr(head_pb2, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
@@ -47,12 +46,13 @@ def reason_from_wire(number: int) -> FinishReason:
 
 
 def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
-    return pb.Sampling(**_options_to_wire(sampling))
+    return pb.Sampling(**_options_to_wire(sampling) | {"logit_bias": dict(sampling.logit_bias)})
 
 
 def sampling_from_wire(message: pb.Sampling) -> Sampling:
     """An absent field takes its default, so an empty message is greedy sampling."""
-    return Sampling(**_options_from_wire(message, Sampling))
+    biases = tuple(sorted(message.logit_bias.items()))
+    return Sampling(**_options_from_wire(message, Sampling) | {"logit_bias": biases})
 
 
 def guide_to_wire(guide: Guide) -> pb.Guide:
@@ -112,26 +112,14 @@ def generate_request_from_wire(message: inference_pb2.GenerateRequest) -> Genera
 def _options_to_wire(value: Sampling | Generation) -> dict[str, Any]:
     """The options of a value, which have the names they have on the wire."""
     options = {item.name: getattr(value, item.name) for item in option_fields(type(value))}
-    return {name: _option_to_wire(name, option) for name, option in options.items()}
-
-
-def _option_to_wire(name: str, option: Any) -> Any:
-    if name == "logit_bias":
-        return dict(option)
-    return guide_to_wire(option) if isinstance(option, Guide) else option
+    return {name: guide_to_wire(item) if isinstance(item, Guide) else item for name, item in options.items()}
 
 
 def _options_from_wire(message: Message, owner: type[Sampling] | type[Generation]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for item in option_fields(owner):
-        if item.kind == Biases:
-            values[item.name] = tuple(sorted(getattr(message, item.name).items()))
-        elif isinstance(item.default, tuple):
-            values[item.name] = tuple(getattr(message, item.name))
-        elif message.HasField(item.name):
-            value = getattr(message, item.name)
-            values[item.name] = guide_from_wire(value) if isinstance(value, pb.Guide) else value
-    return values
+    """Those that are there."""
+    names = {item.name for item in option_fields(owner)}
+    values = {field.name: plain_value(value) for field, value in message.ListFields() if field.name in names}
+    return {name: guide_from_wire(item) if isinstance(item, pb.Guide) else item for name, item in values.items()}
 
 
 def timings_to_wire(timings: Iterable[StageTiming]) -> list[pb.StageTiming]:

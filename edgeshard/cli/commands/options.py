@@ -36,7 +36,7 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
 
 def declared(item: OptionField, help: str = "", metavar: str = "", **more: Any) -> Any:
     """The option that stands in a field, for `Annotated`; `help` and `metavar` where a command needs others."""
-    shown = metavar or item.option.metavar
+    shown = metavar or item.metavar
     return typer.Option(
         *item.flags,
         metavar=shown or None,

@@ -45,7 +45,7 @@ def _parameter(item: OptionField, help: str) -> Parameter:
     kind: Any = str
     if get_origin(item.kind) is dict or item.kind == tuple[str, ...]:
         kind = list[str]
-    elif item.option.metavar not in _READERS:
+    elif item.metavar not in _READERS:
         kind = next((number for number in (int, float) if number in (item.kind, *get_args(item.kind))), str)
     return named_only(item.name, Annotated[kind | None, declared(item, help)], None)
 
@@ -55,7 +55,7 @@ def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidAr
     values: dict[str, Any] = {}
     mistakes: list[InvalidArgumentError] = []
     for key, value in given.items():
-        reader = _READERS.get(KEYS[key].option.metavar)
+        reader = _READERS.get(KEYS[key].metavar)
         try:
             values[key] = value if reader is None else reader(value, key)
         except InvalidArgumentError as error:

@@ -55,32 +55,14 @@ class DeploymentSpec:
     )
     dtype: DType = option(DType.BFLOAT16, "float32, float16 or bfloat16 (default).", metavar="DTYPE")
     kv_dtype: KvFormat | None = option(None, "Of the KV cache, or int4; else as --dtype.", metavar="DTYPE")
-    max_context: int = option(
-        0, "Tokens of prompt and answer; 0 is the model's.", metavar="N", low=0, high=_MOST_TOKENS
-    )
-    max_new_tokens: int = option(
-        1024, "Most new tokens of one request.", metavar="N", low=1, high=_MOST_TOKENS, alias="max_tokens"
-    )
-    prompt_tokens: int | None = option(
-        None,
-        "Tokens of a prompt to plan for; by default, as many as prompts had so far.",
-        metavar="N",
-        low=1,
-        high=_MOST_TOKENS,
-    )
-    new_tokens: int | None = option(
-        None,
-        "Tokens of an answer to plan for; by default, as many as answers had so far.",
-        metavar="N",
-        low=1,
-        high=_MOST_TOKENS,
-    )
-    concurrency: int = option(8, "Requests at once that memory is kept for.", metavar="N", low=1, high=4096)
-    max_time_per_token_s: float | None = option(
-        None, "Slowest a request may get its tokens.", metavar="SECONDS", above=0
-    )
+    max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=_MOST_TOKENS)
+    max_new_tokens: int = option(1024, "Most new tokens of one request.", low=1, high=_MOST_TOKENS, alias="max_tokens")
+    prompt_tokens: int | None = option(None, "Tokens of a prompt to plan for, else as seen.", low=1, high=_MOST_TOKENS)
+    new_tokens: int | None = option(None, "Tokens of an answer to plan for, else as seen.", low=1, high=_MOST_TOKENS)
+    concurrency: int = option(8, "Requests at once that memory is kept for.", low=1, high=4096)
+    max_time_per_token_s: float | None = option(None, "Slowest a request may get its tokens.", above=0)
     max_inter_token_latency_s: float | None = option(
-        None, "Longest that prompts may hold up a stream's next token.", metavar="SECONDS", above=0
+        None, "Longest that prompts may hold up a stream's next token.", above=0
     )
     kv_overcommit: bool = option(False, "Let more requests in than memory holds at their longest.")
     allow_streaming: bool = option(False, "Nodes may read a part of their weights from disk in every step.")

@@ -65,9 +65,9 @@ class Sampling:
     logit_bias: Biases = option(
         (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
     )
-    seed: int = option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)
+    seed: int = option(0, "The same seed draws the same text.", low=0, high=2**64 - 1)
     logprobs: bool = option(False, "Report each token's log-probability.")
-    top_logprobs: int = option(0, "And those of this many best tokens.", metavar="N", low=0, high=20)
+    top_logprobs: int = option(0, "And those of this many best tokens.", low=0, high=20)
 
     @property
     def counts_answer(self) -> bool:
@@ -122,7 +122,6 @@ class Generation:
     max_new_tokens: int = option(
         128,
         "Most tokens to generate; 0 only with the prompt's log-probabilities.",
-        metavar="N",
         low=0,
         high=2**31,
         alias="max_tokens",
@@ -133,7 +132,7 @@ class Generation:
         (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
     )
     ignore_eos: bool = option(False, "Go on past the end of the text.")
-    priority: int = option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
+    priority: int = option(0, "From -10 to 10; a higher one goes first.", low=-10, high=10)
     prompt_logprobs: bool = option(False, "Report the log-probabilities of the prompt's own tokens.")
     guide: Guide | None = option(None, "What the answer must be.", flag=None)
     clip_new_tokens: bool = option(
