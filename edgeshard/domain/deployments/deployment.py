@@ -25,8 +25,6 @@ EVERY_NODE = "*"
 AUTO_STANDBY = "auto"
 """In place of names of nodes in `standby`: the coordinator chooses."""
 
-_MOST_TOKENS = 2**31
-
 
 @dataclass(frozen=True, slots=True)
 class DeploymentSpec:
@@ -55,10 +53,10 @@ class DeploymentSpec:
     )
     dtype: DType = option(DType.BFLOAT16, "float32, float16 or bfloat16 (default).", metavar="DTYPE")
     kv_dtype: KvFormat | None = option(None, "Of the KV cache, or int4; else as --dtype.", metavar="DTYPE")
-    max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=_MOST_TOKENS)
-    max_new_tokens: int = option(1024, "Most new tokens of one request.", low=1, high=_MOST_TOKENS, alias="max_tokens")
-    prompt_tokens: int | None = option(None, "Tokens of a prompt to plan for, else as seen.", low=1, high=_MOST_TOKENS)
-    new_tokens: int | None = option(None, "Tokens of an answer to plan for, else as seen.", low=1, high=_MOST_TOKENS)
+    max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=2**31)
+    max_new_tokens: int = option(1024, "Most new tokens of one request.", low=1, high=2**31, alias="max_tokens")
+    prompt_tokens: int | None = option(None, "Plan for prompts of N tokens, else for those seen.", low=1, high=2**31)
+    new_tokens: int | None = option(None, "Plan for answers of N tokens, else for those seen.", low=1, high=2**31)
     concurrency: int = option(8, "Requests at once that memory is kept for.", low=1, high=4096)
     max_time_per_token_s: float | None = option(None, "Slowest a request may get its tokens.", above=0)
     max_inter_token_latency_s: float | None = option(
@@ -77,7 +75,7 @@ class DeploymentSpec:
     micro_batches: int = option(
         0, "Steps in flight that generate; 0 is the planner's choice.", metavar="M", low=0, high=4096
     )
-    exclude: tuple[str, ...] = option((), "Do not use it; may be repeated.", metavar="NODE")
+    exclude: tuple[str, ...] = option((), "Do not use this node; may be repeated.", metavar="NODE")
     standby: tuple[str, ...] = option(
         (), "Keep others' weights in its memory, to take over; may be repeated; auto chooses.", metavar="NODE"
     )
