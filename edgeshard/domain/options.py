@@ -34,17 +34,11 @@ class Option:
     @property
     def rule(self) -> str:
         """The bounds in words; empty where there are none."""
-        match self.low, self.above, self.high:
-            case None, None, None:
-                return ""
-            case low, None, None:
-                return f"must be {low} or more"
-            case None, above, None:
-                return f"must be above {above}"
-            case None, above, high:
-                return f"must be above {above} and at most {high}"
-            case low, _, high:
-                return f"must be {low} to {high}"
+        if self.above is not None:
+            return f"must be above {self.above}" + ("" if self.high is None else f" and at most {self.high}")
+        if self.low is None:
+            return ""
+        return f"must be {self.low} or more" if self.high is None else f"must be {self.low} to {self.high}"
 
     @property
     def constraints(self) -> dict[str, Any]:

@@ -26,6 +26,10 @@ def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
     return declared(KEYS[key], help, metavar, min=KEYS[key].option.low)
 
 
+Quantise = Annotated[str | None, spec_option("quantisation", "Weights as small integers: int8 or int4.", "FORMAT")]
+"""The same for all nodes."""
+
+
 def spec_options(*keys: str, **helps: str) -> OptionGroup:
     """The options of these keys, or of all, as one parameter of a command: what was given, by key, as it was written.
 

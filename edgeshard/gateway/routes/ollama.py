@@ -17,7 +17,7 @@ from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
-from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
@@ -247,11 +247,10 @@ class Ollama(AnswerRoutes):
         sampled = asked.sampled()
         assert asked.prompt is not None
         prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
-        generation = Generation(
+        generation = sampled.generation(
             prompt,
             sampled.new_tokens() or served.max_new_tokens or 128,
-            sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
-            stop_strings=sampled.stop_strings(),
+            sampling=sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
             guide=sampled.guide(),
             clip_new_tokens=sampled.new_tokens() is None,
         )

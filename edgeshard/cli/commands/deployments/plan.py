@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import option, switch, with_option_groups
-from edgeshard.cli.commands.spec_options import pairs, read_texts, spec_option, spec_options
+from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
@@ -122,9 +122,7 @@ def plan(
     model: Annotated[
         str, spec_option("model", "Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
     ] = "",
-    quantise: Annotated[
-        str | None, spec_option("quantisation", "Weights as small integers: int8 or int4.", "FORMAT")
-    ] = None,
+    quantise: Quantise = None,
     options: Annotated[
         dict[str, Any],
         spec_options(*_KEYS, source="Node of the first layer, else the file's.", dtype="float32, float16 or bfloat16."),

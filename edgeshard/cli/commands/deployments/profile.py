@@ -10,7 +10,7 @@ import typer
 
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, switch
-from edgeshard.cli.commands.spec_options import spec_option
+from edgeshard.cli.commands.spec_options import Quantise, spec_option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
@@ -36,9 +36,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         str | None, spec_option("model", "A model of the store; without it, only links are measured.")
     ] = None,
     dtype: Annotated[str | None, spec_option("dtype")] = None,
-    quantise: Annotated[
-        str | None, spec_option("quantisation", "Weights as small integers: int8 or int4.", "FORMAT")
-    ] = None,
+    quantise: Quantise = None,
     head_quantisation: Annotated[str | None, spec_option("head_quantisation")] = None,
     quick: Annotated[bool, switch("--quick", "Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, switch("--again", "Measure although a profile is remembered.")] = False,
