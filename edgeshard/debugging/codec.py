@@ -1,11 +1,11 @@
 """Frozen values to JSON types and back, by their declared types.
 
 A `Codec` is made for a type, such as a daemon's `State` or the union of its events, and walks all that the type is made
-of: dataclasses, enums, tuples, mappings, unions, new types, errors. Two things are refused there and then, by a
-TypeError that names the field: a type that has no form here, and a place where a prompt, generated text, token ids or a
-secret could be. So nothing of the kind gets into a dump unless a test of the codec fails first.
+of: dataclasses, pydantic models, enums, tuples, mappings, unions, new types, errors. Two things are refused there and
+then, by a TypeError that names the field: a type that has no form here, and a place where a prompt, generated text,
+token ids or a secret could be. So nothing of the kind gets into a dump unless a test of the codec fails first.
 
-A dataclass or an error becomes an object with its class under "type", whose further keys are its fields.
+A dataclass, a model or an error becomes an object with its class under "type", whose further keys are its fields.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Forms:
             return _Form(lambda value: kind(value).value, kind)
         if isinstance(kind, type) and issubclass(kind, EdgeShardError):
             return _Form(_error, _error_back)
-        if dataclasses.is_dataclass(origin or kind):
+        if dataclasses.is_dataclass(origin or kind) or hasattr(kind, "model_fields"):
             return self._object(kind, where)
         raise TypeError(f"{where}: {kind!r} has no form in a dump; give it one in edgeshard.debugging.codec")
 
@@ -184,7 +184,7 @@ class _Union:
             self._optional = True
         elif isinstance(kind, type) and issubclass(kind, EdgeShardError):
             self._error = form
-        elif dataclasses.is_dataclass(kind):
+        elif dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"):
             if kind.__name__ in self._tagged:
                 raise TypeError(f"{self._where}: two classes named {kind.__name__} in one union")
             self._tagged[kind.__name__] = form
@@ -232,8 +232,10 @@ def _one_of(kinds: list[Any]) -> _Form:
 
 
 def field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass; none of another type."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    """The fields of a dataclass or a pydantic model; none of another type."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(getattr(kind, "model_fields", ()))
 
 
 def _check_public(kind: Any, field: str, hint: Any, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Values of any type with every field away from its default, made by reflection on dataclasses."""
+"""Values of any type with every field away from its default, made by reflection on dataclasses and pydantic models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
+from pydantic import BaseModel
 
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 
@@ -92,8 +93,12 @@ class Examples:
 
 
 def fields_of(kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, type, default or MISSING) of each field of a dataclass."""
+    """(name, type, default or MISSING) of each field of a dataclass or a pydantic model."""
     hints = get_type_hints(kind)
+    if issubclass(kind, BaseModel):
+        for name, info in kind.model_fields.items():
+            yield name, hints[name], MISSING if info.is_required() else info.get_default(call_default_factory=True)
+        return
     for item in dataclasses.fields(kind):
         default = item.default if item.default_factory is MISSING else item.default_factory()
         yield item.name, hints[item.name], default
@@ -103,7 +108,7 @@ def comparable(value: Any) -> Any:
     """A value in which errors, which compare by identity, are their parts, and every sequence is a tuple."""
     if isinstance(value, EdgeShardError):
         return type(value), value.message, value.field, value.reason, value.retry_after_s
-    if isinstance(value, Message):
+    if isinstance(value, Message | BaseModel):
         return value
     if dataclasses.is_dataclass(value):
         parts = [comparable(getattr(value, item.name)) for item in dataclasses.fields(value)]

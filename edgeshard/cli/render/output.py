@@ -159,6 +159,10 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    # A pydantic model, told by its class attribute so that reading commands need not import pydantic.
+    names = getattr(type(value), "model_fields", None)
+    if names is not None:
+        return {name: plain(getattr(value, name)) for name in names}
     return value
 
 

@@ -187,31 +187,30 @@ def _adapter() -> TypeAdapter[DeploymentSpec]:
 
 def _check_together(spec: DeploymentSpec) -> None:
     """Check fields against each other. Raises InvalidArgumentError naming one of them."""
+    about = InvalidArgumentError.about
     if spec.privacy == "source-only":
-        why = "source-only is not supported yet; use open"
-        raise InvalidArgumentError.about("privacy", why, "UNSUPPORTED_PRIVACY")
+        raise about("privacy", "source-only is not supported yet; use open", "UNSUPPORTED_PRIVACY")
     for node, size in spec.reserve.items():
         if size < 0:
-            raise InvalidArgumentError.about(f"reserve.{node}", "must be 0 bytes or more", "INVALID_SPEC")
+            raise about(f"reserve.{node}", "must be 0 bytes or more", "INVALID_SPEC")
     if spec.head_quantisation is not None and not spec.quantisation:
-        why = "no node has quantised weights; give quantisation too"
-        raise InvalidArgumentError.about("head_quantisation", why, "INVALID_SPEC")
+        raise about("head_quantisation", "no node has quantised weights; give quantisation too", "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
         why = "it is not for the objective energy; what a disk takes is not known"
-        raise InvalidArgumentError.about("allow_streaming", why, "INVALID_SPEC")
+        raise about("allow_streaming", why, "INVALID_SPEC")
     # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
         why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
-        raise InvalidArgumentError.about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
+        raise about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
     if spec.max_context:
         check_typical(spec, spec.max_context)
     most = 1 if spec.mode == "sequential" else spec.concurrency
     if spec.micro_batches > most:
         why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
-        raise InvalidArgumentError.about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
+        raise about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
         why = '"auto" has the coordinator choose; name nodes, or give it alone'
-        raise InvalidArgumentError.about("standby", why, "INVALID_SPEC")
+        raise about("standby", why, "INVALID_SPEC")
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:

@@ -122,11 +122,11 @@ def plan(
     model: Annotated[
         str, spec_option("model", "Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
     ] = "",
-    quantise: Quantise = None,
     options: Annotated[
         dict[str, Any],
         spec_options(*_KEYS, source="Node of the first layer, else the file's.", dtype="float32, float16 or bfloat16."),
     ],
+    quantise: Quantise = None,
     own: ProblemOptions,
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,
