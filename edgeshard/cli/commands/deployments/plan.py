@@ -107,11 +107,15 @@ class QuestionOptions:
         return show_plan(with_changes, problem if self.what_if else None, self.explain, output)
 
 
-_KEYS = (
-    *("objective", "prompt_tokens", "new_tokens", "concurrency", "head_quantisation", "kv_dtype"),
-    *("max_time_per_token_s", "exclude", "reserve", "allow_streaming"),
+_SPEC = spec_options(
+    *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
+    *("exclude", "reserve", "allow_streaming"),
+    source="Node of the first layer, else the file's.",
+    dtype="float32, float16 or bfloat16.",
+    prompt_tokens="Tokens of a prompt.",
+    new_tokens="Tokens of an answer.",
 )
-"""Of a spec, that can be planned for."""
+"""The keys of a spec that can be planned for; a cluster file has defaults of its own."""
 
 
 @with_option_groups
@@ -122,10 +126,7 @@ def plan(
     model: Annotated[
         str, spec_option("model", "Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
     ] = "",
-    options: Annotated[
-        dict[str, Any],
-        spec_options(*_KEYS, source="Node of the first layer, else the file's.", dtype="float32, float16 or bfloat16."),
-    ],
+    options: Annotated[dict[str, Any], _SPEC],
     quantise: Quantise = None,
     own: ProblemOptions,
     question: QuestionOptions,
