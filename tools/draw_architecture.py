@@ -52,12 +52,12 @@ def import_layers(rules: str) -> str:
 
 def key_table(owner: type) -> str:
     """A row for each option of a dataclass: its key in a file, its option of a command, its default, its help."""
-    rows = ["| key | option | default | |", "| --- | --- | --- | --- |"]
+    rows = ["", "| key | option | default | |", "| --- | --- | --- | --- |"]
     for item in option_fields(owner):
         shown = [f"`{flag} {item.metavar}`" if item.metavar else f"`{flag}`" for flag in item.flags[:1]]
         cells = (f"`{item.name}`", *(shown or [""]), _default_text(item.default), item.option.help)
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+    return "\n".join([*rows, ""])
 
 
 def _default_text(default: Any) -> str:
