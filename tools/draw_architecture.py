@@ -1,7 +1,8 @@
-"""Draw what ARCHITECTURE.md takes from code: the phases of a deployment, and who may import whom.
+"""Draw what documents take from code: the phases of a deployment, who may import whom, the keys of a spec.
 
-`make drawings` writes both; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
-says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`.
+`make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
+says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
+`DeploymentSpec`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ import configparser
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import MISSING
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.options import option_fields
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "ARCHITECTURE.md"
+DOCUMENTS = {"phases": "ARCHITECTURE.md", "imports": "ARCHITECTURE.md", "keys": "docs/configure.md"}
+"""Where each drawing stands."""
 
 
 def phase_graph(transitions: Mapping[tuple[Phase, Trigger], Phase]) -> str:
@@ -43,10 +50,34 @@ def import_layers(rules: str) -> str:
     return "```text\n" + "\n".join(lines).rstrip() + "\n```"
 
 
+def key_table(owner: type) -> str:
+    """A row for each option of a dataclass: its key in a file, its option of a command, its default, its help."""
+    rows = ["", "| key | option | default | |", "| --- | --- | --- | --- |"]
+    for item in option_fields(owner):
+        shown = [f"`{flag} {item.metavar}`" if item.metavar else f"`{flag}`" for flag in item.flags[:1]]
+        cells = (f"`{item.name}`", *(shown or [""]), _default_text(item.default), item.option.help)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*rows, ""])
+
+
+def _default_text(default: Any) -> str:
+    if default is MISSING:
+        return "required"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, int | float):
+        return f"`{default}`"
+    return f"`{default.value if isinstance(default, Enum) else default}`" if default else "none"
+
+
 def drawings() -> dict[str, str]:
-    """Each drawing by the name that its marks in the document have."""
+    """Each drawing by the name that its marks in its document have."""
     rules = (ROOT / ".importlinter").read_text(encoding="utf-8")
-    return {"phases": phase_graph(TRANSITIONS), "imports": import_layers(rules)}
+    return {
+        "phases": phase_graph(TRANSITIONS),
+        "imports": import_layers(rules),
+        "keys": key_table(DeploymentSpec),
+    }
 
 
 def with_drawing(text: str, name: str, drawing: str) -> str:
@@ -55,21 +86,22 @@ def with_drawing(text: str, name: str, drawing: str) -> str:
     before, begin, rest = text.partition(first)
     _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{DOCUMENT.name} must hold the lines {first} and {last}")
+        raise ValueError(f"{DOCUMENTS[name]} must hold the lines {first} and {last}")
     return f"{before}{first}\n{drawing}\n{last}{after}"
 
 
 def main() -> int:
-    text = drawn = DOCUMENT.read_text(encoding="utf-8")
+    is_check, wrong = "--check" in sys.argv[1:], 0
     for name, drawing in drawings().items():
-        drawn = with_drawing(drawn, name, drawing)
-    if "--check" in sys.argv[1:]:
-        if drawn != text:
-            print(f"{DOCUMENT.name} shows other phases or layers than the code: run `make drawings`", file=sys.stderr)
-            return 1
-        return 0
-    DOCUMENT.write_text(drawn, encoding="utf-8")
-    return 0
+        document = ROOT / DOCUMENTS[name]
+        text = document.read_text(encoding="utf-8")
+        drawn = with_drawing(text, name, drawing)
+        if drawn != text and is_check:
+            print(f"{DOCUMENTS[name]} has other {name} than the code: run `make drawings`", file=sys.stderr)
+            wrong = 1
+        elif drawn != text:
+            document.write_text(drawn, encoding="utf-8")
+    return wrong
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,6 +41,8 @@ def _asked(
     ask: Callable[[Client], Awaitable[Iterable[Item]]],
     names: Callable[[Item], Iterable[str]],
 ) -> list[str]:
+    import asyncio
+
     async def work() -> Iterable[Item]:
         async with asyncio.timeout(_LIMIT_S), _connect(ctx.find_root().params).client() as client:
             return await ask(client)

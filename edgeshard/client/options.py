@@ -7,14 +7,8 @@ from typing import Any, cast
 
 from edgeshard.client.arguments import checked, checked_biases, checked_tokens
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.generation import (
-    Biases,
-    GenerateOptions,
-    Generation,
-    OptionField,
-    Sampling,
-    option_fields,
-)
+from edgeshard.domain.options import OptionField, option_fields
+from edgeshard.domain.requests.generation import Biases, GenerateOptions, Generation, Sampling
 
 
 def generation_of(prompt: str | Sequence[int], options: GenerateOptions) -> Generation:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -316,7 +316,7 @@ class Story:
             return not any(node.connected for node in await site.client.nodes() if node.name == "e")
 
         await site.until(away, LIMIT_S)
-        planned = spec_of(TRIED).model_copy(update={"layers": (), "exclude": ("a", "b")})
+        planned = replace(spec_of(TRIED), layers=(), exclude=("a", "b"))
         await site.client.deploy(planned, timeout_s=LIMIT_S)
         await site.daemons["e"].start()
         await site.daemons["e"].wait_ready()

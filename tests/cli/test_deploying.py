@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgeshard.cli.commands.deployments.deploy import option_of
+from edgeshard.cli.commands.spec_options import flag_of
 from edgeshard.cli.render import loading
 from edgeshard.cli.render.loading import DeployReporter, Pace, loading_text
 from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
@@ -127,8 +127,8 @@ def test_every_key_of_a_spec_has_an_option(edgectl: Any, site: Any) -> None:
     )  # fmt: skip
     assert spec_sent(site) == spec_to_wire(expected)
     options = edgectl("deploy", "--help").stdout
-    for key in DeploymentSpec.model_fields:
-        assert key == "privacy" or re.search(f"{option_of(key)}[ ,]", options), key
+    for key in DeploymentSpec.__match_args__:
+        assert key == "privacy" or re.search(f"{flag_of(key)}[ ,]", options), key
 
 
 def test_without_options_a_spec_keeps_its_defaults(edgectl: Any, site: Any) -> None:

@@ -213,7 +213,7 @@ EXPECTED = replace(PREDICTED, objective="request", requests=1, prompt_tokens=300
 
 def with_outlook(site: Any, outlook: Outlook, **spec: Any) -> None:
     ready = site.deployment_in(DeploymentPhase.READY)
-    site.states = [replace(ready, traffic=SEEN, outlook=outlook, spec=ready.spec.model_copy(update=spec))]
+    site.states = [replace(ready, traffic=SEEN, outlook=outlook, spec=replace(ready.spec, **spec))]
 
 
 def test_a_deployment_shows_what_it_served_and_what_would_serve_that_better(edgectl: Any, site: Any) -> None:

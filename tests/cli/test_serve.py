@@ -9,6 +9,7 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ async def test_grow_moves_to_the_next_node_where_that_gains(start: Callable[...,
         assert [str(stage.node_name) for stage in after.stages] == [_node_name(), "node-2"]
         assert said[1] == ",".join(f"{stage.node_name}={stage.layers}" for stage in after.stages)
         alone = parse_layers(f"{_node_name()}=0:12")
-        planned = await client.plan(before.spec.model_copy(update={"layers": alone}))
+        planned = await client.plan(replace(before.spec, layers=alone))
         assert planned.predicted is not None
         now, then = planned.predicted.throughput_tps, after.predicted.throughput_tps
         assert (said[3], said[4]) == (f"{then:.1f}", f"{now:.1f}")

@@ -14,6 +14,7 @@ from edgeshard.cli.commands.requests.generation_options import UNSET
 from edgeshard.client.options import generation_of
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
+from edgeshard.domain.options import OptionField, option_fields
 from edgeshard.domain.requests.generation import (
     GUIDE_LIMIT_BYTES,
     LOGIT_BIAS_LIMIT_TOKENS,
@@ -26,9 +27,7 @@ from edgeshard.domain.requests.generation import (
     Generation,
     Guide,
     GuideKind,
-    OptionField,
     Sampling,
-    option_fields,
 )
 from edgeshard.domain.requests.head import HeadEvent, HeadEvents, RequestAccepted, StartRequest
 from edgeshard.rpc.channel import is_sendable

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from inspect import Parameter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from edgeshard.cli import completion
+from edgeshard.domain.options import OptionField
+
+_COMPLETED = {"NODE": completion.nodes, "MODEL": completion.models}
+"""Where the shell gets an option's values from, by what stands for them in the help."""
 
 
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
@@ -30,19 +34,16 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, **more)
 
 
-def node_option(help: str) -> Any:
-    """An option whose value is the name of a node."""
-    return option("NODE", help, autocompletion=completion.nodes)
-
-
-def model_option(help: str) -> Any:
-    """An option whose value is the name of a model."""
-    return option("MODEL", help, autocompletion=completion.models)
-
-
-def quantise_option(help: str, metavar: str = "FORMAT") -> Any:
-    """The option that says how weights are quantised, in both spellings."""
-    return option(metavar, help, "--quantise", "--quantize")
+def declared(item: OptionField, help: str = "", metavar: str = "", **more: Any) -> Any:
+    """The option that stands in a field, for `Annotated`; `help` and `metavar` where a command needs others."""
+    shown = metavar or item.metavar
+    return typer.Option(
+        *item.flags,
+        metavar=shown or None,
+        help=help or item.option.help,
+        autocompletion=_COMPLETED.get(shown),
+        **more,
+    )
 
 
 def spec_file(help: str) -> Any:
@@ -53,58 +54,53 @@ def spec_file(help: str) -> Any:
 NodeName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.nodes)]
 ModelName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.models)]
 DeploymentName = Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.deployments)]
-AllowStreaming = Annotated[
-    bool, switch("--allow-streaming", "Nodes may read a part of their weights from disk in every step.")
-]
-Excluded = Annotated[list[str] | None, node_option("Do not use it; may be repeated.")]
-HeadQuantisation = Annotated[
-    str | None,
-    option(
-        "FORMAT",
-        "Of the LM head with --quantise: int8 (default), int4 or none.",
-        "--head-quantisation",
-        "--head-quantization",
-    ),
-]
-KvDtype = Annotated[str | None, option("DTYPE", "Of the KV cache, or int4; else as --dtype.")]
-Quantise = Annotated[str | None, quantise_option("Weights as small integers: int8 or int4.")]
-Reserved = Annotated[list[str] | None, option("NODE=SIZE", "Memory to leave free; may be repeated.")]
 WaitTimeout = Annotated[float | None, option("SECONDS", "Longest wait.", min=0)]
-WeightsDtype = Annotated[str | None, option("DTYPE", "float32, float16 or bfloat16 (default).")]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionGroup:
+    """Options of a command, each as a parameter of its function, and the one value that is made of those given."""
+
+    parameters: Sequence[Parameter]
+    value_of: Callable[[dict[str, Any]], Any]
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` an option for each field of a parameter that is a dataclass, in that parameter's place.
+    """Give `command` the options of each group among its parameters, in that parameter's place.
 
-    The fields are annotated as options are. The command gets the dataclass, made of the options' values.
+    A group is a dataclass, whose fields are annotated as options are, or an `OptionGroup` in `Annotated`. The command
+    gets what is made of the options' values.
     """
     own = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        item.name: item.annotation for item in own.parameters.values() if is_dataclass(item.annotation)
-    }
+    groups = {item.name: group for item in own.parameters.values() if (group := _group_of(item.annotation))}
 
     @functools.wraps(command)
-    def run(**options: Any) -> None:
+    def run(*arguments: Any, **options: Any) -> None:
         for name, group in groups.items():
-            options[name] = group(**{item.name: options.pop(item.name) for item in fields(group)})
-        command(**options)
+            names = [parameter.name for parameter in group.parameters if parameter.name in options]
+            options[name] = group.value_of({name: options.pop(name) for name in names})
+        command(*arguments, **options)
 
     parameters: list[Parameter] = []
     for parameter in own.parameters.values():
         group = groups.get(parameter.name)
-        parameters += [parameter.replace(kind=Parameter.KEYWORD_ONLY)] if group is None else _parameters(group)
+        parameters += [parameter] if group is None else group.parameters
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _parameters(group: Any) -> list[Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        Parameter(
-            item.name,
-            Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if item.default is MISSING else item.default,
-            annotation=hints[item.name],
-        )
-        for item in fields(group)
-    ]
+def _group_of(annotation: Any) -> OptionGroup | None:
+    if get_origin(annotation) is Annotated:
+        return next((item for item in get_args(annotation) if isinstance(item, OptionGroup)), None)
+    if not is_dataclass(annotation):
+        return None
+    kinds = get_type_hints(annotation, include_extras=True)
+    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(annotation)]
+    return OptionGroup(parameters, lambda given: annotation(**given))
+
+
+def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:
+    """An option as a parameter; it has to be given where it has no default."""
+    return Parameter(
+        name, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is MISSING else default, annotation=kind
+    )

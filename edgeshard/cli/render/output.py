@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import typer
 
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import escaped
 from edgeshard.domain.models.model import LayerRange
 
@@ -162,6 +164,15 @@ def plain(value: Any) -> Any:
     if names is not None:
         return {name: plain(getattr(value, name)) for name in names}
     return value
+
+
+@contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """Raises InvalidArgumentError naming the option for a path that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot write {option} {path}: {error.strerror}", field=option[2:]) from None
 
 
 def human_bytes(count: int) -> str:

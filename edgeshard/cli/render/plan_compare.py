@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list
+from edgeshard.cli.render.output import TABLES, Column, Output, human_seconds, show_list, writing
 from edgeshard.cli.render.plan_views import number_text
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs
@@ -86,11 +86,9 @@ def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> 
 
 
 def draw(path: Path, drawing: str) -> None:
-    """Write an SVG. Raises InvalidArgumentError naming the option for a path that cannot be written."""
-    try:
+    """Write an SVG. Raises InvalidArgumentError for a path that cannot be written."""
+    with writing("--plot", path):
         path.write_text(drawing, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot write --plot {path}: {error.strerror}", field="plot") from None
 
 
 def _bars(rows: Sequence[StrategyRow], problem: PlanProblem) -> str:

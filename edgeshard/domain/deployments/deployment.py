@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement, parse_layers
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
@@ -15,6 +14,10 @@ from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.nodes.device import StageStatus
+from edgeshard.domain.options import option
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 EVERY_NODE = "*"
 """The key of `quantisation` for all nodes that are not named."""
@@ -22,56 +25,75 @@ EVERY_NODE = "*"
 AUTO_STANDBY = "auto"
 """In place of names of nodes in `standby`: the coordinator chooses."""
 
-Positive = Annotated[int, Field(ge=1, le=2**31)]
 
-
-class DeploymentSpec(BaseModel):
+@dataclass(frozen=True, slots=True)
+class DeploymentSpec:
     """The unit of `edgectl deploy`: a model, its source node and how it is to run.
 
-    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty.
-    `max_context` 0 means the model's own limit. `concurrency` requests of `max_context` tokens fit the KV pool at
-    once; with `kv_overcommit` twice as many are admitted, and the youngest is set back when memory runs out. A
-    node keeps up to `kv_swap_bytes` of their KV meanwhile, in memory or, with `kv_swap_on_disk`, in files.
-    `prompt_tokens` and `new_tokens` are typical lengths of a prompt and an answer, which it is planned for; None:
-    those of its traffic so far. With `allow_streaming` nodes may read a part of their weights from their disks in
-    every step, where that is better or nothing else fits. `prefix_cache` shares the KV of equal beginnings among a
-    client's requests. `max_inter_token_latency_s` keeps prompts from holding up requests that are generating.
-    `micro_batches` is how many decode steps are in flight at once; with 0 the head chooses while it runs.
-    `quantisation` is by node, "*" for those not named, such as `{"*" = "int8"}`; without it a model that is stored
-    as small integers stays so, and "none" makes it whole. On a node with quantised weights the LM head is as
-    `head_quantisation` says, int8 when None; "none" keeps the dtype. The nodes of `standby` keep weights of others'
-    layers in memory, to take them over; with "auto" alone the coordinator chooses them.
+    Each field is a key of a spec's file, an option of `edgectl deploy` unless its flag is None, and a row of
+    docs/configure.md. It has its name in the message `DeploymentSpec` of the wire. `parse_spec` checks the values; an
+    object made otherwise holds what it was given.
+
+    `layers` places it by hand; without it the coordinator chooses, also the source where that is empty. With
+    `kv_overcommit` twice as many requests are admitted as `concurrency` says, and the youngest is set back when memory
+    runs out; a node keeps up to `kv_swap_bytes` of their KV meanwhile. `quantisation` is by node, "*" for those not
+    named; without it a model that is stored as small integers stays so, and "none" makes it whole.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
-    name: str
-    model: str
-    source: str = ""
-    privacy: Literal["open", "source-only"] = "open"
-    objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = "auto"
-    dtype: DType = DType.BFLOAT16
-    kv_dtype: KvFormat | None = None
-    max_context: Annotated[int, Field(ge=0, le=2**31)] = 0
-    max_new_tokens: Positive = 1024
-    prompt_tokens: Positive | None = None
-    new_tokens: Positive | None = None
-    concurrency: Annotated[int, Field(ge=1, le=4096)] = 8
-    max_time_per_token_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    max_inter_token_latency_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    kv_overcommit: bool = False
-    allow_streaming: bool = False
-    kv_swap_bytes: Annotated[int, Field(ge=0, le=2**50)] = 0
-    kv_swap_on_disk: bool = False
-    prefix_cache: bool = False
-    mode: Literal["sequential", "bubbles", "no-bubbles"] = "no-bubbles"
-    micro_batches: Annotated[int, Field(ge=0, le=4096)] = 0
-    exclude: tuple[str, ...] = ()
-    standby: tuple[str, ...] = ()
-    reserve: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
-    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "none"]] = Field(default_factory=dict)
-    head_quantisation: Literal["int8", "int4", "none"] | None = None
-    layers: tuple[ExplicitStage, ...] = ()
+    name: str = option(MISSING, "Name of the deployment.", flag=None)
+    model: str = option(
+        MISSING, "A model of the store; ./DIR, FILE.gguf or OWNER/NAME is put there first.", metavar="MODEL"
+    )
+    source: str = option("", "Node of the first layer; by default the first of --layers, or the best.", metavar="NODE")
+    privacy: Literal["open", "source-only"] = option("open", "Who may see what; open is the only one yet.", flag=None)
+    objective: Literal["request", "ttft", "latency", "throughput", "energy", "auto"] = option(
+        "auto", "Plan for request, ttft, latency, throughput, energy or auto (default).", metavar="WHAT"
+    )
+    dtype: DType = option(DType.BFLOAT16, "float32, float16 or bfloat16 (default).", metavar="DTYPE")
+    kv_dtype: KvFormat | None = option(None, "Of the KV cache, or int4; else as --dtype.", metavar="DTYPE")
+    max_context: int = option(0, "Tokens of prompt and answer; 0 is the model's.", low=0, high=2**31)
+    max_new_tokens: int = option(1024, "Most new tokens of one request.", low=1, high=2**31, alias="max_tokens")
+    prompt_tokens: int | None = option(None, "Plan for prompts of N tokens, else for those seen.", low=1, high=2**31)
+    new_tokens: int | None = option(None, "Plan for answers of N tokens, else for those seen.", low=1, high=2**31)
+    concurrency: int = option(8, "Requests at once that memory is kept for.", low=1, high=4096)
+    max_time_per_token_s: float | None = option(None, "Slowest a request may get its tokens.", above=0)
+    max_inter_token_latency_s: float | None = option(
+        None, "Longest that prompts may hold up a stream's next token.", above=0
+    )
+    kv_overcommit: bool = option(False, "Let more requests in than memory holds at their longest.")
+    allow_streaming: bool = option(False, "Nodes may read a part of their weights from disk in every step.")
+    kv_swap_bytes: int = option(
+        0, "KV of requests that gave way that a node may keep, such as 2GiB.", metavar="SIZE", low=0, high=2**50
+    )
+    kv_swap_on_disk: bool = option(False, "Keep it in files instead of in memory.")
+    prefix_cache: bool = option(False, "Keep what requests of one client have in common at the beginning.")
+    mode: Literal["sequential", "bubbles", "no-bubbles"] = option(
+        "no-bubbles", "no-bubbles (default), bubbles or sequential.", metavar="MODE"
+    )
+    micro_batches: int = option(
+        0, "Steps in flight that generate; 0 is the planner's choice.", metavar="M", low=0, high=4096
+    )
+    exclude: tuple[str, ...] = option((), "Do not use this node; may be repeated.", metavar="NODE")
+    standby: tuple[str, ...] = option(
+        (), "Keep others' weights in its memory, to take over; may be repeated; auto chooses.", metavar="NODE"
+    )
+    reserve: dict[str, int] = option(dict, "Memory to leave free; may be repeated.", metavar="NODE=SIZE")
+    quantisation: dict[str, Literal[IntegerFormat.INT8, IntegerFormat.INT4, "none"]] = option(
+        dict,
+        "Weights as small integers: int8, int4 or none; by default as stored. May be repeated for nodes.",
+        metavar="FORMAT|NODE=FORMAT",
+        flag="quantise",
+        alias="quantize",
+    )
+    head_quantisation: Literal["int8", "int4", "none"] | None = option(
+        None,
+        "Of the LM head with --quantise: int8 (default), int4 or none.",
+        metavar="FORMAT",
+        alias="head_quantization",
+    )
+    layers: tuple[ExplicitStage, ...] = option((), "Place it by hand.", metavar="a=0:4,b=4:9")
 
     @property
     def effective_kv_dtype(self) -> KvFormat:
@@ -91,7 +113,7 @@ class DeploymentSpec(BaseModel):
         if stored_as is None or self.quantisation or not nodes:
             return self
         blocks, head = dict.fromkeys(nodes, stored_as.blocks), stored_as.head or WHOLE_HEAD
-        return self.model_copy(update={"quantisation": blocks, "head_quantisation": str(head)})
+        return replace(self, quantisation=blocks, head_quantisation=str(head))
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
@@ -110,6 +132,8 @@ def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:
 
 def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
     """The faults of single fields of a mapping, in no more words than each needs."""
+    from pydantic import ValidationError
+
     try:
         _spec_of(values)
     except InvalidArgumentError as error:
@@ -131,7 +155,7 @@ def spec_mistakes(values: Mapping[str, Any]) -> list[InvalidArgumentError]:
 
 def _mistake(where: tuple[int | str, ...], kind: str, message: str) -> InvalidArgumentError:
     name = ".".join(str(part) for part in where) or "spec"
-    what = {"extra_forbidden": "is not a known field", "missing": "is missing"}.get(kind, message.lower())
+    what = {"unexpected_keyword_argument": "is not a known field", "missing": "is missing"}.get(kind, message.lower())
     return InvalidArgumentError.about(name, what, "INVALID_SPEC")
 
 
@@ -147,36 +171,46 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
         values["layers"] = parse_layers(values["layers"])
     if isinstance(values.get("standby"), str):
         values["standby"] = tuple(name.strip() for name in values["standby"].split(","))
-    spec = DeploymentSpec.model_validate(values)
+    spec = _adapter().validate_python(values)
     if spec.layers and not spec.source:
-        return spec.model_copy(update={"source": str(spec.layers[0].node)})
+        return replace(spec, source=str(spec.layers[0].node))
     return spec
+
+
+@cache
+def _adapter() -> TypeAdapter[DeploymentSpec]:
+    """Imported only where a spec is read: help and completion of commands do without."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(DeploymentSpec)
 
 
 def _check_together(spec: DeploymentSpec) -> None:
     """Check fields against each other. Raises InvalidArgumentError naming one of them."""
+    about = InvalidArgumentError.about
     if spec.privacy == "source-only":
-        why = "source-only is not supported yet; use open"
-        raise InvalidArgumentError.about("privacy", why, "UNSUPPORTED_PRIVACY")
+        raise about("privacy", "source-only is not supported yet; use open", "UNSUPPORTED_PRIVACY")
+    for node, size in spec.reserve.items():
+        if size < 0:
+            raise about(f"reserve.{node}", "must be 0 bytes or more", "INVALID_SPEC")
     if spec.head_quantisation is not None and not spec.quantisation:
-        why = "no node has quantised weights; give quantisation too"
-        raise InvalidArgumentError.about("head_quantisation", why, "INVALID_SPEC")
+        raise about("head_quantisation", "no node has quantised weights; give quantisation too", "INVALID_SPEC")
     if spec.allow_streaming and spec.objective == "energy":
         why = "it is not for the objective energy; what a disk takes is not known"
-        raise InvalidArgumentError.about("allow_streaming", why, "INVALID_SPEC")
+        raise about("allow_streaming", why, "INVALID_SPEC")
     # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
         why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
-        raise InvalidArgumentError.about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
+        raise about("new_tokens", why, "TOO_MANY_NEW_TOKENS")
     if spec.max_context:
         check_typical(spec, spec.max_context)
     most = 1 if spec.mode == "sequential" else spec.concurrency
     if spec.micro_batches > most:
         why = f"{spec.micro_batches} cannot be in flight in mode {spec.mode} with concurrency {spec.concurrency}"
-        raise InvalidArgumentError.about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
+        raise about("micro_batches", f"{why}; at most {most} can", "TOO_MANY_MICRO_BATCHES")
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
         why = '"auto" has the coordinator choose; name nodes, or give it alone'
-        raise InvalidArgumentError.about("standby", why, "INVALID_SPEC")
+        raise about("standby", why, "INVALID_SPEC")
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:

@@ -7,15 +7,15 @@ type for type checkers, which know no reflection; a test holds the two together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypedDict, get_type_hints
+from typing import TypedDict
 
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
+from edgeshard.domain.options import option, option_fields
 
 # A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
 # far below what gRPC takes (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), whatever stands beside them.
@@ -37,68 +37,6 @@ PROMPT_LOGPROBS_POSITIONS = 256
 """The most of a prompt whose log-probabilities come in one event, and are computed at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Properties of an option of generation beside its field's name, type and default; kept in the field's metadata.
-
-    `help` is for people. `low` and `high` bound a number, both included; it must be greater than `above`. `keyword` is
-    its name in the SDK where that is not the field's, `flag` its name on the command line where that is not the
-    keyword's, None where it has none. `alias` is another name by which both take it.
-    """
-
-    help: str
-    metavar: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: float | None = None
-    keyword: str = ""
-    flag: str | None = ""
-    alias: str = ""
-
-    @property
-    def rule(self) -> str:
-        """The bounds in words; empty where there are none."""
-        match self.low, self.above, self.high:
-            case None, None, None:
-                return ""
-            case low, None, None:
-                return f"must be {low} or more"
-            case None, above, None:
-                return f"must be above {above}"
-            case None, above, high:
-                return f"must be above {above} and at most {high}"
-            case low, _, high:
-                return f"must be {low} to {high}"
-
-    def allows(self, value: float) -> bool:
-        """Whether a number is finite and within the bounds."""
-        return (
-            (not isinstance(value, float) or math.isfinite(value))
-            and (self.low is None or value >= self.low)
-            and (self.above is None or value > self.above)
-            and (self.high is None or value <= self.high)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class OptionField:
-    """An option as it stands in `Sampling` or `Generation`: the field's name, type and default, and the rest."""
-
-    name: str
-    kind: Any
-    default: Any
-    option: Option
-
-    @property
-    def keyword(self) -> str:
-        return self.option.keyword or self.name
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an option: the one place where it is described."""
-    return field(default=default, metadata={"option": Option(help, **more)})
-
-
 Prompt = str | tuple[int, ...]
 """Text, or its token ids."""
 Biases = tuple[tuple[int, float], ...]
@@ -113,25 +51,25 @@ class Sampling:
     penalties subtract is a function of the tokens before p.
     """
 
-    temperature: float = _option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
-    top_k: int = _option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
-    top_p: float = _option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
-    min_p: float = _option(
+    temperature: float = option(0.0, "0 always takes the likeliest token.", metavar="T", low=0, high=100)
+    top_k: int = option(0, "Draw from the k likeliest tokens; 0 is off.", metavar="K", low=0, high=2**32 - 1)
+    top_p: float = option(1.0, "Draw from the likeliest tokens that reach p; 1 is off.", metavar="P", above=0, high=1)
+    min_p: float = option(
         0.0, "Drop tokens less likely than P times the likeliest; 0 is off.", metavar="P", low=0, high=1
     )
-    repetition_penalty: float = _option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0)
-    presence_penalty: float = _option(
+    repetition_penalty: float = option(1.0, "Above 1 avoids tokens seen before.", metavar="X", above=0, high=1_000_000)
+    presence_penalty: float = option(
         0.0, "Above 0 avoids tokens that the answer has already.", metavar="X", low=-2, high=2
     )
-    frequency_penalty: float = _option(
+    frequency_penalty: float = option(
         0.0, "Above 0 avoids tokens the more, the more often the answer has them.", metavar="X", low=-2, high=2
     )
-    logit_bias: Biases = _option(  # noqa: RUF009 (a field, as the others)
+    logit_bias: Biases = option(
         (), "Make the token ID likelier, up to 100, or less likely, down to -100; may be repeated.", metavar="ID=BIAS"
     )
-    seed: int = _option(0, "The same seed draws the same text.", metavar="N", low=0, high=2**64 - 1)
-    logprobs: bool = _option(False, "Report each token's log-probability.")
-    top_logprobs: int = _option(0, "And those of this many best tokens.", metavar="N", low=0, high=20)
+    seed: int = option(0, "The same seed draws the same text.", low=0, high=2**64 - 1)
+    logprobs: bool = option(False, "Report each token's log-probability.")
+    top_logprobs: int = option(0, "And those of this many best tokens.", low=0, high=20)
 
     @property
     def counts_answer(self) -> bool:
@@ -183,24 +121,23 @@ class Generation:
     """One request. `prompt` is text, or token ids already; `stop_tokens` and `stop_strings` end it early."""
 
     prompt: Prompt
-    max_new_tokens: int = _option(
+    max_new_tokens: int = option(
         128,
         "Most tokens to generate; 0 only with the prompt's log-probabilities.",
-        metavar="N",
         low=0,
         high=2**31,
         alias="max_tokens",
     )
     sampling: Sampling = field(default_factory=Sampling)
-    stop_tokens: tuple[int, ...] = _option((), "Tokens that end the answer.", flag=None)
-    stop_strings: tuple[str, ...] = _option(
+    stop_tokens: tuple[int, ...] = option((), "Tokens that end the answer.", flag=None)
+    stop_strings: tuple[str, ...] = option(
         (), "Text that ends the answer; may be repeated.", metavar="TEXT", keyword="stop", alias="stop_strings"
     )
-    ignore_eos: bool = _option(False, "Go on past the end of the text.")
-    priority: int = _option(0, "From -10 to 10; a higher one goes first.", metavar="N", low=-10, high=10)
-    prompt_logprobs: bool = _option(False, "Report the log-probabilities of the prompt's own tokens.")
-    guide: Guide | None = _option(None, "What the answer must be.", flag=None)  # noqa: RUF009 (a field, as the others)
-    clip_new_tokens: bool = _option(
+    ignore_eos: bool = option(False, "Go on past the end of the text.")
+    priority: int = option(0, "From -10 to 10; a higher one goes first.", low=-10, high=10)
+    prompt_logprobs: bool = option(False, "Report the log-probabilities of the prompt's own tokens.")
+    guide: Guide | None = option(None, "What the answer must be.", flag=None)
+    clip_new_tokens: bool = option(
         False,
         "Ask for fewer new tokens where the context or the deployment's limit leaves no room for so many.",
         flag=None,
@@ -268,23 +205,6 @@ class GenerateOptions(TypedDict, total=False):
     clip_new_tokens: bool
     request_id: str
     timeout_s: float | None
-
-
-def option_fields(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
-    """The options among a class's fields, in their order."""
-    return _OPTION_FIELDS[owner]
-
-
-def _find_options(owner: type[Sampling] | type[Generation]) -> tuple[OptionField, ...]:
-    kinds = get_type_hints(owner)
-    return tuple(
-        OptionField(item.name, kinds[item.name], item.default, item.metadata["option"])
-        for item in fields(owner)
-        if "option" in item.metadata
-    )
-
-
-_OPTION_FIELDS = {Sampling: _find_options(Sampling), Generation: _find_options(Generation)}
 
 
 def _check_bounds(value: Sampling | Generation) -> None:

@@ -19,7 +19,16 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ChunkWriter
 from edgeshard.gateway.errors import Refused, renamed
-from edgeshard.gateway.routes.fields import MOST_CHOICES, FormedFields, Items, StreamOptions, Taken, never, only
+from edgeshard.gateway.routes.fields import (
+    MOST_CHOICES,
+    FormedFields,
+    Items,
+    StreamOptions,
+    Taken,
+    bounded,
+    never,
+    only,
+)
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import ToolChoice
@@ -38,11 +47,11 @@ NAMES = {
 class ChatRequest(ChatRequestModel, FormedFields):
     model: str
     messages: Items = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1, le=2**31)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    max_tokens: int | None = bounded("max_new_tokens", low=1)
+    max_completion_tokens: int | None = bounded("max_new_tokens", low=1)
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Items | None = None

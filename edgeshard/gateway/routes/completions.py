@@ -33,6 +33,7 @@ from edgeshard.gateway.routes.fields import (
     FormedFields,
     StreamOptions,
     TokenId,
+    bounded,
     never,
 )
 from edgeshard.gateway.routes.prompts import AnswerRoutes
@@ -56,11 +57,11 @@ _Prompts = Annotated[
 class CompletionRequest(FormedFields):
     model: str
     prompt: str | _Prompts | _Tokens
-    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    max_tokens: int | None = bounded("max_new_tokens")
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
     best_of: int | None = Field(default=None, description="as many as n")
     echo: bool | None = None
-    logprobs: int | None = Field(default=None, ge=0, le=20)
+    logprobs: int | None = bounded("top_logprobs")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     suffix: never(str) = None  # type: ignore[valid-type]
@@ -86,14 +87,12 @@ class CompletionRequest(FormedFields):
         """One request to the engine for each answer, beginning with the first prompt's."""
         seed, guide = self.first_seed(), self.guide()
         return [
-            Generation(
+            self.generation(
                 prompt,
                 DEFAULT_NEW_TOKENS if self.max_tokens is None else self.max_tokens,
-                self.sampling(choice, seed, logprobs=self.logprobs is not None, top_logprobs=self.logprobs or 0),
-                tuple(self.stop_token_ids or ()),
-                self.stop_strings(),
-                bool(self.ignore_eos),
-                self.priority or 0,
+                sampling=self.sampling(
+                    choice, seed, logprobs=self.logprobs is not None, top_logprobs=self.logprobs or 0
+                ),
                 prompt_logprobs=bool(self.echo) and self.logprobs is not None,
                 guide=guide,
                 clip_new_tokens=self.max_tokens is None,

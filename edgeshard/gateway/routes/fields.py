@@ -13,8 +13,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.options import option_fields
 from edgeshard.domain.requests.chat import GenerationDefaults
-from edgeshard.domain.requests.generation import Guide, GuideKind, Sampling
+from edgeshard.domain.requests.generation import (
+    STOP_LIMIT_BYTES,
+    STOP_LIMIT_TOKENS,
+    Generation,
+    Guide,
+    GuideKind,
+    Sampling,
+)
 from edgeshard.gateway.errors import Refused
 from edgeshard.gateway.routes.schemas import closed
 
@@ -63,13 +71,25 @@ def only(kind: Any, *values: Any) -> Any:
     return Annotated[kind | None, AfterValidator(_only(*values)), Field(default=None, description=f"one of {values}")]
 
 
+_OPTIONS = {item.name: item for owner in (Sampling, Generation) for item in option_fields(owner)}
+
+
+def bounded(name: str, *, low: int | None = None, description: str | None = None) -> Any:
+    """A field with the bounds that an option of generation has, None where it is left out; `low` is the API's own."""
+    item = _OPTIONS[name]
+    bounds = item.option.constraints if low is None else item.option.constraints | {"ge": low}
+    if item.kind is float:
+        bounds["allow_inf_nan"] = False
+    return Field(default=None, description=description, **bounds)
+
+
 class StreamOptions(RequestModel):
     include_usage: bool | None = None
     include_obfuscation: only(bool, False) = None  # type: ignore[valid-type]
 
 
 Stop = Annotated[
-    str | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], FirstFault] | None,
+    str | Annotated[list[Annotated[str, Field(min_length=1, max_length=STOP_LIMIT_BYTES)]], FirstFault] | None,
     Field(default=None, description="text that ends the answer, at most 16"),
 ]
 
@@ -85,26 +105,28 @@ Bias = Annotated[
     AfterValidator(_ids),
     Field(default=None, description="token ids with -100 to 100 for each, at most 300"),
 ]
-Penalty = Annotated[float | None, Field(default=None, ge=-2, le=2, allow_inf_nan=False)]
-"""A penalty on tokens of the answer."""
-Share = Annotated[float | None, Field(default=None, ge=0, le=1, allow_inf_nan=False)]
 
 
-class SamplingFields(RequestModel):
+class ChoiceFields(RequestModel):
+    """The choice of tokens, in words that all APIs have for it."""
+
+    temperature: float | None = bounded("temperature")
+    top_p: float | None = bounded("top_p")
+    top_k: int | None = bounded("top_k", low=-1, description="0 or -1 is off")
+    seed: int | None = bounded("seed", low=-(2**63))
+    stop: Stop = None
+    frequency_penalty: float | None = bounded("frequency_penalty")
+    presence_penalty: float | None = bounded("presence_penalty")
+    min_p: float | None = bounded("min_p")
+
+
+class SamplingFields(ChoiceFields):
     """The choice of tokens, in OpenAI's words, and with further options of this engine."""
 
-    temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    top_k: int | None = Field(default=None, ge=-1, le=2**31, description="0 or -1 is off")
-    repetition_penalty: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    stop: Stop = None
-    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=1024)
+    repetition_penalty: float | None = bounded("repetition_penalty")
+    stop_token_ids: Annotated[list[TokenId], FirstFault] | None = Field(default=None, max_length=STOP_LIMIT_TOKENS)
     ignore_eos: bool | None = None
-    priority: int | None = Field(default=None, ge=-10, le=10, description="a higher one goes first")
-    frequency_penalty: Penalty = None
-    presence_penalty: Penalty = None
-    min_p: Share = None
+    priority: int | None = bounded("priority", description="a higher one goes first")
     logit_bias: Bias = None
     user: Taken = None
     metadata: Taken = None
@@ -120,18 +142,28 @@ class SamplingFields(RequestModel):
     ) -> Sampling:
         """The sampling of answer number `choice`, each with its own seed. A field that is not given has the model's
         `defaults`, or OpenAI's."""
-        return Sampling(
-            temperature=_first(self.temperature, defaults.temperature, 1.0),
-            top_k=int(max(0, _first(self.top_k, defaults.top_k, 0))),
-            top_p=_first(self.top_p, defaults.top_p, 1.0),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            logit_bias=tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
-            seed=(seed + choice) % 2**64,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
+        given = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
+        wanted = {"temperature": 1.0, "top_k": 0} | defaults.given()
+        wanted |= {name: value for name, value in given.items() if value is not None}
+        own: dict[str, Any] = {
+            "top_k": max(0, wanted["top_k"]),
+            "logit_bias": tuple(sorted((int(token), bias) for token, bias in (self.logit_bias or {}).items())),
+            "seed": (seed + choice) % 2**64,
+            "logprobs": logprobs,
+            "top_logprobs": top_logprobs,
+        }
+        return Sampling(**{**wanted, **own})
+
+    def generation(self, prompt: str | tuple[int, ...], new_tokens: int, **more: Any) -> Generation:
+        """A request to the engine, with what these fields say of its end and its place in the queue."""
+        return Generation(
+            prompt,
+            new_tokens,
+            stop_tokens=tuple(self.stop_token_ids or ()),
+            stop_strings=self.stop_strings(),
+            ignore_eos=bool(self.ignore_eos),
+            priority=self.priority or 0,
+            **more,
         )
 
     def first_seed(self) -> int:
@@ -143,12 +175,6 @@ class SamplingFields(RequestModel):
         if self.stop is None or self.stop == "":
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-
-def _first(given: float | None, recommended: float | None, otherwise: float) -> float:
-    if given is not None:
-        return given
-    return otherwise if recommended is None else recommended
 
 
 class JsonSchemaFormat(RequestModel):

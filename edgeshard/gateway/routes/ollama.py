@@ -17,19 +17,18 @@ from edgeshard.chat.parsing import Gathered
 from edgeshard.domain.control.site import ServedModel, StoredModel
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.requests.chat import AnswerDelta, ContentDelta, Conversation, ReasoningDelta, ToolCall
-from edgeshard.domain.requests.generation import Finished, Generation, GenerationEvent, Guide, GuideKind, Started
+from edgeshard.domain.requests.generation import Finished, GenerationEvent, Guide, GuideKind, Started
 from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import LINES, ResponseWriter
 from edgeshard.gateway.errors import json_response, renamed
 from edgeshard.gateway.routes.fields import (
+    ChoiceFields,
     Items,
-    Penalty,
     RequestModel,
-    Share,
-    Stop,
     Taken,
     Zero,
+    bounded,
     never,
     schema_guide,
 )
@@ -50,20 +49,10 @@ FOREVER = "9999-12-31T23:59:59Z"
 """The time at which a model leaves memory, as Ollama writes it for one that stays."""
 
 
-class Options(RequestModel):
-    temperature: float | None = Field(default=None, ge=0, le=100, allow_inf_nan=False)
-    top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
-    repeat_penalty: float | None = Field(default=None, gt=0, le=1e6, allow_inf_nan=False)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
-    num_predict: int | None = Field(
-        default=None, ge=-2, le=2**31, description="0 and less: as much as there is room for"
-    )
-    stop: Stop = None
+class Options(ChoiceFields):
+    repeat_penalty: float | None = bounded("repetition_penalty")
+    num_predict: int | None = bounded("max_new_tokens", low=-2, description="0 and less: as much as there is room for")
     num_ctx: int | None = Field(default=None, ge=1, le=2**31, description="at most the deployment's context")
-    min_p: Share = None
-    presence_penalty: Penalty = None
-    frequency_penalty: Penalty = None
     open_objects: bool = Field(default=False, description="whether objects may have keys that `format` does not name")
     mirostat: Zero = None
     num_gpu: Taken = None
@@ -258,11 +247,10 @@ class Ollama(AnswerRoutes):
         sampled = asked.sampled()
         assert asked.prompt is not None
         prompt = f"{asked.system}\n\n{asked.prompt}" if asked.system and not asked.raw else asked.prompt
-        generation = Generation(
+        generation = sampled.generation(
             prompt,
             sampled.new_tokens() or served.max_new_tokens or 128,
-            sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
-            stop_strings=sampled.stop_strings(),
+            sampling=sampled.sampling(0, sampled.first_seed(), logprobs=False, top_logprobs=0),
             guide=sampled.guide(),
             clip_new_tokens=sampled.new_tokens() is None,
         )

@@ -97,15 +97,7 @@ class AnswerRoutes:
             raise InvalidArgumentError("tool_choice: the answer has a form already", field="tool_choice")
         making = self._backend.prompt(served.deployment, conversation(offered), caller_of(request).identity)
         prompt = await unless_left(request.receive, making)
-        first = Generation(
-            prompt.tokens,
-            asked.new_tokens() or max(1, prompt.room),
-            stop_tokens=tuple(asked.stop_token_ids or ()),
-            stop_strings=asked.stop_strings(),
-            ignore_eos=bool(asked.ignore_eos),
-            priority=asked.priority or 0,
-            guide=forced or guide,
-        )
+        first = asked.generation(prompt.tokens, asked.new_tokens() or max(1, prompt.room), guide=forced or guide)
         seed, (logprobs, top_logprobs) = asked.first_seed(), asked.scores()
         generations = tuple(
             replace(

@@ -19,7 +19,7 @@ from edgeshard.gateway.access.auth import caller_of
 from edgeshard.gateway.access.bodies import read_body
 from edgeshard.gateway.answers.response_writer import ResponseWriter
 from edgeshard.gateway.errors import renamed
-from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, never, only, schema_guide
+from edgeshard.gateway.routes.fields import FirstFault, Items, RequestModel, Taken, bounded, never, only, schema_guide
 from edgeshard.gateway.routes.prompts import AnswerRoutes, ChatAnswers, ChatRequestModel, conversation_of
 from edgeshard.gateway.routes.reading import Reading
 from edgeshard.gateway.routes.tools import NamedFunction, NamedTool, ToolChoice
@@ -79,7 +79,7 @@ class ResponsesRequest(ChatRequestModel):
     model: str
     input: str | Items
     instructions: str | None = None
-    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    max_output_tokens: int | None = bounded("max_new_tokens", low=1)
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     tools: Annotated[list[FunctionTool], FirstFault] | None = None

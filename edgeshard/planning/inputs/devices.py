@@ -120,14 +120,10 @@ def parse_cluster(values: Mapping[str, Any]) -> Cluster:
 
 
 def _workload(values: Fields) -> Workload:
-    values.only("prompt_tokens", "new_tokens", "batch", "concurrency")
-    return Workload(
-        prompt_tokens=values.count("prompt_tokens", 128),
-        new_tokens=values.count("new_tokens", 128),
-        batch=values.count("batch", None),
-        concurrency=values.count("concurrency", None),
-        assumed=not (values.given("prompt_tokens") or values.given("new_tokens")),
-    )
+    names = ("prompt_tokens", "new_tokens", "batch", "concurrency")
+    values.only(*names)
+    given: dict[str, Any] = {name: values.count(name, None) for name in names if values.given(name)}
+    return Workload(**given, assumed="prompt_tokens" not in given and "new_tokens" not in given)
 
 
 _FIGURES = (

@@ -60,7 +60,7 @@ def test_what_was_promised_or_asked_for_stays_as_placed() -> None:
 
 def test_a_number_of_micro_batches_that_was_asked_for_is_not_changed_under_load() -> None:
     chosen = prepared(2, 4, concurrency=8)
-    asked_for = replace(chosen, spec=chosen.spec.model_copy(update={"micro_batches": 4}))
+    asked_for = replace(chosen, spec=replace(chosen.spec, micro_batches=4))
     assert batching(asked_for).fixed and not batching(chosen).fixed
 
 

@@ -59,7 +59,7 @@ class Front:
         self.count = 0
 
     def state(self) -> State:
-        other = replace(RECORD, spec=RECORD.spec.model_copy(update={"name": "other"}))
+        other = replace(RECORD, spec=replace(RECORD.spec, name="other"))
         return State(instance="test", deployments={NAME: RECORD, DeploymentName("other"): other})
 
     def start(self, client: str, model: str = NAME, **more: Any) -> RunningRequest:

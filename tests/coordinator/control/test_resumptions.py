@@ -60,8 +60,7 @@ class Site:
     def __init__(self, *, restarted: bool = False, was_ready: bool = True, **quotas: Quota) -> None:
         self.now = 1000.0
         self.records = {
-            name: replace(RECORD, spec=RECORD.spec.model_copy(update={"name": name}), was_ready=was_ready)
-            for name in (NAME, OTHER)
+            name: replace(RECORD, spec=replace(RECORD.spec, name=name), was_ready=was_ready) for name in (NAME, OTHER)
         }
         named = {name.replace("_", "/"): quota for name, quota in quotas.items()}
         self.front = RequestFront(self.state, TrafficBook(), lambda: self.now, quotas=Quotas(named))

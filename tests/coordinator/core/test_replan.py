@@ -122,7 +122,7 @@ def test_what_was_predicted_stands_where_it_does_not_fit_as_it_would_be_placed_b
     tight = node("a", free_bytes=need - alone.stages[0].kv_bytes // 4)
     current = PLACER.place(PlacementProblem(SPEC, manifest, [tight], measured(a=0.01)))
     assert current.kv_blocks < alone.kv_blocks
-    by_hand = SPEC.model_copy(update={"layers": parse_spec({**_VALUES, "layers": "a=0:12"}).layers})
+    by_hand = replace(SPEC, layers=parse_spec({**_VALUES, "layers": "a=0:12"}).layers)
     with pytest.raises(ResourceExhaustedError):
         PLACER.place(PlacementProblem(by_hand, manifest, [tight], measured(a=0.01)))
     plan = afresh(current, [tight, node("b")], measured(a=0.01, b=0.001))
@@ -136,7 +136,7 @@ def test_while_the_source_is_away_the_node_with_the_head_is_the_source(
     afresh: Afresh, measured: Any, manifest: ModelManifest
 ) -> None:
     known = measured(a=0.01, b=0.01, c=0.001)
-    on_b = PLACER.place(PlacementProblem(SPEC.model_copy(update={"source": "b"}), manifest, [node("b")], known))
+    on_b = PLACER.place(PlacementProblem(replace(SPEC, source="b"), manifest, [node("b")], known))
     away = [node("a", connected=False), node("b"), node("c")]
     assert nodes(afresh(on_b, away, known).found) == ["b", "c"]
     assert nodes(afresh(on_b, [node("a"), node("b"), node("c")], known).found)[0] == "a"

@@ -361,7 +361,7 @@ class World:
         try:
             usable = [node for node in self.state.candidates(record.name) if node.node_id not in record.avoided]
             sources = [node.name for node in usable if node.placeable] or [NodeName("a")]
-            spec = record.spec.model_copy(update={"source": sources[0]})
+            spec = replace(record.spec, source=sources[0])
             found = SimplePlacer().place(spec, self.manifest, usable)
         except EdgeShardError as error:
             found = error

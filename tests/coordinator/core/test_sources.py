@@ -44,7 +44,7 @@ class Planner:
 
 
 def chosen(planner: Planner, *nodes: Candidate, **spec: Any) -> str:
-    return str(place_from_any(SPEC.model_copy(update=spec), nodes, planner.place).stages[0].node_name)
+    return str(place_from_any(replace(SPEC, **spec), nodes, planner.place).stages[0].node_name)
 
 
 def test_the_best_figures_win() -> None:
@@ -83,7 +83,7 @@ def test_no_more_plans_than_are_bearable() -> None:
 def test_what_is_recorded_names_the_source() -> None:
     placement = place_from_any(SPEC, [node("a")], Planner(a=1.0).place)
     assert with_source(SPEC, placement).source == "a"
-    assert with_source(SPEC.model_copy(update={"source": "z"}), placement).source == "z"
+    assert with_source(replace(SPEC, source="z"), placement).source == "z"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class PlacementProblem:
 
     def with_spec(self, **changes: Any) -> PlacementProblem:
         """The same with these fields of the spec changed, unchecked."""
-        return replace(self, spec=self.spec.model_copy(update=changes))
+        return replace(self, spec=replace(self.spec, **changes))
 
 
 class Placer(Protocol):

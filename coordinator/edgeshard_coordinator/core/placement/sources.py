@@ -19,7 +19,7 @@ Place = Callable[[DeploymentSpec, Sequence[Candidate]], Placement]
 
 def with_source(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
     """The spec as it is deployed: its source is the node of the first layer."""
-    return spec if spec.source else spec.model_copy(update={"source": str(placement.stages[0].node_name)})
+    return spec if spec.source else replace(spec, source=str(placement.stages[0].node_name))
 
 
 def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place: Place) -> Placement:
@@ -41,7 +41,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     )
     for number, node in enumerate(sources[:MOST_SPARES]):
         try:
-            found.append(place(spec.model_copy(update={"source": str(node.name)}), plain))
+            found.append(place(replace(spec, source=str(node.name)), plain))
         except EdgeShardError as refused:
             error = refused if number == 0 else error
     if not found:
@@ -74,7 +74,7 @@ def _is_near(placement: Placement, best: Placement) -> bool:
 
 
 def _from(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
-    return spec.model_copy(update={"source": str(placement.head.node_name)})
+    return replace(spec, source=str(placement.head.node_name))
 
 
 def _rank(placement: Placement) -> tuple[bool, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +38,7 @@ class Change:
     name: str
     action: str
     differences: tuple[Difference, ...] = ()
-    placement: Placement | None = field(default=None)
+    placement: Placement | None = None
 
 
 def apply(
@@ -109,10 +110,10 @@ def specs_of(files: list[Path]) -> list[DeploymentSpec]:
 def differences(current: DeploymentSpec, wanted: DeploymentSpec) -> tuple[Difference, ...]:
     """The fields that differ. A source that is not given is whichever was chosen."""
     if not wanted.source:
-        wanted = wanted.model_copy(update={"source": current.source})
+        wanted = dataclasses.replace(wanted, source=current.source)
     return tuple(
         Difference(name, plain(getattr(current, name)), plain(getattr(wanted, name)))
-        for name in type(wanted).model_fields
+        for name in type(wanted).__match_args__
         if getattr(current, name) != getattr(wanted, name)
     )
 

@@ -47,7 +47,8 @@ def dry_run(
 def _offline(spec: ModelSpec, cluster: Path, source: str | None) -> PlanProblem:
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline
 
-    problem, _ = planned_offline(cluster, spec, Asked(spec.name, source, quantisation=spec.shape.stored_as))
+    given = {} if source is None else {"source": source}
+    problem, _ = planned_offline(cluster, spec, Asked(spec.name, spec.shape.stored_as, given))
     return problem
 
 

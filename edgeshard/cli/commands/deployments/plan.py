@@ -3,82 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.options import (
-    AllowStreaming,
-    Excluded,
-    HeadQuantisation,
-    KvDtype,
-    Quantise,
-    Reserved,
-    model_option,
-    node_option,
-    option,
-    switch,
-    with_option_groups,
-)
+from edgeshard.cli.commands.options import option, switch, with_option_groups
+from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import parse_quantisation
 
 if TYPE_CHECKING:
-    from edgeshard.cli.commands.deployments.plan_inputs import Asked
     from edgeshard.planning.inputs.problem import PlanProblem
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemOptions:
-    """The options that say what is to be planned."""
+    """The options that say what may be planned, beside the keys of a spec."""
 
-    model: Annotated[str, model_option("Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")] = ""
-    source: Annotated[str | None, node_option("Node of the first layer, else the file's.")] = None
-    objective: Annotated[str, option("WHAT", "request, ttft, latency, throughput, energy or auto.")] = "auto"
-    prompt_tokens: Annotated[int | None, option("N", "Tokens of a prompt.")] = None
-    new_tokens: Annotated[int | None, option("N", "Tokens of an answer.")] = None
     batch: Annotated[int | None, option("N", "Most requests in one micro-batch.")] = None
-    concurrency: Annotated[int | None, option("N", "Most requests at once.")] = None
-    dtype: Annotated[str | None, option("DTYPE", "float32, float16 or bfloat16.")] = None
-    quantise: Quantise = None
-    head_quantisation: HeadQuantisation = None
-    kv_dtype: KvDtype = None
-    max_time_per_token: Annotated[float | None, option("SECONDS", "Slowest a request may get its tokens.")] = None
-    exclude: Excluded = None
-    reserve: Reserved = None
     max_share: Annotated[
         list[str] | None, option("NODE=PART", "Largest part of the layers, as 0.5; may be repeated.")
     ] = None
     min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
     max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
     head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
-    allow_streaming: AllowStreaming = False
 
-    def asked(self, what_if: Sequence[str]) -> Asked:
-        from edgeshard.cli.commands.deployments.plan_inputs import Asked, shares, sizes
-        from edgeshard.domain.models.dtypes import parse_quantisation
+    def given(self) -> dict[str, Any]:
+        """Fields of `PlanProblem`. Raises InvalidArgumentError for a share that is none."""
+        values = asdict(self) | {"max_share": _shares(self.max_share or ())}
+        return {name: value for name, value in values.items() if value is not None}
 
-        if not self.model:
-            raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
-        return Asked(
-            model=self.model,
-            source=self.source,
-            objective=self.objective,
-            dtype=self.dtype,
-            quantisation=parse_quantisation(self.quantise, self.head_quantisation),
-            kv_dtype=self.kv_dtype,
-            exclude=tuple(self.exclude or ()),
-            what_if=tuple(what_if),
-            workload={key: getattr(self, key) for key in ("prompt_tokens", "new_tokens", "batch", "concurrency")},
-            more={
-                "max_time_per_token_s": self.max_time_per_token,
-                "reserve": sizes(self.reserve or ()),
-                "max_share": shares(self.max_share or ()),
-                **{key: getattr(self, key) for key in ("min_nodes", "max_nodes", "head_on_source", "allow_streaming")},
-            },
-        )
+
+def _shares(items: Sequence[str]) -> dict[str, float]:
+    """`--max-share NODE=PART`, repeated. Raises InvalidArgumentError for one that is not."""
+    found = {}
+    for name, value in pairs(items, "max_share"):
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +107,28 @@ class QuestionOptions:
         return show_plan(with_changes, problem if self.what_if else None, self.explain, output)
 
 
+_SPEC = spec_options(
+    *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
+    *("exclude", "reserve", "allow_streaming"),
+    source="Node of the first layer, else the file's.",
+    dtype="float32, float16 or bfloat16.",
+    prompt_tokens="Tokens of a prompt.",
+    new_tokens="Tokens of an answer.",
+)
+"""The keys of a spec that can be planned for; a cluster file has defaults of its own."""
+
+
 @with_option_groups
 def plan(
     context: typer.Context,
     *,
     cluster: Annotated[Path | None, option("FILE", "Nodes and links as TOML, instead of the site's own.")] = None,
-    wanted: ProblemOptions,
+    model: Annotated[
+        str, spec_option("model", "Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
+    ] = "",
+    options: Annotated[dict[str, Any], _SPEC],
+    quantise: Quantise = None,
+    own: ProblemOptions,
     question: QuestionOptions,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -154,10 +137,16 @@ def plan(
     Plans for the running site, from what `edgectl profile` measured of its nodes and links. With --cluster it plans
     for the nodes of a file instead, and needs no daemon, no weights and no PyTorch. Exits 1 when nothing fits.
     """
-    from edgeshard.cli.commands.deployments.plan_inputs import offline_problem, online_problem
+    from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
 
-    question.check(wanted.allow_streaming)
-    asked = wanted.asked(question.what_if or ())
+    question.check(options.get("allow_streaming", False))
+    if not model:
+        raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
+    spec, mistakes = read_texts(options)
+    if mistakes:
+        raise mistakes[0]
+    quantisation = parse_quantisation(quantise, spec.pop("head_quantisation", None))
+    asked = Asked(model, quantisation, spec | own.given(), tuple(question.what_if or ()))
     if cluster is not None:
         problem, notes = offline_problem(cluster, asked)
     else:

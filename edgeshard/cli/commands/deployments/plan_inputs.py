@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,38 +33,49 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options: None means the cluster's own value, or the planner's default. `more` are PlanProblem's fields."""
+    """What is to be planned. `given` are the options by the names of PlanProblem's fields, and the source; what is not
+    there is the cluster's own, or the planner's default."""
 
     model: str
-    source: str | None = None
-    objective: str = Objective.AUTO
-    dtype: str | None = None
     quantisation: Quantisation | None = None
-    kv_dtype: str | None = None
-    exclude: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
     what_if: tuple[str, ...] = ()
-    workload: Mapping[str, int | None] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
 
-    def fields(self, default: Workload) -> dict[str, Any]:
-        """Fields of the problem for any cluster. Raises InvalidArgumentError naming the option at fault."""
-        if self.objective not in list(Objective):
+    @property
+    def source(self) -> str | None:
+        return self.given.get("source")
+
+    @property
+    def exclude(self) -> tuple[str, ...]:
+        return tuple(self.given.get("exclude", ()))
+
+    def fields(
+        self, workload: Workload, dtype: DType | None = None, kv_dtype: KvFormat | None = None
+    ) -> dict[str, Any]:
+        """Fields of the problem for a cluster with these of its own. Raises InvalidArgumentError naming the option."""
+        objective = self.given.get("objective", Objective.AUTO)
+        if objective not in list(Objective):
             raise InvalidArgumentError(
-                f"--objective {self.objective!r}: use one of {', '.join(Objective)}", field="objective"
+                f"--objective {objective!r}: use one of {', '.join(Objective)}", field="objective"
             )
-        workload = {key: getattr(default, key) if value is None else value for key, value in self.workload.items()}
-        weights = {"quantisation": self.quantisation}
-        return {"objective": Objective(self.objective), **workload, **weights, **self.more}
+        kept = KvFormat.parse(self.given["kv_dtype"]) if "kv_dtype" in self.given else kv_dtype
+        fields = {
+            **asdict(workload),
+            **self.given,
+            "objective": Objective(objective),
+            "quantisation": self.quantisation,
+            "exclude": self.exclude,
+            "dtype": self.weights_dtype(dtype),
+            "kv_dtype": kept,
+        }
+        return {name: value for name, value in fields.items() if name not in ("source", "assumed")}
 
     @property
     def lengths_missing(self) -> list[str]:
-        return [key for key in ("prompt_tokens", "new_tokens") if self.workload.get(key) is None]
+        return [key for key in ("prompt_tokens", "new_tokens") if key not in self.given]
 
     def weights_dtype(self, default: DType | None) -> DType:
-        return DType.parse(self.dtype) if self.dtype is not None else default or DType.BFLOAT16
-
-    def cache_dtype(self, default: KvFormat | None) -> KvFormat | None:
-        return KvFormat.parse(self.kv_dtype) if self.kv_dtype is not None else default
+        return DType.parse(self.given["dtype"]) if "dtype" in self.given else default or DType.BFLOAT16
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
@@ -82,14 +93,8 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
         cluster.index(asked.source, "source")
         cloud = None if cluster.cloud == asked.source else cluster.cloud
         cluster = replace(cluster, source=asked.source, cloud=cloud)
-    problem = PlanProblem(
-        model=model,
-        cluster=cluster,
-        exclude=asked.exclude,
-        dtype=asked.weights_dtype(cluster.dtype),
-        kv_dtype=asked.cache_dtype(cluster.kv_dtype),
-        **asked.fields(cluster.workload),
-    )
+    fields = asked.fields(cluster.workload, cluster.dtype, cluster.kv_dtype)
+    problem = PlanProblem(model=model, cluster=cluster, **fields)
     problem.check()
     return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
 
@@ -104,28 +109,20 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
         raise InvalidArgumentError(
             "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
         )
-    if asked.more.get("head_on_source"):
+    if asked.given.get("head_on_source"):
         raise InvalidArgumentError(
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
     site = _fetch_site(context, asked.model)
-    for option in ("exclude", "reserve", "max_share"):
-        _check_known(site, option, asked.exclude if option == "exclude" else asked.more.get(option, ()))
+    for option in _BY_NODE:
+        _check_known(site, option, asked.given.get(option, ()))
     dtype, model = asked.weights_dtype(None), model_from_config(asked.model, site.config)
     if asked.quantisation is None and all(node.facts.kind == "cpu" for node in site.nodes):
         asked = replace(asked, quantisation=model.shape.stored_as)  # as it would be deployed
     found = _measured_cluster(site, asked, dtype)
-    problem = site_problem(
-        found,
-        model,
-        # Nodes that are left out are not in the cluster; of `exclude` only the source can be, and is refused by name.
-        exclude=tuple(name for name in asked.exclude if name in found.cluster.names),
-        dtype=dtype,
-        kv_dtype=asked.cache_dtype(None),
-        held=_held(site, asked, dtype),
-        **_of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic))),
-    )
+    fields = _of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic)))
+    problem = site_problem(found, model, held=_held(site, asked, dtype), **fields)
     problem.check()
     return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
 
@@ -184,14 +181,21 @@ def _check_known(site: Site, option: str, names: Iterable[str]) -> None:
             )
 
 
+_BY_NODE = ("exclude", "reserve", "max_share")
+
+
 def _of_nodes(cluster: Cluster, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields without what is said of nodes that are away or left out."""
-    kept = {
-        option: {name: value for name, value in fields[option].items() if name in cluster.names}
-        for option in ("reserve", "max_share")
-        if option in fields
-    }
+    """The fields without what is said of nodes that are away or left out: of these only the source can be in the
+    cluster, and is refused by name."""
+    kept = {option: _among(fields[option], cluster.names) for option in _BY_NODE if option in fields}
     return {**fields, **kept}
+
+
+def _among(named: Any, names: Sequence[str]) -> Any:
+    """What is said of these nodes, by name or as a list of names."""
+    if isinstance(named, Mapping):
+        return {name: value for name, value in named.items() if name in names}
+    return tuple(name for name in named if name in names)
 
 
 def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
@@ -252,33 +256,3 @@ def read_model(name: str) -> ModelSpec:
             reason="UNKNOWN_MODEL",
         )
     return model_from_config(path.resolve().parent.name, read_json(path, f"--model {path}", "model"))
-
-
-def sizes(items: Sequence[str]) -> dict[str, float]:
-    """`--reserve NODE=SIZE`, repeated. Raises InvalidArgumentError for one that is not."""
-    if not items:
-        return {}
-    from edgeshard.process.config import parse_bytes  # brings gRPC along, which planning does without
-
-    return {name: float(parse_bytes(value, f"reserve.{name}")) for name, value in _pairs(items, "reserve")}
-
-
-def shares(items: Sequence[str]) -> dict[str, float]:
-    """`--max-share NODE=PART`, repeated. Raises InvalidArgumentError for one that is not."""
-    found = {}
-    for name, value in _pairs(items, "max-share"):
-        try:
-            found[name] = float(value)
-        except ValueError:
-            raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
-    return found
-
-
-def _pairs(items: Sequence[str], option: str) -> list[tuple[str, str]]:
-    pairs = []
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not name or not equals or not value:
-            raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=option.replace("-", "_"))
-        pairs.append((name, value))
-    return pairs

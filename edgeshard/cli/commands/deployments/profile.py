@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import HeadQuantisation, Quantise, WeightsDtype, argument, model_option, switch
+from edgeshard.cli.commands.options import argument, switch
+from edgeshard.cli.commands.spec_options import Quantise, spec_option
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_below, show_list, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError
@@ -32,10 +32,12 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         list[str] | None,
         argument("[NODE]...", "Nodes to measure; all that are connected if none.", autocompletion=completion.nodes),
     ] = None,
-    model: Annotated[str | None, model_option("A model of the store; without it, only links are measured.")] = None,
-    dtype: WeightsDtype = None,
+    model: Annotated[
+        str | None, spec_option("model", "A model of the store; without it, only links are measured.")
+    ] = None,
+    dtype: Annotated[str | None, spec_option("dtype")] = None,
     quantise: Quantise = None,
-    head_quantisation: HeadQuantisation = None,
+    head_quantisation: Annotated[str | None, spec_option("head_quantisation")] = None,
     quick: Annotated[bool, switch("--quick", "Fewer points: seconds, and less exact.")] = False,
     again: Annotated[bool, switch("--again", "Measure although a profile is remembered.")] = False,
     output: OutputOption = Output.TABLE,
@@ -77,6 +79,8 @@ def profile(  # noqa: PLR0913 - one parameter for each option
 
 async def _outcomes(told: AsyncGenerator[NodeProgress, None]) -> dict[str, NodeProgress]:
     """The last word of each node."""
+    import asyncio
+
     outcomes: dict[str, NodeProgress] = {}
     with progress_on(stderr_console()) as reporter:
         try:

@@ -16,7 +16,7 @@ import typer
 
 from edgeshard.cli.commands.options import argument, option, switch
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import human_bytes
+from edgeshard.cli.render.output import human_bytes, writing
 from edgeshard.debugging.dump import ProcessDump, site_document, site_parts
 from edgeshard.domain.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError
 
@@ -89,7 +89,7 @@ def _check_output(path: Path, force: bool) -> None:
 
 def _write(path: Path, text: str, force: bool) -> None:
     """Whole or not at all, and for nobody else to read."""
-    try:
+    with writing("--output", path):
         # Made with mode 0600.
         descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         try:
@@ -101,8 +101,6 @@ def _write(path: Path, text: str, force: bool) -> None:
                 os.link(scratch, path)
         finally:
             Path(scratch).unlink(missing_ok=True)
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot write --output {path}: {error.strerror}", field="output") from None
 
 
 def _read(path: Path) -> Any:

@@ -10,7 +10,7 @@ import typer
 from edgeshard.cli import completion
 from edgeshard.cli.commands.options import argument, option
 from edgeshard.cli.connect import ask
-from edgeshard.cli.render.output import print_table, show_below, stderr_console, table
+from edgeshard.cli.render.output import print_table, show_below, stderr_console, table, writing
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError
 
 STDOUT = Path("-")
@@ -79,8 +79,5 @@ def _check_output(path: Path | None) -> None:
 def _write(path: Path, text: str) -> None:
     from edgeshard.process.private import open_private
 
-    try:
-        with open(path, "w", encoding="utf-8", opener=open_private) as file:
-            file.write(text)
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot write --output {path}: {error.strerror}", field="output") from None
+    with writing("--output", path), open(path, "w", encoding="utf-8", opener=open_private) as file:
+        file.write(text)

@@ -20,6 +20,7 @@ from edgeshard.cli.render.output import (
     show_fields,
     show_value,
     stderr_console,
+    writing,
 )
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
@@ -212,7 +213,5 @@ def _write(path: Path, text: str) -> None:
     if not text:
         typer.echo(f"--picture {path}: no token came, so nothing is drawn", err=True)
         return
-    try:
+    with writing("--picture", path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(f"cannot write --picture {path}: {error.strerror}", field="picture") from None

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option
+from edgeshard.cli.commands.options import argument, option, with_option_groups
 from edgeshard.cli.commands.requests.generate import read_stdin, write_text
-from edgeshard.cli.commands.requests.generation_options import generation_options
+from edgeshard.cli.commands.requests.generation_options import GENERATION, OPTIONS
 from edgeshard.cli.connect import connect_of
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, InvalidArgumentError
 from edgeshard.domain.requests.chat import ChatFinished, ContentDelta, ReasoningDelta
-from edgeshard.domain.requests.generation import Generation, Sampling, option_fields
 
 if TYPE_CHECKING:
     from edgeshard.client import GenerateOptions, SyncClient
@@ -30,16 +29,16 @@ A line that ends with \\ goes on; so does what stands between two lines of \"\"\
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
-@generation_options
+@with_option_groups
 def chat(
     context: typer.Context,
     model: Annotated[
         str | None, argument("[MODEL]", "A deployment, or its model; may be left out where it is one.")
     ] = None,
     *,
+    options: Annotated[dict[str, Any], GENERATION],
     system: Annotated[str, option("TEXT", "How the model is to behave.")] = "",
     timeout: Annotated[float | None, option("SECONDS", "Longest answer.", min=0)] = None,
-    **options: Any,
 ) -> None:
     """Talk with a model. What is piped in is one message.
 
@@ -59,8 +58,7 @@ def chat(
 
 def _given(context: typer.Context, options: dict[str, Any]) -> dict[str, Any]:
     """The options that stand on the command line."""
-    items = (*option_fields(Generation), *option_fields(Sampling))
-    names = {item.keyword: item.option.flag or item.keyword for item in items}
+    names = {item.keyword: name for name, item in OPTIONS.items()}
     sources = {keyword: context.get_parameter_source(names[keyword]) for keyword in options}
     return {name: value for name, value in options.items() if (source := sources[name]) and source.name != "DEFAULT"}
 

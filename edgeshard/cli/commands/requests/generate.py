@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgeshard.cli import completion
-from edgeshard.cli.commands.options import argument, option, switch
-from edgeshard.cli.commands.requests.generation_options import generation_options
-from edgeshard.cli.commands.requests.guide_options import guide_options
+from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
+from edgeshard.cli.commands.requests.generation_options import GENERATION
+from edgeshard.cli.commands.requests.guide_options import GuideOptions
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import (
     Column,
@@ -38,24 +38,25 @@ class TextOutput(StrEnum):
     YAML = "yaml"
 
 
-@guide_options
-@generation_options
-def generate(
+@with_option_groups
+def generate(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     model: Annotated[
         str, argument("MODEL", "A deployment, or the model of exactly one.", autocompletion=completion.served)
     ],
     prompt: Annotated[str | None, argument("[PROMPT]", "The prompt; - reads stdin.")] = None,
     *,
+    options: Annotated[dict[str, Any], GENERATION],
     prompt_option: Annotated[str | None, option("TEXT", "The same as an option.", "--prompt", "-p")] = None,
     request_id: Annotated[str, option("ID", "Name the request, to cancel it from elsewhere.")] = "",
     timeout: Annotated[float | None, option("SECONDS", "Longest duration.", min=0)] = None,
     stats: Annotated[bool, switch("--stats", "Print times to stderr at the end.")] = False,
     output: Annotated[TextOutput, typer.Option("--output", "-o", help="How to print the result.")] = TextOutput.TEXT,
-    **options: Any,
+    guide: GuideOptions,
 ) -> None:
     """Generate text and print it token by token. Ctrl-C cancels the request on every node."""
-    wanted = cast("GenerateOptions", {**options, "request_id": request_id, "timeout_s": timeout})
+    call = {"guide": guide.guide(), "request_id": request_id, "timeout_s": timeout}
+    wanted = cast("GenerateOptions", {**options, **call})
     text = prompt_of(prompt, prompt_option)
 
     echo = output is TextOutput.TEXT

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from inspect import Parameter
 from typing import Annotated, Any
 
-import typer
-
+from edgeshard.cli.commands.options import OptionGroup, declared, named_only
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.requests.generation import Biases, Generation, OptionField, Sampling, option_fields
+from edgeshard.domain.options import OptionField, option_fields
+from edgeshard.domain.requests.generation import Biases, Generation, Sampling
 
 UNSET = {"max_new_tokens": " Where not given, 128 or what there is room for."}
 """Options of which it matters whether they were given at all, and what their help says of that."""
 
 
-def generation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` an option for each of `Generation` and `Sampling` that has a flag, in place of its `**options`.
+def _options() -> dict[str, OptionField]:
+    """Those that have a flag, by their names as parameters: sampling behind the first of `Generation`."""
+    first, *others = (item for item in option_fields(Generation) if item.flags)
+    return {item.option.flag or item.keyword: item for item in (first, *option_fields(Sampling), *others)}
 
-    It gets them by the SDK's keywords; those that can be repeated and were not given are left out.
-    """
-    generation = [item for item in option_fields(Generation) if item.option.flag is not None]
-    items = {_parameter_name(item): item for item in (*generation[:1], *option_fields(Sampling), *generation[1:])}
 
-    @functools.wraps(command)
-    def run(*arguments: Any, **named: Any) -> None:
-        values = {name: named.pop(name) for name in items if name in named}
-        options = {
-            items[name].keyword: _biases(value) if items[name].kind == Biases else value
-            for name, value in values.items()
-            if value is not None
-        }
-        command(*arguments, **named, **options)
+OPTIONS = _options()
 
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    positional = [parameter for parameter in own if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    named_only = [parameter for parameter in own if parameter.kind is Parameter.KEYWORD_ONLY]
-    options = [_parameter(name, item) for name, item in items.items()]
-    run.__signature__ = inspect.Signature([*positional, *options, *named_only])  # type: ignore[attr-defined]
-    return run
+
+def generation_option(name: str, help: str = "", **more: Any) -> Any:
+    """One of them for a command's own parameter, in `Annotated`."""
+    return declared(OPTIONS[name], help, **more)
+
+
+def _value_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The values by the SDK's keywords, without those that can be repeated and were not given."""
+    return {
+        OPTIONS[name].keyword: _biases(value) if OPTIONS[name].kind == Biases else value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def _biases(texts: Sequence[str]) -> dict[int, float]:
@@ -57,17 +52,15 @@ def _biases(texts: Sequence[str]) -> dict[int, float]:
     return biases
 
 
-def _parameter_name(item: OptionField) -> str:
-    return item.option.flag or item.keyword
-
-
 def _parameter(name: str, item: OptionField) -> Parameter:
-    option, kind, default = item.option, item.kind, item.default
-    flags = ["--" + text.replace("_", "-") for text in (name, option.alias) if text]
+    kind, default = item.kind, item.default
     if item.keyword in UNSET:
         kind, default = kind | None, None
     if isinstance(default, tuple):
         kind, default = list[str] | None, None
-    text = option.help + UNSET.get(item.keyword, "")
-    about = typer.Option(*flags, min=option.low, metavar=option.metavar or None, help=text)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about])
+    about = declared(item, item.option.help + UNSET.get(item.keyword, ""), min=item.option.low)
+    return named_only(name, Annotated[kind, about], default)
+
+
+GENERATION = OptionGroup([_parameter(name, item) for name, item in OPTIONS.items()], _value_of)
+"""All of them; a command gets their values by the SDK's keywords."""

@@ -2,63 +2,37 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from inspect import Parameter
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from edgeshard.cli.commands.options import option, switch
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.generation import GUIDE_LIMIT_BYTES, Guide, GuideKind
 
-_OPTIONS: dict[str, Any] = {
-    "json": Annotated[bool, switch("--json", "The answer is a JSON object.")],
-    "json_schema": Annotated[Path | None, option("FILE", "The answer is JSON of this schema.")],
-    "regex": Annotated[str | None, option("REGEX", "The answer matches this expression.")],
-    "grammar": Annotated[Path | None, option("FILE", "The answer is of this grammar, in Lark's syntax.")],
-}
 
+@dataclass(frozen=True, slots=True)
+class GuideOptions:
+    """The options of which one may be given."""
 
-def guide_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command`, which takes the SDK's options by their keywords, the options that make a `guide`."""
+    json: Annotated[bool, switch("--json", "The answer is a JSON object.")] = False
+    json_schema: Annotated[Path | None, option("FILE", "The answer is JSON of this schema.")] = None
+    regex: Annotated[str | None, option("REGEX", "The answer matches this expression.")] = None
+    grammar: Annotated[Path | None, option("FILE", "The answer is of this grammar, in Lark's syntax.")] = None
 
-    @functools.wraps(command)
-    def run(*arguments: Any, **named: Any) -> None:
-        guide = _guide_of({name: named.pop(name) for name in _OPTIONS if name in named})
-        if guide is not None:
-            named["guide"] = guide
-        command(*arguments, **named)
-
-    signature = inspect.signature(command)
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=False if name == "json" else None, annotation=annotation)
-        for name, annotation in _OPTIONS.items()
-    ]
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), *options]
-    )
-    return run
-
-
-def _guide_of(given: dict[str, Any]) -> Guide | None:
-    """Raises InvalidArgumentError naming the option for a second guide, or a file that cannot be read."""
-    wanted = [name for name, value in given.items() if value not in (None, False)]
-    if not wanted:
-        return None
-    name, flag = wanted[0], f"--{wanted[-1].replace('_', '-')}"
-    if len(wanted) > 1:
-        raise InvalidArgumentError(f"{flag}: an answer has one guide; leave out the others", field=flag)
-    match name:
-        case "json":
-            return Guide(GuideKind.JSON_OBJECT)
-        case "regex":
-            return Guide(GuideKind.REGEX, given[name])
-        case "json_schema":
-            return _guide_of_file(GuideKind.JSON_SCHEMA, given[name], flag)
-        case _:
-            return _guide_of_file(GuideKind.GRAMMAR, given[name], flag)
+    def guide(self) -> Guide | None:
+        """Raises InvalidArgumentError naming the option for a second guide, or a file that cannot be read."""
+        given = [item.name for item in fields(self) if getattr(self, item.name) not in (None, False)]
+        if len(given) > 1:
+            flag = f"--{given[-1].replace('_', '-')}"
+            raise InvalidArgumentError(f"{flag}: an answer has one guide; leave out the others", field=flag)
+        if self.json_schema is not None:
+            return _guide_of_file(GuideKind.JSON_SCHEMA, self.json_schema, "--json-schema")
+        if self.grammar is not None:
+            return _guide_of_file(GuideKind.GRAMMAR, self.grammar, "--grammar")
+        if self.regex is not None:
+            return Guide(GuideKind.REGEX, self.regex)
+        return Guide(GuideKind.JSON_OBJECT) if self.json else None
 
 
 def _guide_of_file(kind: GuideKind, path: Path, option: str) -> Guide:

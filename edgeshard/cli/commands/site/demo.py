@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.options import option, switch
+from edgeshard.cli.commands.requests.generation_options import generation_option
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import Column, Output, human_bytes, human_seconds, print_table, show_data, table
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, parse_layers
@@ -68,8 +69,8 @@ class DemoResult:
 def demo(  # noqa: PLR0913 - one parameter for each option
     prompt: Annotated[str, option("TEXT", "How the story begins.", "--prompt", "-p")] = "Once upon a time",
     max_tokens: Annotated[int, option("N", "Most tokens to generate.", min=1)] = 160,
-    seed: Annotated[int, option("N", "Another seed tells another story.")] = 0,
-    temperature: Annotated[float, option("T", "0 always takes the likeliest token.")] = 0.8,
+    seed: Annotated[int, generation_option("seed")] = 0,
+    temperature: Annotated[float, generation_option("temperature")] = 0.8,
     layers: Annotated[str | None, option("a=0:4,b=4:8,c=8:12", "Which node holds which layers.")] = None,
     model_dir: Annotated[
         Path | None, option("DIR", "Run the demo with another local model directory.", exists=True, file_okay=False)

@@ -17,10 +17,11 @@ import typer
 
 from edgeshard.cli.commands.deployments.deploy import model_source
 from edgeshard.cli.commands.deployments.model import adding_bars
-from edgeshard.cli.commands.options import argument, option, quantise_option, switch, with_option_groups
+from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
 from edgeshard.cli.commands.site.demo import Narrator, model_directory
 from edgeshard.cli.commands.site.site_watch import SiteWatch, measure
+from edgeshard.cli.commands.spec_options import spec_option
 from edgeshard.cli.connect import run
 from edgeshard.cli.render.output import human_bytes, stderr_console
 from edgeshard.domain.errors import InvalidArgumentError, PlacementError, ResourceExhaustedError, UnavailableError
@@ -107,13 +108,11 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     http: HttpOptions,
     quantise: Annotated[
-        str, quantise_option("Weights as none, int8 or int4; auto takes the widest that fit.")
+        str, spec_option("quantisation", "Weights as none, int8 or int4; auto takes the widest that fit.", "FORMAT")
     ] = "auto",
     nodes: Annotated[int, option("N", "Split this machine into so many.", "--nodes", "--boxes", min=1, max=16)] = 1,
-    concurrency: Annotated[int | None, option("N", "Requests that memory is kept for.", min=1)] = None,
-    max_context: Annotated[
-        int | None, option("N", "Tokens of prompt and answer; by default the model's.", min=1)
-    ] = None,
+    concurrency: Annotated[int | None, spec_option("concurrency")] = None,
+    max_context: Annotated[int | None, spec_option("max_context")] = None,
     state_dir: Annotated[Path | None, option("DIR", "Where the site is kept, and found again after a restart.")] = None,
     listen: Annotated[
         str,

@@ -1,0 +1,106 @@
+"""The keys of a deployment's spec as options of a command, by reflection on `DeploymentSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Annotated, Any, get_args, get_origin
+
+from edgeshard.cli.commands.options import OptionGroup, declared, named_only
+from edgeshard.domain.deployments.deployment import EVERY_NODE, DeploymentSpec
+from edgeshard.domain.deployments.placement import parse_layers
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import MODEL_FORMATS
+from edgeshard.domain.options import OptionField, option_fields
+
+KEYS = {item.name: item for item in option_fields(DeploymentSpec)}
+
+
+def flag_of(key: str) -> str:
+    """The option of a key, or its argument."""
+    return KEYS[key].flags[0] if KEYS[key].flags else key.upper()
+
+
+def spec_option(key: str, help: str = "", metavar: str = "") -> Any:
+    """The option of a key for a command's own parameter, in `Annotated`."""
+    return declared(KEYS[key], help, metavar, min=KEYS[key].option.low)
+
+
+Quantise = Annotated[str | None, spec_option("quantisation", "Weights as small integers: int8 or int4.", "FORMAT")]
+"""The same for all nodes."""
+
+
+def spec_options(*keys: str, **helps: str) -> OptionGroup:
+    """The options of these keys, or of all, as one parameter of a command: what was given, by key, as it was written.
+
+    `helps` are further keys with texts that a command needs in place of their own.
+    """
+    wanted = [item for item in KEYS.values() if item.flags and (not keys or item.name in (*keys, *helps))]
+    return OptionGroup(
+        [_parameter(item, helps.get(item.name, "")) for item in wanted],
+        lambda values: {key: value for key, value in values.items() if value is not None and value is not False},
+    )
+
+
+def _parameter(item: OptionField, help: str) -> Parameter:
+    """Its value is None or False where it is not given: the spec has the default, and holds the bounds."""
+    if item.kind is bool:
+        return named_only(item.name, Annotated[bool, declared(item, help)], False)
+    kind: Any = str
+    if get_origin(item.kind) is dict or item.kind == tuple[str, ...]:
+        kind = list[str]
+    elif item.metavar not in _READERS:
+        kind = next((number for number in (int, float) if number in (item.kind, *get_args(item.kind))), str)
+    return named_only(item.name, Annotated[kind | None, declared(item, help)], None)
+
+
+def read_texts(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[InvalidArgumentError]]:
+    """The spec's values of options as they were written, and what is wrong with some."""
+    values: dict[str, Any] = {}
+    mistakes: list[InvalidArgumentError] = []
+    for key, value in given.items():
+        reader = _READERS.get(KEYS[key].metavar)
+        try:
+            values[key] = value if reader is None else reader(value, key)
+        except InvalidArgumentError as error:
+            mistakes.append(error)
+    return values, mistakes
+
+
+def pairs(items: Sequence[str], key: str) -> list[tuple[str, str]]:
+    """`NODE=VALUE`, repeated. Raises InvalidArgumentError for one that is not."""
+    found = [(node, value) for node, _, value in (item.partition("=") for item in items)]
+    for item, (node, value) in zip(items, found, strict=True):
+        if not node or not value:
+            option = key.replace("_", "-")
+            raise InvalidArgumentError(f"--{option} {item!r} is not NODE=VALUE", field=key)
+    return found
+
+
+def _quantisation(items: Sequence[str], key: str) -> dict[str, str]:
+    """A format for every node that is not named, `NODE=FORMAT` for one."""
+    found: dict[str, str] = {}
+    for item in items:
+        node, equals, text = item.rpartition("=")
+        if text not in ("none", *MODEL_FORMATS) or (equals and (not node or text == "none")) or (node or "*") in found:
+            raise InvalidArgumentError(
+                f"--quantise {item!r}: give none, int8 or int4 once, and NODE=int8 or NODE=int4 once for a node",
+                field=key,
+            )
+        found[node or EVERY_NODE] = text
+    return found
+
+
+def _size(text: str, key: str) -> int:
+    from edgeshard.process.config import parse_bytes  # brings gRPC along, which help and planning do without
+
+    return parse_bytes(text, key)
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "SIZE": _size,
+    "NODE=SIZE": lambda items, key: {node: _size(size, f"{key}.{node}") for node, size in pairs(items, key)},
+    "FORMAT|NODE=FORMAT": _quantisation,
+    "a=0:4,b=4:9": lambda text, _: parse_layers(text),
+}
+"""How options are read that are written in another form than the spec's value, by what stands for it in the help."""
