@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 from inspect import signature
 from itertools import repeat
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
@@ -51,13 +51,8 @@ class Forms:
     exact: ClassVar[bool] = False
     """Whether this very version wrote what is read: each class has its name, each field is there, none is unknown."""
 
-    def __init__(
-        self,
-        what: str = "message",
-        remedy: str = "both ends must be of one version",
-        only: Mapping[type, Collection[str]] | None = None,
-    ) -> None:
-        self._what, self._remedy, self._only = what, remedy, only or {}
+    def __init__(self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})) -> None:
+        self._what, self._remedy, self._only = what, remedy, only
         self._forms: dict[Any, Form] = {}
 
     def of(self, kind: Any) -> Form:
@@ -112,7 +107,7 @@ class Forms:
         return InvalidArgumentError(f"{subject} {why}; {self._remedy}", field=path or self._what)
 
 
-OWN = Forms()
+OWN = Forms("message", "both ends must be of one version")
 """The forms of what processes of one version tell each other."""
 
 
@@ -122,6 +117,10 @@ class _Walk:
     def __init__(self, policy: Forms) -> None:
         self._policy = policy
         self._objects: dict[Any, Form] = {}
+        self._makers: dict[Any, Callable[[tuple[Any, ...], str], Form]] = {
+            **{Union: self._union, UnionType: self._union, Literal: self._one_of, tuple: self._items},
+            **{frozenset: self._set, Mapping: self._mapping, dict: self._mapping},
+        }
 
     def of(self, kind: Any, where: str) -> Form:
         kind, checks = _bare(kind)
@@ -135,16 +134,10 @@ class _Walk:
 
         return Form(form.write, read) if checks and not self._policy.exact else form
 
-    def _of_bare(self, kind: Any, where: str) -> Form:  # noqa: C901 - one line for each kind of type
+    def _of_bare(self, kind: Any, where: str) -> Form:
         origin, arguments = get_origin(kind) or kind, get_args(kind)
-        if origin in (Union, UnionType):
-            return self._union(arguments, where)
-        if origin is Literal:
-            return self._one_of(arguments)
-        if origin is tuple and arguments:
-            return self._items(arguments, where)
-        if origin is frozenset and arguments:
-            return self._set(arguments[0], where)
+        if arguments and (make := self._makers.get(origin)) is not None:
+            return make(arguments, where)
         if kind is Any:
             return Form(self._policy.write_any, lambda plain, path: plain)
         if kind in _SCALARS:
@@ -153,10 +146,8 @@ class _Walk:
             return self._form("base64", lambda value: b64encode(value).decode(), lambda plain, path: b64decode(plain))
         if is_object(kind):
             return self._object(kind, where, self._policy.exact)
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return self._mapping(*arguments, where)
         if isinstance(origin, type) and issubclass(origin, Enum):
-            return self._one_of(origin)
+            return self._one_of(tuple(origin), where)
         if isinstance(origin, type) and issubclass(origin, EdgeShardError):
             return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
         raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
@@ -173,7 +164,7 @@ class _Walk:
 
         return Form(write, refusing)
 
-    def _one_of(self, values: Iterable[Any]) -> Form:
+    def _one_of(self, values: tuple[Any, ...], where: str) -> Form:
         written = {value: value.value if isinstance(value, Enum) else value for value in values}
         known = {plain: value for value, plain in written.items()}
         what = f"one of {', '.join(map(str, known))}"
@@ -193,19 +184,19 @@ class _Walk:
 
         return self._form("a valid array", lambda value: [form.write(item) for form, item in paired(value)], read)
 
-    def _set(self, member: Any, where: str) -> Form:
-        write, read = self._items((member, ...), where)
+    def _set(self, arguments: tuple[Any, ...], where: str) -> Form:
+        write, read = self._items((*arguments, ...), where)
         # In an order of its own, so that equal sets have one form.
         return Form(
             lambda value: sorted(write(value), key=json.dumps), lambda plain, path: frozenset(read(plain, path))
         )
 
-    def _mapping(self, key: Any, value: Any, where: str) -> Form:
+    def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
         """An object; where keys are no texts, a list of pairs."""
-        if not issubclass(_bare(key)[0], str):
-            write, read = self._items((tuple[key, value], ...), where)
+        if not issubclass(_bare(arguments[0])[0], str):
+            write, read = self._items((tuple[arguments], ...), where)  # type: ignore[valid-type]
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
-        keys, values = self.of(key, where), self.of(value, where)
+        keys, values = (self.of(item, where) for item in arguments)
 
         def read_object(plain: Any, path: str) -> dict[Any, Any]:
             return {keys.read(k, _within(path, k)): values.read(v, _within(path, k)) for k, v in plain.items()}
@@ -216,8 +207,8 @@ class _Walk:
         return self._form("an object", write_object, read_object)
 
     def _object(self, kind: Any, where: str, has_tag: bool) -> Form:
-        if kind in self._objects:
-            return self._objects[kind]
+        if (kind, has_tag) in self._objects:
+            return self._objects[kind, has_tag]
         origin: Any = get_origin(kind) or kind
         name, policy, parts = origin.__name__, self._policy, dict[str, Form]()
         parameters = signature(origin).parameters.values()
@@ -230,7 +221,7 @@ class _Walk:
             return tag | {part: form.write(getattr(value, part)) for part, form in parts.items()}
 
         def read(plain: Any, path: str) -> Any:
-            if not isinstance(plain, dict) or has_tag and plain.get(TAG) != name:
+            if not isinstance(plain, dict) or (has_tag and plain.get(TAG) != name):
                 raise TypeError
             values = {
                 part: form.read(plain[part], _within(path, part)) for part, form in parts.items() if part in plain
@@ -245,19 +236,20 @@ class _Walk:
                 value.check()
             return value
 
-        form = self._objects[kind] = self._form(f"an object of type {name}" if has_tag else "an object", write, read)
+        what = f"an object of type {name}" if has_tag else "an object"
+        form = self._objects[kind, has_tag] = self._form(what, write, read)
         given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
         for field, hint in policy.hints(origin, where).items():
             parts[field] = self.of(given.get(hint, hint), f"{where}: {name}.{field}")
         return form
 
     def _union(self, members: tuple[Any, ...], where: str) -> Form:
-        """One of several classes, told by their names; or None; or a value of one other type, any error among them."""
+        """One of several classes, told by their names; or None; or of one other type, such as an error of any class."""
         classes = [kind for kind in members if is_object(kind)]
-        has_tag = self._policy.exact or len(classes) > 1
+        has_tag = self._policy.exact or len(classes) + (EdgeShardError in members) > 1
         forms = _Told()
         for kind in members:
-            is_told = kind is NoneType or has_tag and kind in classes
+            is_told = kind is NoneType or (has_tag and kind in classes)
             name = (get_origin(kind) or kind).__name__ if is_told else ""
             if name in forms:
                 raise TypeError(f"{where}: {kind} and another type of the union cannot be told apart in JSON")

@@ -12,12 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.chat.turns import Turns, overloaded
-from edgeshard.domain.errors import (
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
 from edgeshard.forms import OWN
 
 ANSWER_LIMIT_S = 120.0

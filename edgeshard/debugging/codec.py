@@ -29,7 +29,7 @@ class Codec(Generic[ValueT]):
     """Values of one type, which may be a union, to JSON types and back. `Codec(State)`, `Codec(Event)`."""
 
     def __init__(self, kind: Any) -> None:
-        self._form = _Dumped().of(kind)
+        self._form = _Dumped("dump", "read it with the version that wrote it").of(kind)
 
     def encode(self, value: ValueT) -> Any:
         """What `json.dumps` takes. Raises TypeError for a value that is not of the type."""
@@ -59,12 +59,7 @@ class _Dumped(Forms):
         return kind(**{name: part for name, part in plain.items() if name != TAG})
 
     def refused(self, path: str, why: str) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"this is no value that this version knows ({path or 'it'} {why}); read the dump with the version that "
-            "wrote it",
-            field="dump",
-            reason="UNKNOWN_VALUE",
-        )
+        return InvalidArgumentError(super().refused(path, why).message, field="dump", reason="UNKNOWN_VALUE")
 
 
 def _check_public(kind: type, field: str, hint: Any, where: str) -> None:

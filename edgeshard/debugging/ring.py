@@ -16,7 +16,6 @@ from functools import cache
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast
 
-
 from edgeshard.forms import field_names
 
 StateT = TypeVar("StateT")

@@ -53,11 +53,16 @@ class Examples:
             return list(chain.from_iterable(self.of(item, default) for item in arguments if item is not type(None)))
         if origin is Literal:
             return [next(item for item in arguments if item != default)]
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return [tuple(self.of(argument)[0] for argument in arguments)]
         if origin in (tuple, list) or origin is Iterable:
             return [tuple(self.of(arguments[0])[0] for _ in range(2))]
+        if origin is frozenset:
+            return [frozenset(self.of(arguments[0])[0] for _ in range(2))]
         if origin in (dict, Mapping):
-            return [{f"n{self.number()}": self.number() if arguments[1] is Any else self.of(arguments[1])[0]}]
-        return self._of_class(kind, default)
+            key, value = (self.number() if argument is Any else self.of(argument)[0] for argument in arguments)
+            return [{key: value}]
+        return list(self._of_fields(kind)) if origin is not None else self._of_class(kind, default)
 
     def _of_class(self, kind: Any, default: Any) -> list[Any]:
         if issubclass(kind, Enum):
@@ -86,15 +91,18 @@ class Examples:
             chosen[name] = [self._fields[kind, name]] if (kind, name) in self._fields else self.of(annotation, default)
             assert default is MISSING or default not in chosen[name] or (kind, name) in self._fields, (kind, name)
         first = {name: values[0] for name, values in chosen.items()}
-        yield kind(**first)
+        make = get_origin(kind) or kind
+        yield make(**first)
         for name, values in chosen.items():
             for value in values[1:]:
-                yield kind(**{**first, name: value})
+                yield make(**{**first, name: value})
 
 
 def fields_of(kind: Any) -> Iterator[tuple[str, Any, Any]]:
     """(name, type, default or MISSING) of each field of a dataclass or a pydantic model."""
-    hints = get_type_hints(kind)
+    given = dict(zip(getattr(get_origin(kind), "__parameters__", ()), get_args(kind), strict=True))
+    kind = get_origin(kind) or kind
+    hints = {name: given.get(hint, hint) for name, hint in get_type_hints(kind).items()}
     if issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             yield name, hints[name], MISSING if info.is_required() else info.get_default(call_default_factory=True)

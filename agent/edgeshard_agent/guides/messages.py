@@ -63,5 +63,4 @@ def to_line(message: Message) -> bytes:
 
 
 def from_line(line: bytes) -> Message:
-    message: Message = OWN.from_text(_MESSAGE, line)
-    return message
+    return OWN.from_text(_MESSAGE, line)

@@ -37,9 +37,6 @@ class MeasuringJob:
     memory: int | None
     quantisation: Quantisation | None = None
 
-    def to_line(self) -> bytes:
-        return OWN.to_text(MeasuringJob, self).encode() + b"\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Told:

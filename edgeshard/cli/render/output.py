@@ -168,7 +168,7 @@ class _Plain(Forms):
         return {"reason": error.reason, "field": error.field, "message": error.message}
 
 
-_PLAIN = _Plain()
+_PLAIN = _Plain("output", "")
 
 
 def human_bytes(count: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,9 +139,7 @@ class StateStore(SqliteStore):
 
     def _next_term(self) -> Term:
         """One more than the last, on disk before any node hears of it."""
-        database = self._open_database
-        with database:
-            database.execute("BEGIN IMMEDIATE")
+        with _transaction(self._open_database) as database:
             row = database.execute("SELECT site, number FROM term").fetchone()
             site, number = row if row is not None else (uuid.uuid4().hex, 0)
             database.execute("DELETE FROM term")
@@ -170,7 +169,7 @@ class StateStore(SqliteStore):
     def save(self, record: DeploymentRecord) -> None:
         """Write the record and the operations it carries in one transaction."""
         body = _STATE.to_text(DeploymentRecord, record.on_disk)
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
             for operation in record.operations:
                 _insert_operation(database, operation)
@@ -178,7 +177,7 @@ class StateStore(SqliteStore):
     @in_own_thread
     def forget(self, record: DeploymentRecord) -> None:
         """Remove the deployment and keep its last epoch, in one transaction."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
             database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
             database.execute(
@@ -189,13 +188,13 @@ class StateStore(SqliteStore):
     def save_node(self, node: KnownNode) -> None:
         """Write a node, in place of an earlier version of it."""
         body = _STATE.to_text(KnownNode, node)
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
 
     @in_own_thread
     def forget_node(self, node_id: NodeId) -> None:
         """Remove a node and all that was measured of it."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
@@ -209,7 +208,7 @@ class StateStore(SqliteStore):
             (node_id, to, link.reported_at + offset, profile_text(link.value))
             for to, link in measurements.links.items()
         ]
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM links WHERE sender = ?", (node_id,))
             database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
@@ -219,15 +218,13 @@ class StateStore(SqliteStore):
     def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
         """The traffic of deployments, by their name and model."""
         rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
-        return {
-            (DeploymentName(name), ModelName(model)): _STATE.from_text(Traffic, body) for name, model, body in rows
-        }
+        return {(DeploymentName(name), ModelName(model)): _STATE.from_text(Traffic, body) for name, model, body in rows}
 
     @in_own_thread
     def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
         """Write the traffic of these deployments; that of others stays."""
         rows = [(name, model, _STATE.to_text(Traffic, item)) for (name, model), item in traffic.items()]
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
             database.execute(
                 "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid DESC LIMIT ?)",
@@ -245,28 +242,21 @@ class StateStore(SqliteStore):
     @in_own_thread
     def save_operation(self, operation: ServedOperation) -> None:
         """Write a call that took effect. The first one with its id stays."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             _insert_operation(database, operation)
 
 
-class _Transaction:
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._database.execute("BEGIN IMMEDIATE")
-        return self._database
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._database.execute("COMMIT")
-        finally:
-            # Also after a commit that the disk refused: while its transaction is open, no other can begin.
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        database.execute("COMMIT")
+    finally:
+        # Also after a commit that the disk refused: while its transaction is open, no other can begin.
+        if database.in_transaction:
+            database.execute("ROLLBACK")
 
 
 def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) -> None:
