@@ -98,17 +98,20 @@ class Forms:
 
     def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
         """Raises KeyError or TypeError for what is no error."""
-        kind = ERROR_BY_CODE.get(plain["code"], InternalError)
-        return kind(plain["message"], field=plain["field"], reason=plain["reason"])
+        message, field, reason = texts = [plain[part] for part in ("message", "field", "reason")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        return ERROR_BY_CODE.get(plain["code"], InternalError)(message, field=field, reason=reason)
 
     def refused(self, path: str, why: str) -> InvalidArgumentError:
         """The error for what cannot be read at a path, "" for the whole."""
+        path = path.removeprefix(".")
         subject = f"{path} of the {self._what}" if path else f"the {self._what}"
         return InvalidArgumentError(f"{subject} {why}; {self._remedy}", field=path or self._what)
 
 
 OWN = Forms("message", "both ends must be of one version")
-"""The forms of what processes of one version tell each other."""
+"""The forms of what EdgeShard's processes on one machine tell each other, and leave for each other."""
 
 
 class _Walk:
@@ -129,7 +132,7 @@ class _Walk:
         def read(plain: Any, path: str) -> Any:
             value = form.read(plain, path)
             for check in checks:
-                value = check(value, path)
+                value = check(value, path.removeprefix("."))
             return value
 
         return Form(form.write, read) if checks and not self._policy.exact else form
@@ -187,9 +190,7 @@ class _Walk:
     def _set(self, arguments: tuple[Any, ...], where: str) -> Form:
         write, read = self._items((*arguments, ...), where)
         # In an order of its own, so that equal sets have one form.
-        return Form(
-            lambda value: sorted(write(value), key=json.dumps), lambda plain, path: frozenset(read(plain, path))
-        )
+        return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
 
     def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
         """An object; where keys are no texts, a list of pairs."""
@@ -199,7 +200,7 @@ class _Walk:
         keys, values = (self.of(item, where) for item in arguments)
 
         def read_object(plain: Any, path: str) -> dict[Any, Any]:
-            return {keys.read(k, _within(path, k)): values.read(v, _within(path, k)) for k, v in plain.items()}
+            return {keys.read(k, f"{path}.{k}"): values.read(v, f"{path}.{k}") for k, v in plain.items()}
 
         def write_object(mapping: Mapping[Any, Any]) -> dict[str, Any]:
             return {keys.write(k): values.write(v) for k, v in mapping.items()}
@@ -223,13 +224,11 @@ class _Walk:
         def read(plain: Any, path: str) -> Any:
             if not isinstance(plain, dict) or (has_tag and plain.get(TAG) != name):
                 raise TypeError
-            values = {
-                part: form.read(plain[part], _within(path, part)) for part, form in parts.items() if part in plain
-            }
+            values = {part: form.read(plain[part], f"{path}.{part}") for part, form in parts.items() if part in plain}
             if missing := [part for part in needed if part not in values]:
-                raise policy.refused(_within(path, missing[0]), "is missing")
+                raise policy.refused(f"{path}.{missing[0]}", "is missing")
             if policy.exact and (unknown := plain.keys() - {TAG, *parts}):
-                raise policy.refused(_within(path, min(unknown)), "is not known")
+                raise policy.refused(f"{path}.{min(unknown)}", "is not known")
             # A pydantic model says itself what becomes of unknown keys.
             value = origin(**(values if has_tag or is_dataclass(origin) else plain | values))
             if not policy.exact and hasattr(value, "check"):
@@ -285,10 +284,6 @@ def is_object(kind: Any) -> bool:
     return is_dataclass(kind) or hasattr(kind, "model_fields")
 
 
-def _within(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
 def _bare(kind: Any) -> tuple[Any, list[Callable[[Any, str], Any]]]:
     """What a type is beneath new names and notes, and the checks among the notes."""
     checks: list[Callable[[Any, str], Any]] = []
@@ -309,4 +304,6 @@ def _taken(kind: type, plain: Any, path: str) -> Any:
         return float(plain)
     if type(plain) is not kind:
         raise TypeError
+    if kind is str:
+        plain.encode()  # JSON may spell half of a surrogate pair, which nothing else takes
     return plain
