@@ -213,7 +213,7 @@ class _Walk:
         origin: Any = get_origin(kind) or kind
         name, policy, parts = origin.__name__, self._policy, dict[str, Form]()
         parameters = signature(origin).parameters.values()
-        needed = [part.name for part in parameters if policy.exact or part.default is part.empty]
+        needed = [part.name for part in parameters if part.default is part.empty]
 
         def write(value: Any) -> dict[str, Any]:
             if type(value) is not origin:
@@ -225,7 +225,7 @@ class _Walk:
             if not isinstance(plain, dict) or (has_tag and plain.get(TAG) != name):
                 raise TypeError
             values = {part: form.read(plain[part], f"{path}.{part}") for part, form in parts.items() if part in plain}
-            if missing := [part for part in needed if part not in values]:
+            if missing := [part for part in (parts if policy.exact else needed) if part not in values]:
                 raise policy.refused(f"{path}.{missing[0]}", "is missing")
             if policy.exact and (unknown := plain.keys() - {TAG, *parts}):
                 raise policy.refused(f"{path}.{min(unknown)}", "is not known")

@@ -31,9 +31,8 @@ async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
     )  # fmt: skip
     try:
         assert process.stdin is not None
-        process.stdin.write(
-            OWN.to_text(MeasuringJob, job).encode() + b"\n"
-        )  # stays open: its end would end the process
+        line = OWN.to_text(MeasuringJob, job).encode() + b"\n"
+        process.stdin.write(line)  # stays open: its end would end the process
         outcome = await _outcome(process, tell)
     finally:
         if process.returncode is None:
