@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.chat.turns import Turns, overloaded
-from edgeshard.domain.errors import (
-    ERROR_BY_CODE,
-    EdgeShardError,
-    InternalError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from edgeshard.domain.errors import EdgeShardError, InternalError, InvalidArgumentError, UnavailableError
+from edgeshard.forms import OWN
 
 ANSWER_LIMIT_S = 120.0
 """Of real time, for what the limits of processor time in the process do not end."""
@@ -89,8 +84,7 @@ class Lane:
             # Whoever leaves before its turn is not asked for.
             self._turns.remove(identity, question)
         if (error := answer.get("error")) is not None:
-            kind = ERROR_BY_CODE.get(error["code"], InternalError)
-            raise kind(error["message"], field=error["field"], reason=error["reason"])
+            raise OWN.read(EdgeShardError, error)
         return answer, data
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,9 @@ from edgeshard.chat.messages import TEXTS, check_sizes
 from edgeshard.chat.serving import packed, unpacked
 from edgeshard.domain.errors import EdgeShardError, UnsupportedModelError
 from edgeshard.domain.ids import Digest
-from edgeshard.domain.requests.chat import (
-    AnswerFormat,
-    ChatPrompt,
-    Conversation,
-    GenerationDefaults,
-    Marker,
-    ToolFormat,
-)
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
 from edgeshard.domain.requests.generation import check_prompt_size
+from edgeshard.forms import OWN
 
 LONG_BYTES = 64 << 10
 """A question that is longer waits for its turn with such: one of these takes up to some hundredths of a second."""
@@ -79,10 +73,7 @@ class ChatProcess:
         parts = {name: _bytes(getattr(conversation, name)) for name in TEXTS}
         asks_answer = conversation.generation_prompt
         values, data = await self._ask(identity, model, "prompt", parts, generation_prompt=asks_answer)
-        form = values["format"]
-        markers = tuple(Marker(**marker) for marker in form["markers"])
-        answer_format = AnswerFormat(**{**form, "tools": ToolFormat(form["tools"]), "markers": markers})
-        return ChatPrompt(tuple(unpacked(data)), answer_format, GenerationDefaults(**values["defaults"]))
+        return replace(OWN.read(ChatPrompt, values), tokens=tuple(unpacked(data)))
 
     async def tokenize(self, model: ModelFiles, text: str, special: bool = True, identity: str = "") -> tuple[int, ...]:
         """The ids of a text; `special` adds those that the tokenizer puts around it."""

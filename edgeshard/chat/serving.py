@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeshard.domain.errors import EdgeShardError, InternalError
+from edgeshard.forms import OWN
 
 LOAD_LIMIT_S = 30.0
 """Of processor time for a model's files."""
@@ -60,8 +61,7 @@ def _answer(
     except BaseException as error:  # A panic of the tokenizer's library is no Exception.
         # Not its text: it could quote the messages.
         failure = InternalError(f"the model's tokenizer or chat template failed: {type(error).__name__}")
-    said = {"code": int(failure.code), "message": failure.message, "field": failure.field, "reason": failure.reason}
-    return {"error": said}, b""
+    return {"error": OWN.write(EdgeShardError, failure)}, b""
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from edgeshard.chat.serving import (
     unpacked,
 )
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.requests.chat import Conversation
+from edgeshard.domain.requests.chat import ChatPrompt, Conversation
+from edgeshard.forms import OWN
 
 RENDER_LIMIT_S = 0.5
 """Of processor time for one prompt; the longest real ones take some hundredths of it."""
@@ -51,7 +51,7 @@ class Worker:
                     conversation = Conversation(**said, generation_prompt=question["generation_prompt"])
                     text, answer_format = model.render(conversation)
                 tokens = _tokens(model, text, question["max_context"], "messages", special=False)
-                return {"format": asdict(answer_format), "defaults": asdict(model.defaults)}, packed(tokens)
+                return OWN.write(ChatPrompt, ChatPrompt((), answer_format, model.defaults)), packed(tokens)
             case "tokenize":
                 text = _text(parts["text"])
                 return {}, packed(_tokens(model, text, question["max_context"], "prompt", special=question["special"]))

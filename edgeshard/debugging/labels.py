@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from edgeshard.debugging.codec import field_names
 from edgeshard.domain.control.commands import CommandKey
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.errors import EdgeShardError
+from edgeshard.forms import field_names
 
 _NAMED = frozenset(
     {"name", "node", "node_id", "deployment", "epoch", "stage", "phase", "revision", "connection"}

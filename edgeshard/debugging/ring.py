@@ -16,7 +16,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Generic, TypeVar, cast
 
-from edgeshard.debugging.codec import field_names
+from edgeshard.forms import field_names
 
 StateT = TypeVar("StateT")
 EventT = TypeVar("EventT")

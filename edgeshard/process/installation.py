@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import PurePosixPath
-from typing import Any
 
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
+from edgeshard.forms import OWN
 from edgeshard.process.systemd_units import Daemon, unit_text
 
 CONFIGURATION = "/etc/edgeshard"
@@ -281,17 +281,14 @@ def digest(content: str | bytes) -> str:
 
 def to_text(record: Record) -> str:
     """A record as JSON, the same text for equal records."""
-    return json.dumps(asdict(record), indent=2, sort_keys=True) + "\n"
+    return json.dumps(OWN.write(Record, record), indent=2, sort_keys=True) + "\n"
 
 
 def from_text(text: str, path: str) -> Record:
     """The record of a JSON text. Raises DataLossError naming `path` for a text that `to_text` did not make."""
     try:
-        values: dict[str, Any] = json.loads(text)
-        return Record(
-            Options(**values["options"]), dict(values["files"]), tuple(values["directories"]), bool(values["user"])
-        )
-    except (ValueError, KeyError, TypeError):
+        return OWN.from_text(Record, text)
+    except InvalidArgumentError:
         raise DataLossError(
             f"{path} is damaged: remove it and install again, to have a new one", field="root", reason="RECORD"
         ) from None

@@ -253,10 +253,7 @@ def _partial_reader(fields: list[_Field], make: Callable[[dict[str, Any]], Any])
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass or a pydantic model, with what each is where it is not given."""
-    models = getattr(kind, "model_fields", None)
-    if models is not None:
-        return dict.fromkeys(models)
+    """The fields of a dataclass, with what each is where it is not given."""
     return {
         item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         for item in dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""Values of any type with every field away from its default, made by reflection on dataclasses and pydantic models."""
+"""Values of any type with every field away from its default, made by reflection on dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
-from pydantic import BaseModel
 
 from edgeshard.domain.errors import DeadlineError, EdgeShardError
 
@@ -59,9 +58,12 @@ class Examples:
             # Two of the first kind, and each other kind alone.
             pair = tuple(self.of(arguments[0])[0] for _ in range(2))
             return [pair, *((item,) for item in self.of(arguments[0])[1:])]
+        if origin is frozenset:
+            return [frozenset(self.of(arguments[0])[0] for _ in range(2))]
         if origin in (dict, Mapping):
-            return [{f"n{self.number()}": self.number() if arguments[1] is Any else self.of(arguments[1])[0]}]
-        return self._of_class(kind, default)
+            key, value = (self.number() if argument is Any else self.of(argument)[0] for argument in arguments)
+            return [{key: value}]
+        return list(self._of_fields(kind)) if origin is not None else self._of_class(kind, default)
 
     def _of_class(self, kind: Any, default: Any) -> list[Any]:
         if issubclass(kind, Enum):
@@ -90,19 +92,18 @@ class Examples:
             chosen[name] = [self._fields[kind, name]] if (kind, name) in self._fields else self.of(annotation, default)
             assert default is MISSING or default not in chosen[name] or (kind, name) in self._fields, (kind, name)
         first = {name: values[0] for name, values in chosen.items()}
-        yield kind(**first)
+        make = get_origin(kind) or kind
+        yield make(**first)
         for name, values in chosen.items():
             for value in values[1:]:
-                yield kind(**{**first, name: value})
+                yield make(**{**first, name: value})
 
 
 def fields_of(kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(name, type, default or MISSING) of each field of a dataclass or a pydantic model."""
-    hints = get_type_hints(kind)
-    if issubclass(kind, BaseModel):
-        for name, info in kind.model_fields.items():
-            yield name, hints[name], MISSING if info.is_required() else info.get_default(call_default_factory=True)
-        return
+    """(name, type, default or MISSING) of each field of a dataclass."""
+    given = dict(zip(getattr(get_origin(kind), "__parameters__", ()), get_args(kind), strict=True))
+    kind = get_origin(kind) or kind
+    hints = {name: given.get(hint, hint) for name, hint in get_type_hints(kind).items()}
     for item in dataclasses.fields(kind):
         default = item.default if item.default_factory is MISSING else item.default_factory()
         yield item.name, hints[item.name], default
@@ -112,7 +113,7 @@ def comparable(value: Any) -> Any:
     """A value in which errors, which compare by identity, are their parts, and every sequence is a tuple."""
     if isinstance(value, EdgeShardError):
         return type(value), value.message, value.field, value.reason, value.retry_after_s
-    if isinstance(value, Message | BaseModel):
+    if isinstance(value, Message):
         return value
     if dataclasses.is_dataclass(value):
         parts = [comparable(getattr(value, item.name)) for item in dataclasses.fields(value)]

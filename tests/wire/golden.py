@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
-from pydantic import BaseModel
 
 from edgeshard.domain.errors import EdgeShardError
 from tests.wire.test_round_trips import PAIRS, arguments_of
@@ -32,8 +31,6 @@ def plain(value: Any) -> Any:
         return [type(value).__name__, value.message, value.field, value.reason, value.retry_after_s]
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, BaseModel):
-        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if dataclasses.is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.domain.requests.generation import Guide, GuideKind
+from edgeshard.forms import OWN
 
 OPEN_S, ADVANCE_S = 2.0, 1.0
 """Processor time that the process may take for such a request: beyond it, it ends."""
@@ -55,17 +55,12 @@ class Close:
 
 
 Message = Setup | Open | Advance | Close
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Setup, Open, Advance, Close)}
+_MESSAGE: Any = Message
 
 
 def to_line(message: Message) -> bytes:
-    return json.dumps({"is": type(message).__name__, **asdict(message)}).encode() + b"\n"
+    return OWN.to_text(_MESSAGE, message).encode() + b"\n"
 
 
 def from_line(line: bytes) -> Message:
-    values: dict[str, Any] = json.loads(line)
-    kind = _KINDS[values.pop("is")]
-    message: Message = kind(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    )
-    return message
+    return OWN.from_text(_MESSAGE, line)

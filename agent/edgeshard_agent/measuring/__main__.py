@@ -62,6 +62,7 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.domain.models.dtypes import DType, parse_quantisation
     from edgeshard.domain.nodes.profile import config_hash
     from edgeshard.profiles.report import profile_lines
+    from edgeshard.profiles.texts import profile_text
     from edgeshard_agent.measuring.cache import ProfileStore
     from edgeshard_agent.measuring.compute import fingerprint
     from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
@@ -81,7 +82,7 @@ def _run(options: argparse.Namespace) -> None:
         if store is not None:
             profile = replace(profile, disk=measure_disk(options.state_dir, QUICK if options.quick else FULL))
             store.keep(profile)
-    sys.stdout.write((profile.to_json() if options.json else "\n".join(profile_lines(profile))) + "\n")
+    sys.stdout.write((profile_text(profile) if options.json else "\n".join(profile_lines(profile))) + "\n")
 
 
 def _measured(job: MeasuringJob) -> ComputeProfile:

@@ -10,6 +10,7 @@ from pathlib import Path
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.profiles.texts import parse_profile, profile_text
 
 
 class ProfileStore:
@@ -36,7 +37,7 @@ class ProfileStore:
         """The profile of exactly this node and model, or None. A quick profile counts only with `quick`."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
-            profile = ComputeProfile.from_json(self.path(*wanted).read_text(encoding="utf-8"))
+            profile = parse_profile(ComputeProfile, self.path(*wanted).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
         is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
@@ -50,7 +51,7 @@ class ProfileStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".profile-", delete=False) as file:
                 temporary = file.name
-                file.write(profile.to_json() + "\n")
+                file.write(profile_text(profile) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             Path(temporary).replace(path)

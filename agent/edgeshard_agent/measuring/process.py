@@ -7,14 +7,14 @@ or compute thread busy.
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from collections.abc import Callable
 
-from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, ResourceExhaustedError
+from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.domain.nodes.profile import ComputeProfile
-from edgeshard_agent.measuring.worker import MeasuringJob
+from edgeshard.forms import OWN
+from edgeshard_agent.measuring.worker import MeasuringJob, Told
 
 _LONGEST_LINE = 16 << 20
 
@@ -31,7 +31,8 @@ async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
     )  # fmt: skip
     try:
         assert process.stdin is not None
-        process.stdin.write(job.to_line())  # stays open: its end would end the process
+        line = OWN.to_text(MeasuringJob, job).encode() + b"\n"
+        process.stdin.write(line)  # stays open: its end would end the process
         outcome = await _outcome(process, tell)
     finally:
         if process.returncode is None:
@@ -45,15 +46,11 @@ async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
 async def _outcome(process: asyncio.subprocess.Process, tell: Tell) -> ComputeProfile | EdgeShardError:
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        message = json.loads(line)
-        if "progress" in message:
-            tell(*message["progress"])
-        elif "profile" in message:
-            return ComputeProfile.from_json(json.dumps(message["profile"]))
-        else:
-            values = message["error"]
-            kind = ERROR_BY_CODE.get(values["code"], InternalError)
-            return kind(values["message"], field=values["field"], reason=values["reason"])
+        told = OWN.from_text(Told, line)
+        if told.progress is not None:
+            tell(*told.progress)
+        if (outcome := told.profile or told.error) is not None:
+            return outcome
     code = await process.wait()
     if code == -signal.SIGKILL:
         return ResourceExhaustedError(

@@ -7,21 +7,19 @@ ends when its input does, so that it never outlives the agent that started it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType, Quantisation
-
-if TYPE_CHECKING:
-    from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.forms import OWN
 
 PROGRESS_INTERVAL_S = 0.25
 """Progress is told this often at most: a figure may take a millisecond."""
@@ -39,28 +37,28 @@ class MeasuringJob:
     memory: int | None
     quantisation: Quantisation | None = None
 
-    def to_line(self) -> bytes:
-        return json.dumps(asdict(self)).encode() + b"\n"
 
-    @classmethod
-    def from_line(cls, line: str) -> MeasuringJob:
-        values = json.loads(line)
-        quantisation = values["quantisation"]
-        typed = {"dtype": DType(values["dtype"]), "quantisation": Quantisation(quantisation) if quantisation else None}
-        return cls(**{**values, **typed})
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the process says in a line: its progress (figures done, figures in all, and which one is being measured),
+    the profile, or why there is none."""
+
+    progress: tuple[int, int, str] | None = None
+    profile: ComputeProfile | None = None
+    error: EdgeShardError | None = None
 
 
 def main() -> None:
     # A library's prints must not come between the messages.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    job = MeasuringJob.from_line(sys.stdin.readline())
+    job = OWN.from_text(MeasuringJob, sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     _give_way()
     try:
-        _say(out, profile=json.loads(measured(job, _throttled(out)).to_json()))
+        _say(out, Told(profile=measured(job, _throttled(out))))
     except EdgeShardError as error:
-        _say(out, error={"code": error.code, "message": error.message, "field": error.field, "reason": error.reason})
+        _say(out, Told(error=error))
 
 
 def measured(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> ComputeProfile:
@@ -84,13 +82,13 @@ def _throttled(out: TextIO) -> Callable[[str, int, int], None]:
         nonlocal last
         if time.monotonic() - last >= PROGRESS_INTERVAL_S:
             last = time.monotonic()
-            _say(out, progress=[done, total, what])
+            _say(out, Told(progress=(done, total, what)))
 
     return tell
 
 
-def _say(out: TextIO, **message: object) -> None:
-    out.write(json.dumps(message) + "\n")
+def _say(out: TextIO, told: Told) -> None:
+    out.write(OWN.to_text(Told, told) + "\n")
     out.flush()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import typer
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import escaped
 from edgeshard.domain.models.model import LayerRange
+from edgeshard.forms import Forms, field_names, is_object
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,23 +147,30 @@ def show_fields(fields: Mapping[str, str]) -> None:
 
 def plain(value: Any) -> Any:
     """A domain value as JSON types: dataclasses become objects, layer ranges `0:4`, errors their parts."""
-    if isinstance(value, LayerRange):
-        return str(value)
-    if isinstance(value, EdgeShardError):
-        return {"reason": value.reason, "field": value.field, "message": value.message}
-    if isinstance(value, Enum):
-        return value.value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    # A pydantic model, told by its class attribute so that reading commands need not import pydantic.
-    names = getattr(type(value), "model_fields", None)
-    if names is not None:
-        return {name: plain(getattr(value, name)) for name in names}
-    return value
+    return _PLAIN.write(Any, value)
+
+
+class _Plain(Forms):
+    """For programs, which read and never write: each value by its own class, whatever type is declared for it."""
+
+    def hints(self, kind: type, where: str) -> Mapping[str, Any]:
+        return dict.fromkeys(field_names(kind), Any)
+
+    def write_any(self, value: Any) -> Any:
+        if isinstance(value, LayerRange):
+            return str(value)
+        if isinstance(value, Mapping):
+            return {str(key): self.write_any(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.write_any(item) for item in value]
+        has_form = is_object(type(value)) or isinstance(value, Enum | EdgeShardError)
+        return self.write(type(value), value) if has_form else value
+
+    def write_error(self, error: EdgeShardError) -> dict[str, Any]:
+        return {"reason": error.reason, "field": error.field, "message": error.message}
+
+
+_PLAIN = _Plain("output", "")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Measurements of a node and of its links, as values with a JSON form. Pure; `edgeshard.profiles` has the fits.
+"""Measurements of a node and of its links, as values. Pure; `edgeshard.profiles` has their texts and the fits.
 
 Times are medians in seconds. A `spread` is the median absolute deviation over the median: 0.02 says that half of the
 repeats were within 2 %.
@@ -9,13 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from typing import Annotated, Any, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Annotated, Any
 
 from edgeshard.domain.checks import Check
 from edgeshard.domain.errors import InvalidArgumentError
@@ -27,21 +24,21 @@ PROFILE_VERSION = 2
 """1 was measured with ordinary pages, and with a tied head that was never quantised."""
 
 
-def _figure(least: float = 0, *, is_rate: bool = False) -> Check:
-    """A figure that a measurement can have given: finite, and at least this, or above it for a rate."""
+def _figure(low: float, *, above: bool = False) -> Check:
+    """The check that a figure is finite and at least `low`, or above it."""
 
-    def check(value: float, field: str) -> float:
-        if not math.isfinite(value) or value < least or (is_rate and value == least):
+    def check(value: Any, field: str) -> Any:
+        if not low <= value < math.inf or (above and value == low):
             raise InvalidArgumentError(f"{field} of the profile is {value}; measure again", field=field)
         return value
 
     return check
 
 
-Count = Annotated[int, Field(ge=0), _figure()]
-Positive = Annotated[int, Field(ge=1), _figure(1)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _figure()]
-AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False), _figure(is_rate=True)]
+Count = Annotated[int, _figure(0)]
+Positive = Annotated[int, _figure(1)]
+NotNegative = Annotated[float, _figure(0)]
+AboveZero = Annotated[float, _figure(0, above=True)]
 
 
 class LayerKind(StrEnum):
@@ -152,19 +149,11 @@ class ComputeProfile:
 
     def check(self) -> None:
         if not self.layers:
-            raise InvalidArgumentError("layers of the profile are missing; measure again", field="layers")
+            raise InvalidArgumentError("layers are missing: measure again", field="layers")
 
     @property
     def step_overhead_s(self) -> float:
         return self.overhead.seconds
-
-    def to_json(self) -> str:
-        return json.dumps({"version": PROFILE_VERSION, **asdict(self)}, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> ComputeProfile:
-        """Raises InvalidArgumentError naming the field at fault."""
-        return _read(cls, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,19 +175,11 @@ class LinkProfile:
     latency_s: NotNegative
     bandwidth_bps: AboveZero
     spread: NotNegative
-    samples: Annotated[int, Field(ge=2), _figure(2)]
+    samples: Annotated[int, _figure(2)]
     largest_bytes: Count
 
     def transfer_s(self, size_bytes: float) -> float:
         return self.latency_s + 8.0 * size_bytes / self.bandwidth_bps
-
-    def to_json(self) -> str:
-        return json.dumps({"version": PROFILE_VERSION, **asdict(self)})
-
-    @classmethod
-    def from_json(cls, text: str) -> LinkProfile:
-        """Raises InvalidArgumentError naming the field at fault."""
-        return _read(cls, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,37 +225,3 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def _short_hash(value: Mapping[str, Any]) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class _Versioned:
-    version: int
-
-
-ProfileT = TypeVar("ProfileT", "ComputeProfile", "LinkProfile")
-_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
-"""Kept, because making one takes longer than reading with it, and a site has many links."""
-
-
-def _read(kind: type[ProfileT], text: str) -> ProfileT:
-    try:
-        version = _adapter(_Versioned).validate_json(text, strict=True).version
-        if version == PROFILE_VERSION:
-            value: ProfileT = _adapter(kind).validate_json(text, strict=True)
-            return value
-    except ValidationError as error:
-        raise _refusal(error) from None
-    raise InvalidArgumentError(
-        f"the profile is of version {version}, not {PROFILE_VERSION}; measure again", field="version"
-    )
-
-
-def _refusal(error: ValidationError) -> InvalidArgumentError:
-    """The first of pydantic's errors in our words, such as `layers[0].decode[1].seconds of the profile ...`."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return InvalidArgumentError(f"the profile is not JSON: {first['ctx']['error']}; measure again", field="profile")
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
-    why = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Input ")
-    what = f"{path} of the profile" if path else "the profile"
-    return InvalidArgumentError(f"{what} {why}; measure again", field=path or "profile")

@@ -38,6 +38,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfi
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID, Effort, Grid
+from edgeshard.profiles.texts import parse_profile, profile_text
 
 pytestmark = pytest.mark.timing
 
@@ -108,7 +109,7 @@ def test_a_measurement_is_short_positive_and_tells_its_progress(
     assert 0 < profile.memory.daemon_bytes < profile.memory.total_bytes
     done = [news[1] for news in told]
     assert done == list(range(len(done))) and told[-1][2] == len(told)
-    assert ComputeProfile.from_json(profile.to_json()) == profile
+    assert parse_profile(ComputeProfile, profile_text(profile)) == profile
 
 
 def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
@@ -344,7 +345,7 @@ def test_the_command_measures_once_and_then_remembers(tiny_config: dict[str, Any
     options = ("--config", str(tmp_path), "--threads", "1", "--quick", "--state-dir", str(tmp_path), "--json")
     first, second = command(*options), command(*options)
     assert first.returncode == second.returncode == 0, first.stderr
-    assert ComputeProfile.from_json(first.stdout) == ComputeProfile.from_json(second.stdout)
+    assert parse_profile(ComputeProfile, first.stdout) == parse_profile(ComputeProfile, second.stdout)
     assert len(list((tmp_path / "profiles").iterdir())) == 1
 
 

@@ -30,6 +30,7 @@ from edgeshard.domain.errors import (
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import LayerKind, config_hash
+from edgeshard.forms import OWN
 from edgeshard.planning.inputs.measured import MeasuredTimes
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.inputs.shapes import model_from_config
@@ -142,7 +143,7 @@ def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str,
         [sys.executable, "-m", "edgeshard_agent.measuring.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert worker.stdin is not None and worker.stdout is not None
-    worker.stdin.write(job.to_line())
+    worker.stdin.write(OWN.to_text(MeasuringJob, job).encode() + b"\n")
     worker.stdin.close()  # as the kernel does for an agent that was killed
     assert worker.wait(timeout=60) == 1
     worker.stdout.close()

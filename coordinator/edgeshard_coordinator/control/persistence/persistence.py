@@ -5,22 +5,20 @@ from __future__ import annotations
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
-from pydantic import TypeAdapter
 
 from edgeshard.domain.control.commands import Term
-from edgeshard.domain.deployments.deployment import DeploymentPhase, DeploymentSpec
-from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import Traffic
-from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, FailedPreconditionError, InternalError
-from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
-from edgeshard.domain.nodes.device import DeviceFacts
+from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError
+from edgeshard.domain.ids import DeploymentName, Epoch, ModelName, NodeId, OperationId
 from edgeshard.domain.nodes.profile import ComputeProfile, LinkProfile
+from edgeshard.forms import Forms
+from edgeshard.profiles.texts import ProfileT, parse_profile, profile_text
 from edgeshard_coordinator.core.deployments.deployments import restored_record
 from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, key_of
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, ServedOperation, State, Timings
@@ -70,41 +68,13 @@ _TERM = "CREATE TABLE term (site TEXT NOT NULL, number INTEGER NOT NULL);"
 _MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC, _TERM)
 """The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
 
-ResultT = TypeVar("ResultT")
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedFailure:
-    code: int
-    reason: str
-    field: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedDeployment:
-    uid: str
-    spec: DeploymentSpec
-    manifest_digest: Digest
-    placement: Placement
-    epoch: Epoch
-    phase: DeploymentPhase
-    ever_ready: bool
-    failure: _SavedFailure | None
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedNode:
-    node_id: NodeId
-    name: NodeName
-    address: str
-    wire_version: int
-    facts: DeviceFacts
-
-
-_DEPLOYMENT = TypeAdapter(_SavedDeployment)
-_NODE = TypeAdapter(_SavedNode)
-_TRAFFIC_BODY = TypeAdapter(Traffic)
+_DEPLOYMENT_KEYS = ("uid", "spec", "manifest_digest", "placement", "epoch", "phase", "ever_ready", "failure")
+_NODE_KEYS = ("node_id", "name", "address", "wire_version", "facts")
+_STATE = Forms(
+    "state",
+    "restore state.sqlite in --state-dir from a copy",
+    only={DeploymentRecord: _DEPLOYMENT_KEYS, KnownNode: _NODE_KEYS},
+)
 
 
 class StateStore(SqliteStore):
@@ -152,8 +122,10 @@ class StateStore(SqliteStore):
 
     def _load(self, instance: str, timings: Timings, now: float) -> State:
         database = self._open_database
-        records = [_record(body) for (body,) in database.execute("SELECT body FROM deployments ORDER BY name")]
-        nodes = [_node(body) for (body,) in database.execute("SELECT body FROM nodes")]
+        bodies = database.execute("SELECT body FROM deployments ORDER BY name")
+        records = [restored_record(_STATE.from_text(DeploymentRecord, body)) for (body,) in bodies]
+        bodies = database.execute("SELECT body FROM nodes")
+        nodes = [replace(_STATE.from_text(KnownNode, body), saved=True) for (body,) in bodies]
         retired = database.execute("SELECT name, epoch FROM retired").fetchall()
         return State(
             instance=instance,
@@ -167,9 +139,7 @@ class StateStore(SqliteStore):
 
     def _next_term(self) -> Term:
         """One more than the last, on disk before any node hears of it."""
-        database = self._open_database
-        with database:
-            database.execute("BEGIN IMMEDIATE")
+        with _transaction(self._open_database) as database:
             row = database.execute("SELECT site, number FROM term").fetchone()
             site, number = row if row is not None else (uuid.uuid4().hex, 0)
             database.execute("DELETE FROM term")
@@ -182,11 +152,11 @@ class StateStore(SqliteStore):
         profiles: dict[NodeId, dict[ProfileKey, Reported[ComputeProfile]]] = {node_id: {} for node_id in nodes}
         links: dict[NodeId, dict[NodeId, Reported[LinkProfile]]] = {node_id: {} for node_id in nodes}
         for node_id, reported_at, body in database.execute("SELECT node_id, reported_at, body FROM profiles"):
-            profile = _readable(ComputeProfile.from_json, body, node_id)
+            profile = _readable(ComputeProfile, body, node_id)
             if profile is not None and node_id in profiles:
                 profiles[node_id][key_of(profile)] = Reported(profile, reported_at - offset)
         for sender, receiver, reported_at, body in database.execute("SELECT * FROM links"):
-            link = _readable(LinkProfile.from_json, body, sender)
+            link = _readable(LinkProfile, body, sender)
             if link is not None and sender in links and receiver in links:
                 links[sender][receiver] = Reported(link, reported_at - offset)
         return {
@@ -198,8 +168,8 @@ class StateStore(SqliteStore):
     @in_own_thread
     def save(self, record: DeploymentRecord) -> None:
         """Write the record and the operations it carries in one transaction."""
-        body = _DEPLOYMENT.dump_json(_saved(record)).decode()
-        with _Transaction(self._open_database) as database:
+        body = _STATE.to_text(DeploymentRecord, record.on_disk)
+        with _transaction(self._open_database) as database:
             database.execute("INSERT OR REPLACE INTO deployments VALUES (?, ?)", (record.name, body))
             for operation in record.operations:
                 _insert_operation(database, operation)
@@ -207,7 +177,7 @@ class StateStore(SqliteStore):
     @in_own_thread
     def forget(self, record: DeploymentRecord) -> None:
         """Remove the deployment and keep its last epoch, in one transaction."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM deployments WHERE name = ?", (record.name,))
             database.execute("INSERT OR REPLACE INTO retired VALUES (?, ?)", (record.name, record.epoch))
             database.execute(
@@ -217,14 +187,14 @@ class StateStore(SqliteStore):
     @in_own_thread
     def save_node(self, node: KnownNode) -> None:
         """Write a node, in place of an earlier version of it."""
-        body = _NODE.dump_json(_SavedNode(node.node_id, node.name, node.address, node.wire_version, node.facts))
-        with _Transaction(self._open_database) as database:
-            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body.decode()))
+        body = _STATE.to_text(KnownNode, node)
+        with _transaction(self._open_database) as database:
+            database.execute("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (node.node_id, body))
 
     @in_own_thread
     def forget_node(self, node_id: NodeId) -> None:
         """Remove a node and all that was measured of it."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM nodes WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM links WHERE sender = ? OR receiver = ?", (node_id, node_id))
@@ -233,11 +203,12 @@ class StateStore(SqliteStore):
     def save_measurements(self, node_id: NodeId, measurements: Measurements, now: float) -> None:
         """Replace a node's measurements; `now` is in monotonic seconds."""
         offset = time.time() - now
-        profiles = [(node_id, p.reported_at + offset, p.value.to_json()) for p in measurements.profiles.values()]
+        profiles = [(node_id, p.reported_at + offset, profile_text(p.value)) for p in measurements.profiles.values()]
         links = [
-            (node_id, to, link.reported_at + offset, link.value.to_json()) for to, link in measurements.links.items()
+            (node_id, to, link.reported_at + offset, profile_text(link.value))
+            for to, link in measurements.links.items()
         ]
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             database.execute("DELETE FROM profiles WHERE node_id = ?", (node_id,))
             database.execute("DELETE FROM links WHERE sender = ?", (node_id,))
             database.executemany("INSERT INTO profiles VALUES (?, ?, ?)", profiles)
@@ -247,15 +218,13 @@ class StateStore(SqliteStore):
     def load_traffic(self) -> dict[tuple[DeploymentName, ModelName], Traffic]:
         """The traffic of deployments, by their name and model."""
         rows = self._open_database.execute("SELECT name, model, body FROM traffic ORDER BY rowid")
-        return {
-            (DeploymentName(name), ModelName(model)): _TRAFFIC_BODY.validate_json(body) for name, model, body in rows
-        }
+        return {(DeploymentName(name), ModelName(model)): _STATE.from_text(Traffic, body) for name, model, body in rows}
 
     @in_own_thread
     def save_traffic(self, traffic: Mapping[tuple[DeploymentName, ModelName], Traffic]) -> None:
         """Write the traffic of these deployments; that of others stays."""
-        rows = [(name, model, _TRAFFIC_BODY.dump_json(item).decode()) for (name, model), item in traffic.items()]
-        with _Transaction(self._open_database) as database:
+        rows = [(name, model, _STATE.to_text(Traffic, item)) for (name, model), item in traffic.items()]
+        with _transaction(self._open_database) as database:
             database.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", rows)
             database.execute(
                 "DELETE FROM traffic WHERE rowid NOT IN (SELECT rowid FROM traffic ORDER BY rowid DESC LIMIT ?)",
@@ -273,28 +242,21 @@ class StateStore(SqliteStore):
     @in_own_thread
     def save_operation(self, operation: ServedOperation) -> None:
         """Write a call that took effect. The first one with its id stays."""
-        with _Transaction(self._open_database) as database:
+        with _transaction(self._open_database) as database:
             _insert_operation(database, operation)
 
 
-class _Transaction:
+@contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._database.execute("BEGIN IMMEDIATE")
-        return self._database
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._database.execute("COMMIT")
-        finally:
-            # Also after a commit that the disk refused: while its transaction is open, no other can begin.
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield database
+        database.execute("COMMIT")
+    finally:
+        # Also after a commit that the disk refused: while its transaction is open, no other can begin.
+        if database.in_transaction:
+            database.execute("ROLLBACK")
 
 
 def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) -> None:
@@ -304,51 +266,10 @@ def _insert_operation(database: sqlite3.Connection, operation: ServedOperation) 
     )
 
 
-def _readable(read: Callable[[str], ResultT], body: str, node_id: str) -> ResultT | None:
+def _readable(kind: type[ProfileT], body: str, node_id: str) -> ProfileT | None:
     """A measurement; None for one in a form of an earlier version that is not known any more: it is measured again."""
     try:
-        return read(body)
+        return parse_profile(kind, body)
     except EdgeShardError as error:
         log.warning("measurement_forgotten", node_id=node_id, error=error.message)
         return None
-
-
-def _saved(record: DeploymentRecord) -> _SavedDeployment:
-    record = record.on_disk
-    failure = record.failure
-    return _SavedDeployment(
-        uid=record.uid,
-        spec=record.spec,
-        manifest_digest=record.manifest_digest,
-        placement=record.placement,
-        epoch=record.epoch,
-        phase=record.phase,
-        ever_ready=record.ever_ready,
-        failure=_SavedFailure(int(failure.code), failure.reason, failure.field, failure.message) if failure else None,
-    )
-
-
-def _record(body: str) -> DeploymentRecord:
-    saved = _DEPLOYMENT.validate_json(body)
-    return restored_record(
-        DeploymentRecord(
-            uid=saved.uid,
-            spec=saved.spec,
-            manifest_digest=saved.manifest_digest,
-            placement=saved.placement,
-            epoch=saved.epoch,
-            phase=saved.phase,
-            ever_ready=saved.ever_ready,
-            failure=_failure(saved.failure) if saved.failure else None,
-        )
-    )
-
-
-def _failure(saved: _SavedFailure) -> EdgeShardError:
-    kind = ERROR_BY_CODE.get(saved.code, InternalError)
-    return kind(saved.message, field=saved.field, reason=saved.reason)
-
-
-def _node(body: str) -> KnownNode:
-    node = _NODE.validate_json(body)
-    return KnownNode(node.node_id, node.name, node.address, node.wire_version, node.facts, saved=True)

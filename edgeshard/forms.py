@@ -1,0 +1,311 @@
+"""Values to JSON types and back by their declared types: one walk of types, and policies for what readers differ in.
+
+A type is walked at its first use: dataclasses, enums, tuples, sets, mappings, unions, new types,
+errors. One that has no form in JSON is refused then, by a TypeError that names the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import partial
+from inspect import signature
+from itertools import repeat
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as hints_of
+
+from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError
+
+ValueT = TypeVar("ValueT")
+
+TAG = "type"
+"""The key of a class's name."""
+_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", NoneType: "null"}
+_NOT_FINITE = ("inf", "-inf", "nan")
+"""Texts of the numbers that JSON does not have."""
+
+
+class Form(NamedTuple):
+    """`write` makes JSON types of a value; `read` the value of JSON types and of its path, which a refusal names."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any, str], Any]
+
+
+class Forms:
+    """The forms of values that are kept on a disk or sent to another process of one's own.
+
+    A class becomes an object of its fields, in a union of several with its name under "type". What an earlier version
+    did not write takes its default, and what a later one wrote besides is passed over. What comes in is checked:
+    `Annotated[T, check]` has callables that take a value and its path and return the value, and a class may have a
+    method `check()`; both raise InvalidArgumentError.
+
+    A refusal calls the whole `what`, and ends with `remedy`. `only` has the fields that are kept of some classes.
+    """
+
+    exact: ClassVar[bool] = False
+    """Whether this very version wrote what is read: each class has its name, each field is there, none is unknown."""
+
+    def __init__(self, what: str, remedy: str, only: Mapping[type, tuple[str, ...]] = MappingProxyType({})) -> None:
+        self._what, self._remedy, self._only = what, remedy, only
+        self._forms: dict[Any, Form] = {}
+
+    def of(self, kind: Any) -> Form:
+        """The form of a type. Raises TypeError for one that has none, naming the field."""
+        if kind not in self._forms:
+            self._forms[kind] = _Walk(self).of(kind, "the value")
+        return self._forms[kind]
+
+    def write(self, kind: Any, value: Any) -> Any:
+        """What `json.dumps` takes. Raises TypeError for a value that is not of the type."""
+        return self.of(kind).write(value)
+
+    def read(self, kind: type[ValueT], plain: Any) -> ValueT:
+        """The value that JSON types stand for. Raises InvalidArgumentError naming the path at fault."""
+        value: ValueT = self.of(kind).read(plain, "")
+        return value
+
+    def to_text(self, kind: Any, value: Any) -> str:
+        """A value as JSON in one line. Raises as `write`."""
+        return json.dumps(self.write(kind, value))
+
+    def from_text(self, kind: type[ValueT], text: str | bytes) -> ValueT:
+        """The value of a JSON text. Raises as `read`."""
+        try:
+            plain = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.refused("", f"is not JSON: {error}") from None
+        return self.read(kind, plain)
+
+    # What policies differ in
+
+    def hints(self, kind: type, where: str) -> Mapping[str, Any]:
+        """The types of a class's fields by their names; `where` says in a TypeError where the class is."""
+        hints = hints_of(kind, include_extras=True)
+        return {name: hints[name] for name in self._only.get(kind, field_names(kind))}
+
+    def write_any(self, value: Any) -> Any:
+        """A value of no declared type, such as a model's config: JSON already."""
+        return value
+
+    def write_error(self, error: EdgeShardError) -> dict[str, Any]:
+        return {"code": int(error.code), "reason": error.reason, "field": error.field, "message": error.message}
+
+    def read_error(self, plain: Mapping[str, Any]) -> EdgeShardError:
+        """Raises KeyError or TypeError for what is no error."""
+        message, field, reason = texts = [plain[part] for part in ("message", "field", "reason")]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        return ERROR_BY_CODE.get(plain["code"], InternalError)(message, field=field, reason=reason)
+
+    def refused(self, path: str, why: str) -> InvalidArgumentError:
+        """The error for what cannot be read at a path, "" for the whole."""
+        path = path.removeprefix(".")
+        subject = f"{path} of the {self._what}" if path else f"the {self._what}"
+        return InvalidArgumentError(f"{subject} {why}; {self._remedy}", field=path or self._what)
+
+
+OWN = Forms("message", "both ends must be of one version")
+"""The forms of what EdgeShard's processes on one machine tell each other, and leave for each other."""
+
+
+class _Walk:
+    """The forms of all that one type is made of; a class in the making stands for itself in what refers back to it."""
+
+    def __init__(self, policy: Forms) -> None:
+        self._policy = policy
+        self._objects: dict[Any, Form] = {}
+        self._makers: dict[Any, Callable[[tuple[Any, ...], str], Form]] = {
+            **{Union: self._union, UnionType: self._union, Literal: self._one_of, tuple: self._items},
+            **{frozenset: self._set, Mapping: self._mapping, dict: self._mapping},
+        }
+
+    def of(self, kind: Any, where: str) -> Form:
+        kind, checks = _bare(kind)
+        form = self._of_bare(kind, where)
+
+        def read(plain: Any, path: str) -> Any:
+            value = form.read(plain, path)
+            for check in checks:
+                value = check(value, path.removeprefix("."))
+            return value
+
+        return Form(form.write, read) if checks and not self._policy.exact else form
+
+    def _of_bare(self, kind: Any, where: str) -> Form:
+        origin, arguments = get_origin(kind) or kind, get_args(kind)
+        if arguments and (make := self._makers.get(origin)) is not None:
+            return make(arguments, where)
+        if kind is Any:
+            return Form(self._policy.write_any, lambda plain, path: plain)
+        if kind in _SCALARS:
+            return self._form(f"a valid {_SCALARS[kind]}", partial(_written, kind), partial(_taken, kind))
+        if kind is bytes:
+            return self._form("base64", lambda value: b64encode(value).decode(), lambda plain, path: b64decode(plain))
+        if is_object(kind):
+            return self._object(kind, where, self._policy.exact)
+        if isinstance(origin, type) and issubclass(origin, Enum):
+            return self._one_of(tuple(origin), where)
+        if isinstance(origin, type) and issubclass(origin, EdgeShardError):
+            return self._form("an error", self._policy.write_error, lambda plain, path: self._policy.read_error(plain))
+        raise TypeError(f"{where}: {kind!r} has no form in JSON; give it one in edgeshard.forms")
+
+    def _form(self, what: str, write: Callable[[Any], Any], read: Callable[[Any, str], Any]) -> Form:
+        """A form whose `read` may raise what Python raises where JSON types are not `what`."""
+
+        def refusing(plain: Any, path: str) -> Any:
+            try:
+                return read(plain, path)
+            except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+                why = f"should be {what}" + (f": {error}" if str(error) else "")
+                raise self._policy.refused(path, why) from None
+
+        return Form(write, refusing)
+
+    def _one_of(self, values: tuple[Any, ...], where: str) -> Form:
+        written = {value: value.value if isinstance(value, Enum) else value for value in values}
+        known = {plain: value for value, plain in written.items()}
+        what = f"one of {', '.join(map(str, known))}"
+        return self._form(what, written.__getitem__, lambda plain, path: known[plain])
+
+    def _items(self, arguments: tuple[Any, ...], where: str) -> Form:
+        is_many = arguments[-1] is Ellipsis
+        forms = [self.of(item, where) for item in arguments if item is not Ellipsis]
+
+        def paired(values: Collection[Any]) -> Iterable[tuple[Form, Any]]:
+            return zip(repeat(forms[0]), values) if is_many else zip(forms, values, strict=True)
+
+        def read(plain: Any, path: str) -> tuple[Any, ...]:
+            if not isinstance(plain, list):
+                raise TypeError
+            return tuple(form.read(item, f"{path}[{place}]") for place, (form, item) in enumerate(paired(plain)))
+
+        return self._form("a valid array", lambda value: [form.write(item) for form, item in paired(value)], read)
+
+    def _set(self, arguments: tuple[Any, ...], where: str) -> Form:
+        write, read = self._items((*arguments, ...), where)
+        # In an order of its own, so that equal sets have one form.
+        return Form(lambda value: sorted(write(value), key=json.dumps), lambda *plain: frozenset(read(*plain)))
+
+    def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
+        """An object; where keys are no texts, a list of pairs."""
+        if not issubclass(_bare(arguments[0])[0], str):
+            write, read = self._items((tuple[arguments], ...), where)  # type: ignore[valid-type]
+            return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
+        keys, values = (self.of(item, where) for item in arguments)
+
+        def read_object(plain: Any, path: str) -> dict[Any, Any]:
+            return {keys.read(k, f"{path}.{k}"): values.read(v, f"{path}.{k}") for k, v in plain.items()}
+
+        def write_object(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+            return {keys.write(k): values.write(v) for k, v in mapping.items()}
+
+        return self._form("an object", write_object, read_object)
+
+    def _object(self, kind: Any, where: str, has_tag: bool) -> Form:
+        if (kind, has_tag) in self._objects:
+            return self._objects[kind, has_tag]
+        origin: Any = get_origin(kind) or kind
+        name, policy, parts = origin.__name__, self._policy, dict[str, Form]()
+        parameters = signature(origin).parameters.values()
+        needed = [part.name for part in parameters if part.default is part.empty]
+
+        def write(value: Any) -> dict[str, Any]:
+            if type(value) is not origin:
+                raise TypeError(f"{type(value).__name__} where {name} belongs")
+            tag = {TAG: name} if has_tag else {}
+            return tag | {part: form.write(getattr(value, part)) for part, form in parts.items()}
+
+        def read(plain: Any, path: str) -> Any:
+            if not isinstance(plain, dict) or (has_tag and plain.get(TAG) != name):
+                raise TypeError
+            values = {part: form.read(plain[part], f"{path}.{part}") for part, form in parts.items() if part in plain}
+            if missing := [part for part in (parts if policy.exact else needed) if part not in values]:
+                raise policy.refused(f"{path}.{missing[0]}", "is missing")
+            if policy.exact and (unknown := plain.keys() - {TAG, *parts}):
+                raise policy.refused(f"{path}.{min(unknown)}", "is not known")
+            value = origin(**values)
+            if not policy.exact and hasattr(value, "check"):
+                self._check(value, path)
+            return value
+
+        what = f"an object of type {name}" if has_tag else "an object"
+        form = self._objects[kind, has_tag] = self._form(what, write, read)
+        given = dict(zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False))
+        for field, hint in policy.hints(origin, where).items():
+            parts[field] = self.of(given.get(hint, hint), f"{where}: {name}.{field}")
+        return form
+
+    def _check(self, value: Any, path: str) -> None:
+        try:
+            value.check()
+        except InvalidArgumentError as error:
+            why = error.message.removeprefix(error.field).lstrip(": ")
+            raise self._policy.refused(f"{path}.{error.field}", why) from None
+
+    def _union(self, members: tuple[Any, ...], where: str) -> Form:
+        """One of several classes, told by their names; or None; or of one other type, such as an error of any class."""
+        classes = [kind for kind in members if is_object(kind)]
+        has_tag = self._policy.exact or len(classes) + (EdgeShardError in members) > 1
+        forms = _Told()
+        for kind in members:
+            is_told = kind is NoneType or (has_tag and kind in classes)
+            name = (get_origin(kind) or kind).__name__ if is_told else ""
+            if name in forms:
+                raise TypeError(f"{where}: {kind} and another type of the union cannot be told apart in JSON")
+            forms[name] = self._object(kind, where, has_tag) if kind in classes else self.of(kind, where)
+
+        def read(plain: Any, path: str) -> Any:
+            name = str(plain.get(TAG)) if isinstance(plain, dict) else type(plain).__name__
+            return forms[name].read(plain, path)
+
+        return self._form(f"one of {', '.join(forms)}", lambda value: forms[type(value).__name__].write(value), read)
+
+
+class _Told(dict[str, Form]):
+    """The forms of a union by the names of their classes; that under "" is for all other values."""
+
+    def __missing__(self, name: str) -> Form:
+        if "" not in self:
+            raise TypeError(f"{name} is none of {', '.join(self)}")
+        return self[""]
+
+
+def field_names(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass; none of another type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+def is_object(kind: Any) -> bool:
+    """Whether a type is a dataclass."""
+    return is_dataclass(get_origin(kind) or kind)
+
+
+def _bare(kind: Any) -> tuple[Any, list[Callable[[Any, str], Any]]]:
+    """What a type is beneath new names and notes, and the checks among the notes."""
+    checks: list[Callable[[Any, str], Any]] = []
+    while isinstance(kind, NewType) or get_origin(kind) is Annotated:
+        kind, *notes = (kind.__supertype__,) if isinstance(kind, NewType) else get_args(kind)
+        checks += filter(callable, notes)
+    return kind, checks
+
+
+def _written(kind: type, value: Any) -> Any:
+    if not isinstance(value, (int, float) if kind is float else kind):
+        raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return str(value) if kind is float and not math.isfinite(value) else value
+
+
+def _taken(kind: type, plain: Any, path: str) -> Any:
+    if kind is float and (type(plain) is int or plain in _NOT_FINITE):
+        return float(plain)
+    if type(plain) is not kind:
+        raise TypeError
+    if kind is str:
+        plain.encode()  # JSON may spell half of a surrogate pair, which nothing else takes
+    return plain
