@@ -245,6 +245,8 @@ class _Walk:
         try:
             value.check()
         except InvalidArgumentError as error:
+            if not error.message.startswith(error.field):
+                raise  # it speaks of the whole in words of its own
             why = error.message.removeprefix(error.field).lstrip(": ")
             raise self._policy.refused(f"{path}.{error.field}", why) from None
 

@@ -163,7 +163,7 @@ class Kept:
 
     def check(self) -> None:
         if self.low > 1:
-            raise InvalidArgumentError("low is above 1", field="low")
+            raise InvalidArgumentError("low of the state is above 1", field="low")
 
 
 def test_what_an_earlier_version_did_not_write_has_its_default_and_what_a_later_one_wrote_is_passed_over() -> None:
