@@ -163,7 +163,7 @@ class Kept:
 
     def check(self) -> None:
         if self.low > 1:
-            raise InvalidArgumentError("low of the state is above 1", field="low")
+            raise InvalidArgumentError("low is above 1", field="low")
 
 
 def test_what_an_earlier_version_did_not_write_has_its_default_and_what_a_later_one_wrote_is_passed_over() -> None:
@@ -220,7 +220,7 @@ def test_a_text_that_is_no_object_is_refused_as_a_whole(text: str, why: str) -> 
 def test_figures_and_values_are_checked_where_they_come_in() -> None:
     with pytest.raises(InvalidArgumentError, match=r"leaves\[1\]\.count is odd"):
         SAVED.read(Kept, {"leaf": {"count": 2}, "leaves": [{"count": 2}, {"count": 3}]})
-    with pytest.raises(InvalidArgumentError, match="low is above 1"):
+    with pytest.raises(InvalidArgumentError, match="low of the state is above 1"):
         SAVED.read(Kept, {"leaf": {"count": 2}, "low": 2})
     assert Codec[Any](Kept).decode(Codec[Any](Kept).encode(Kept(Leaf(3), 2.0))) == Kept(Leaf(3), 2.0)
 
