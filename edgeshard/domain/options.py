@@ -90,12 +90,12 @@ def option(default: Any, help: str, **more: Any) -> Any:
     Pydantic, which reads `Field`'s arguments out of the metadata, holds the bounds as well.
     """
     declared = Option(help, **more)
-    made = {"default_factory": dict} if default is dict else {"default": default}
+    made: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
     return field(**made, metadata={"option": declared, **declared.constraints})
 
 
 @cache
-def option_fields(owner: type) -> tuple[OptionField, ...]:
+def option_fields(owner: Any) -> tuple[OptionField, ...]:
     """The options among a dataclass's fields, in their order."""
     kinds = get_type_hints(owner)
     return tuple(

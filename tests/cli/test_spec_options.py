@@ -99,7 +99,7 @@ def test_one_field_gives_a_row_of_the_documents(found: Any) -> None:
 @pytest.mark.parametrize("name", [name for name, item in KEYS.items() if item.option.constraints])
 def test_a_value_out_of_bounds_is_refused_by_its_key(name: str) -> None:
     option = KEYS[name].option
-    wrong = [option.low - 1] if option.low is not None else [option.above, float("nan"), float("inf")]
+    wrong: list[Any] = [option.low - 1] if option.low is not None else [option.above, float("nan"), float("inf")]
     wrong += [option.high + 1] if option.high is not None else []
     for value in wrong:
         with pytest.raises(InvalidArgumentError) as refused:

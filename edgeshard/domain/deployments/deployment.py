@@ -119,8 +119,9 @@ class DeploymentSpec:
         """With the weights on these nodes as the model is stored, where this spec says nothing of them."""
         if stored_as is None or self.quantisation or not nodes:
             return self
-        blocks, head = dict.fromkeys(nodes, stored_as.blocks), stored_as.head or WHOLE_HEAD
-        return replace(self, quantisation=blocks, head_quantisation=str(head))
+        blocks: dict[str, Any] = dict.fromkeys(nodes, stored_as.blocks)
+        head: Any = str(stored_as.head or WHOLE_HEAD)
+        return replace(self, quantisation=blocks, head_quantisation=head)
 
 
 def parse_spec(values: Mapping[str, Any]) -> DeploymentSpec:

@@ -143,7 +143,7 @@ class SamplingFields(ChoiceFields):
         """The sampling of answer number `choice`, each with its own seed. A field that is not given has the model's
         `defaults`, or OpenAI's."""
         given = {item.name: getattr(self, item.name, None) for item in option_fields(Sampling)}
-        wanted = {"temperature": 1.0, "top_k": 0} | defaults.given()
+        wanted: dict[str, Any] = {"temperature": 1.0, "top_k": 0} | defaults.given()
         wanted |= {name: value for name, value in given.items() if value is not None}
         own: dict[str, Any] = {
             "top_k": max(0, wanted["top_k"]),
