@@ -16,9 +16,10 @@ from functools import partial
 from inspect import signature
 from itertools import repeat
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
+from edgeshard.domain.checks import checks_of
 from edgeshard.domain.errors import ERROR_BY_CODE, EdgeShardError, InternalError, InvalidArgumentError
 
 ValueT = TypeVar("ValueT")
@@ -126,8 +127,8 @@ class _Walk:
         }
 
     def of(self, kind: Any, where: str) -> Form:
-        kind, checks = _bare(kind)
-        form = self._of_bare(kind, where)
+        kind, checks = checks_of(kind)
+        form = self._ofchecks_of(kind, where)
 
         def read(plain: Any, path: str) -> Any:
             value = form.read(plain, path)
@@ -137,7 +138,7 @@ class _Walk:
 
         return Form(form.write, read) if checks and not self._policy.exact else form
 
-    def _of_bare(self, kind: Any, where: str) -> Form:
+    def _ofchecks_of(self, kind: Any, where: str) -> Form:
         origin, arguments = get_origin(kind) or kind, get_args(kind)
         if arguments and (make := self._makers.get(origin)) is not None:
             return make(arguments, where)
@@ -194,7 +195,7 @@ class _Walk:
 
     def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
         """An object; where keys are no texts, a list of pairs."""
-        if not issubclass(_bare(arguments[0])[0], str):
+        if not issubclass(checks_of(arguments[0])[0], str):
             write, read = self._items((tuple[arguments], ...), where)  # type: ignore[valid-type]
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
         keys, values = (self.of(item, where) for item in arguments)
@@ -286,15 +287,6 @@ def field_names(kind: Any) -> tuple[str, ...]:
 def is_object(kind: Any) -> bool:
     """Whether a type is a dataclass."""
     return is_dataclass(get_origin(kind) or kind)
-
-
-def _bare(kind: Any) -> tuple[Any, list[Callable[[Any, str], Any]]]:
-    """What a type is beneath new names and notes, and the checks among the notes."""
-    checks: list[Callable[[Any, str], Any]] = []
-    while isinstance(kind, NewType) or get_origin(kind) is Annotated:
-        kind, *notes = (kind.__supertype__,) if isinstance(kind, NewType) else get_args(kind)
-        checks += filter(callable, notes)
-    return kind, checks
 
 
 def _written(kind: type, value: Any) -> Any:

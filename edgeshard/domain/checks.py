@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NewType, get_args, get_origin
 
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -44,8 +44,9 @@ def one_or_more(value: int, field: str) -> int:
 
 
 def checks_of(hint: Any) -> tuple[Any, tuple[Check, ...]]:
-    """The type in a field's hint, and the field's checks in their order."""
-    if get_origin(hint) is not Annotated:
-        return hint, ()
-    kind, *metadata = get_args(hint)
-    return kind, tuple(item for item in metadata if callable(item))
+    """The type in a field's hint, beneath new names and notes, and the checks among the notes in their order."""
+    checks: list[Check] = []
+    while isinstance(hint, NewType) or get_origin(hint) is Annotated:
+        hint, *notes = (hint.__supertype__,) if isinstance(hint, NewType) else get_args(hint)
+        checks += filter(callable, notes)
+    return hint, tuple(checks)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -328,8 +328,6 @@ def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -
 
 def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
     hint, _ = checks_of(hint)
-    while isinstance(hint, NewType):
-        hint = hint.__supertype__
     if hint in (str, int, float, bool, bytes) or get_origin(hint) is Literal:
         return None
     if hint in rules.BY_HAND:
