@@ -11,6 +11,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from edgeshard.domain.errors import invalid
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -92,6 +94,14 @@ def option(default: Any, help: str, **more: Any) -> Any:
     declared = Option(help, **more)
     made: dict[str, Any] = {"default_factory": dict} if default is dict else {"default": default}
     return field(**made, metadata={"option": declared, **declared.constraints})
+
+
+def check_bounds(value: Any, reason: str = "") -> None:
+    """Raise InvalidArgumentError naming the first option of a value that is out of its bounds."""
+    for item in option_fields(type(value)):
+        given = getattr(value, item.name)
+        if item.option.rule and given is not None and not item.option.allows(given):
+            raise invalid(item.name, item.option.rule, reason)
 
 
 @cache

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement, parse_layers
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
-from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, invalid
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, DType, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.nodes.device import StageStatus
-from edgeshard.domain.options import option, option_fields
+from edgeshard.domain.options import check_bounds, option
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -97,10 +97,7 @@ class DeploymentSpec:
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the first field out of its bounds. `parse_spec` checks more."""
-        for item in option_fields(DeploymentSpec):
-            value = getattr(self, item.name)
-            if item.option.rule and value is not None and not item.option.allows(value):
-                raise invalid(item.name, item.option.rule, "INVALID_SPEC")
+        check_bounds(self, "INVALID_SPEC")
 
     @property
     def effective_kv_dtype(self) -> KvFormat:

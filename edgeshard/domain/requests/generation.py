@@ -15,7 +15,7 @@ from typing import TypedDict
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.ids import DeploymentName, RequestId
-from edgeshard.domain.options import option, option_fields
+from edgeshard.domain.options import check_bounds, option
 
 # A request travels in one message, and so do its prompt's tokens on the way back, with up to 5 bytes each. Both stay
 # far below what gRPC takes (`edgeshard.rpc.channel.MESSAGE_LIMIT_BYTES`), whatever stands beside them.
@@ -78,7 +78,7 @@ class Sampling:
 
     def validate(self) -> None:
         """Raise InvalidArgumentError naming the first field out of range."""
-        _check_bounds(self)
+        check_bounds(self)
         count = len(self.logit_bias)
         rule = f"has {count} tokens; at most {LOGIT_BIAS_LIMIT_TOKENS} are taken"
         _require(count <= LOGIT_BIAS_LIMIT_TOKENS, "logit_bias", rule)
@@ -147,7 +147,7 @@ class Generation:
         """Raise InvalidArgumentError naming the first field that is wrong whatever the model."""
         _require(len(self.prompt) > 0, "prompt", "is empty: give at least one character or token", "EMPTY_PROMPT")
         check_prompt_size(self.prompt)
-        _check_bounds(self)
+        check_bounds(self)
         _require(all(self.stop_strings), "stop", "must not hold an empty string")
         _require(len(self.stop_strings) <= 16, "stop", "holds more than 16 strings")
         longest = max(map(text_bytes, self.stop_strings), default=0)
@@ -205,12 +205,6 @@ class GenerateOptions(TypedDict, total=False):
     clip_new_tokens: bool
     request_id: str
     timeout_s: float | None
-
-
-def _check_bounds(value: Sampling | Generation) -> None:
-    for item in option_fields(type(value)):
-        if item.option.rule:
-            _require(item.option.allows(getattr(value, item.name)), item.name, item.option.rule)
 
 
 def _require(condition: bool, field_name: str, rule: str, reason: str = "") -> None:
