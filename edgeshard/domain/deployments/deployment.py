@@ -75,7 +75,6 @@ class DeploymentSpec:
     micro_batches: int = option(
         0, "Steps in flight that generate; 0 is the planner's choice.", metavar="M", low=0, high=4096
     )
-    hold_s: float | None = option(None, "Keep the weights in memory so long after the last request.", above=0)
     exclude: tuple[str, ...] = option((), "Do not use this node; may be repeated.", metavar="NODE")
     standby: tuple[str, ...] = option(
         (), "Keep others' weights in its memory, to take over; may be repeated; auto chooses.", metavar="NODE"

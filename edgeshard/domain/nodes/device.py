@@ -162,7 +162,6 @@ class StageStatus:
     filling: StageFilling | None = None
     experts: StageExperts | None = None
     swap: StageSwap | None = None
-    steps_refused: int = 0
 
     @property
     def key(self) -> StageKey:

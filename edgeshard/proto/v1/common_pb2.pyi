@@ -273,7 +273,7 @@ class PackedIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts", "swap", "steps_refused")
+    __slots__ = ("deployment", "epoch", "stage", "layers", "phase", "parameter_bytes", "kv_bytes_capacity", "kv_bytes_in_use", "fetched_bytes", "total_bytes", "steps_done", "tokens_done", "busy_share", "steps_waiting", "requests_running", "requests_waiting", "micro_batches", "step_age_s", "step_cpu_s", "failure_reason", "load_s", "streaming", "filling", "experts", "swap")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -299,7 +299,6 @@ class StageStatus(_message.Message):
     FILLING_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_FIELD_NUMBER: _ClassVar[int]
     SWAP_FIELD_NUMBER: _ClassVar[int]
-    STEPS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     deployment: str
     epoch: int
     stage: int
@@ -325,8 +324,7 @@ class StageStatus(_message.Message):
     filling: StageFilling
     experts: StageExperts
     swap: StageSwap
-    steps_refused: int
-    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ..., filling: _Optional[_Union[StageFilling, _Mapping]] = ..., experts: _Optional[_Union[StageExperts, _Mapping]] = ..., swap: _Optional[_Union[StageSwap, _Mapping]] = ..., steps_refused: _Optional[int] = ...) -> None: ...
+    def __init__(self, deployment: _Optional[str] = ..., epoch: _Optional[int] = ..., stage: _Optional[int] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., phase: _Optional[_Union[StagePhase, str]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes_capacity: _Optional[int] = ..., kv_bytes_in_use: _Optional[int] = ..., fetched_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., steps_done: _Optional[int] = ..., tokens_done: _Optional[int] = ..., busy_share: _Optional[float] = ..., steps_waiting: _Optional[int] = ..., requests_running: _Optional[int] = ..., requests_waiting: _Optional[int] = ..., micro_batches: _Optional[int] = ..., step_age_s: _Optional[float] = ..., step_cpu_s: _Optional[float] = ..., failure_reason: _Optional[str] = ..., load_s: _Optional[float] = ..., streaming: _Optional[_Union[StageStreaming, _Mapping]] = ..., filling: _Optional[_Union[StageFilling, _Mapping]] = ..., experts: _Optional[_Union[StageExperts, _Mapping]] = ..., swap: _Optional[_Union[StageSwap, _Mapping]] = ...) -> None: ...
 
 class StageFilling(_message.Message):
     __slots__ = ("work", "done_bytes", "total_bytes", "left_s")
@@ -513,7 +511,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., disk_read_bytes_per_s: _Optional[float] = ..., disk_write_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk", "hold_s")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -555,7 +553,6 @@ class DeploymentSpec(_message.Message):
     ALLOW_STREAMING_FIELD_NUMBER: _ClassVar[int]
     KV_SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_SWAP_ON_DISK_FIELD_NUMBER: _ClassVar[int]
-    HOLD_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -583,8 +580,7 @@ class DeploymentSpec(_message.Message):
     allow_streaming: bool
     kv_swap_bytes: int
     kv_swap_on_disk: bool
-    hold_s: float
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ..., hold_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")
