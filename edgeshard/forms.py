@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 from inspect import signature
 from itertools import repeat
-from types import MappingProxyType, NoneType, UnionType
+from types import GenericAlias, MappingProxyType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as hints_of
 
@@ -196,7 +196,7 @@ class _Walk:
     def _mapping(self, arguments: tuple[Any, ...], where: str) -> Form:
         """An object; where keys are no texts, a list of pairs."""
         if not issubclass(checks_of(arguments[0])[0], str):
-            write, read = self._items((tuple[arguments], ...), where)  # type: ignore[valid-type]
+            write, read = self._items((GenericAlias(tuple, arguments), ...), where)
             return Form(lambda mapping: write(mapping.items()), lambda plain, path: dict(read(plain, path)))
         keys, values = (self.of(item, where) for item in arguments)
 

@@ -82,7 +82,7 @@ def head_message_from_wire(message: pb.AttachRequest) -> HeadMessage | None:
             return _hello_from_wire(message.hello)
         case "beacon":
             return _beacon_from_wire(message.beacon)
-        case kind if kind in _READ:
+        case str(kind) if kind in _READ:
             said = getattr(message, kind)
             return HeadEvents(Epoch(said.epoch), (HeadEvent(RequestId(said.request_id), _READ[kind](said)),))
         case _:
@@ -131,9 +131,11 @@ def _tokens_from_wire(message: pb.HeadTokens) -> HeadEvents:
 
 
 def _split(event: RequestEvent) -> tuple[Token, RequestEnd | None]:
-    token, end = (event.token, event.end) if isinstance(event, LastToken) else (event, None)
-    assert isinstance(token, Token)
-    return token, end
+    """The token of an event that is one, and the end that comes with it."""
+    if isinstance(event, LastToken):
+        return event.token, event.end
+    assert isinstance(event, Token)
+    return event, None
 
 
 def _token_fields(event: RequestEvent, timings: tuple[StageTiming, ...] = (), at_s: float = 0.0) -> dict[str, Any]:
@@ -153,7 +155,7 @@ def _token_from_wire(
     return LastToken(token, RequestEnd(reason_from_wire(message.finish_reason), message.final_text))
 
 
-_READ: dict[str | None, Callable[[Any], RequestEvent]] = {
+_READ: dict[str, Callable[[Any], RequestEvent]] = {
     "token": _token_from_wire,
     "prompt_logprobs": lambda said: prompt_logprobs_from_wire(said.prompt_logprobs),
     "accepted": lambda said: RequestAccepted(tuple(said.prompt_tokens)),

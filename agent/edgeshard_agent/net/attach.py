@@ -185,9 +185,9 @@ class HeadStream:
                     if characters > MAX_CHARACTERS:
                         break
                     events.append(said)
-                case Token() as token, messages.RequestEnd() as end if said.request_id == last.request_id:
-                    characters += len(end.text)
-                    events[-1] = messages.HeadEvent(said.request_id, messages.LastToken(token, end))
+                case Token() as token, messages.RequestEnd() as ending if said.request_id == last.request_id:
+                    characters += len(ending.text)
+                    events[-1] = messages.HeadEvent(said.request_id, messages.LastToken(token, ending))
                 case _:
                     break
             self._unsent.popleft()
