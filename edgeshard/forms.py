@@ -289,13 +289,13 @@ def is_object(kind: Any) -> bool:
     return is_dataclass(get_origin(kind) or kind)
 
 
-def _written(kind: type, value: Any) -> Any:
+def _written(kind: Any, value: Any) -> Any:
     if not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
     return str(value) if kind is float and not math.isfinite(value) else value
 
 
-def _taken(kind: type, plain: Any, path: str) -> Any:
+def _taken(kind: Any, plain: Any, path: str) -> Any:
     if kind is float and (type(plain) is int or plain in _NOT_FINITE):
         return float(plain)
     if type(plain) is not kind:

@@ -104,9 +104,15 @@ def check_bounds(value: Any, reason: str = "") -> None:
             raise invalid(item.name, item.option.rule, reason)
 
 
-@cache
-def option_fields(owner: Any) -> tuple[OptionField, ...]:
+def option_fields(owner: type) -> tuple[OptionField, ...]:
     """The options among a dataclass's fields, in their order."""
+    # A class is no Hashable for type checkers.
+    known: Any = _option_fields
+    return known(owner)  # type: ignore[no-any-return]
+
+
+@cache
+def _option_fields(owner: Any) -> tuple[OptionField, ...]:
     kinds = get_type_hints(owner)
     return tuple(
         OptionField(

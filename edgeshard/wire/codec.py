@@ -138,7 +138,7 @@ def numbers(kind: type[EnumT], known: Any, field: str) -> tuple[Callable[[EnumT]
     return to_wire, from_wire
 
 
-def _form_of(kind: Any, message: Descriptor) -> Form:
+def _form_of(kind: Any, message: Any) -> Form:
     key = kind, message.full_name
     form = _FORMS.get(key)
     if form is None:
@@ -151,7 +151,7 @@ def _given(functions: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> Form
     return Form(to_wire, lambda found, _: from_wire(found))
 
 
-def _object(kind: Any, message: Descriptor) -> Form:
+def _object(kind: Any, message: Any) -> Form:
     hints = get_type_hints(kind, include_extras=True)
     fields = [_field(kind, name, hints[name], default, message) for name, default in _defaults(kind).items()]
     return Form(_writer(fields, GetMessageClass(message)), _reader(fields, kind))
@@ -213,8 +213,8 @@ def _getter(names: list[str]) -> Callable[[Any], Iterable[Any]]:
 def _field_reader(field: _Field) -> Callable[[Message, Any], Any]:
     """A field's value, of the message and what it has there."""
     _, name, form, checks, absent = field
-    before = [check for check in checks if isinstance(check, First)]
-    after = [check for check in checks if not isinstance(check, First)]
+    before: list[Check] = [check for check in checks if isinstance(check, First)]
+    after: list[Check] = [check for check in checks if not isinstance(check, First)]
     convert = _same if form is None else form.read
     if absent is _ABSENT and form is None and len(checks) == len(after) == 1:
         (check,) = after
@@ -309,8 +309,8 @@ def _items_form(hint: Any, field: FieldDescriptor, where: str, optional: bool) -
         return Form(dict, lambda items, _: tuple(sorted(items.items())))
     if not field.is_repeated:
         # A message around a list, so that it can be absent.
-        (within,) = field.message_type.fields
-        wrapper = GetMessageClass(field.message_type)
+        around: Any = field.message_type
+        (within,), wrapper = around.fields, GetMessageClass(around)
         items = _items_form(hint, within, where, optional)
         assert items is not None
         return Form(
@@ -332,7 +332,7 @@ def _one_form(hint: Any, field: FieldDescriptor, where: str) -> Form | None:
         return None
     if hint in rules.BY_HAND:
         return _given(rules.BY_HAND[hint])
-    message = field.message_type
+    message: Any = field.message_type
     if message is not None and get_origin(hint) is tuple:
         # Of several things that are not alike: the message's fields, in their order.
         made, names = GetMessageClass(message), [item.name for item in message.fields]

@@ -236,6 +236,7 @@ def test_classes_have_names_where_several_could_be_meant() -> None:
     assert SAVED.write(either, Leaf(2)) == {"type": "Leaf", "count": 2, "colour": "red"}
     assert SAVED.read(either, {"type": "Kept", "leaf": {"count": 2}}) == Kept(Leaf(2))
     assert SAVED.read(either, None) is None
+    wrong: Any
     for wrong in ({"type": "Tree"}, {}, 7, [], "Leaf"):
         with pytest.raises(InvalidArgumentError):
             SAVED.read(either, wrong)
@@ -252,6 +253,7 @@ def test_an_error_has_the_code_of_its_class() -> None:
     assert OWN.read(EdgeShardError, written) == error
     unknown = OWN.read(EdgeShardError, {**written, "code": 99})
     assert unknown == InternalError("tensor x is corrupt", field="x", reason="CORRUPT_TENSOR")
+    wrong: Any
     for wrong in (None, [], {}, {**written, "message": 7}, {**written, "field": None}, {**written, "code": []}):
         with pytest.raises(InvalidArgumentError):
             OWN.read(EdgeShardError, wrong)

@@ -9,6 +9,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 from types import ModuleType
 
 import pytest
@@ -113,7 +114,7 @@ def classes_of_tokens() -> Iterator[tuple[str, str]]:
 
 def messages_of_tokens() -> Iterator[tuple[str, str]]:
     for found in pkgutil.iter_modules(edgeshard.proto.v1.__path__):
-        file = getattr(importlib.import_module(f"edgeshard.proto.v1.{found.name}"), "DESCRIPTOR", None)
+        file: Any = getattr(importlib.import_module(f"edgeshard.proto.v1.{found.name}"), "DESCRIPTOR", None)
         for name, message in file.message_types_by_name.items() if file is not None else ():
             if is_token(field.name for field in message.fields):
                 yield name, f"proto/{file.name}"

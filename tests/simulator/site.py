@@ -171,7 +171,7 @@ class Node:
                 self._watch.emits(self.hosting, prepare.deployment, output)
                 emit(output)
 
-            stream.emit = watched  # type: ignore[method-assign]
+            stream.emit = watched  # type: ignore[method-assign,assignment]
             epoch = stage.head._epoch if stage.head is not None else None
             if epoch is not None:
                 object.__setattr__(epoch, "emit", watched)

@@ -211,9 +211,9 @@ UNSIGNED = {"parameters", "window", "rotated_bytes", "context", "total_bytes", "
 """Fields of profiles that no message can make less than 0."""
 
 
-def checked() -> set[tuple[type, str]]:
+def checked() -> set[tuple[Any, str]]:
     """The fields with a check, of the classes that are read from a message."""
-    found = set()
+    found: set[tuple[Any, str]] = set()
     for kind, _ in FORMS:
         if is_dataclass(kind):
             for name, hint in get_type_hints(kind, include_extras=True).items():

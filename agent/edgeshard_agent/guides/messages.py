@@ -63,4 +63,5 @@ def to_line(message: Message) -> bytes:
 
 
 def from_line(line: bytes) -> Message:
-    return OWN.from_text(_MESSAGE, line)
+    message: Message = OWN.from_text(_MESSAGE, line)
+    return message

@@ -94,9 +94,10 @@ def _group_of(annotation: Any) -> OptionGroup | None:
         return next((item for item in get_args(annotation) if isinstance(item, OptionGroup)), None)
     if not is_dataclass(annotation):
         return None
-    kinds = get_type_hints(annotation, include_extras=True)
-    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(annotation)]
-    return OptionGroup(parameters, lambda given: annotation(**given))
+    made: Any = annotation
+    kinds = get_type_hints(made, include_extras=True)
+    parameters = [named_only(item.name, kinds[item.name], item.default) for item in fields(made)]
+    return OptionGroup(parameters, lambda given: made(**given))
 
 
 def named_only(name: str, kind: Any, default: Any = MISSING) -> Parameter:
