@@ -9,8 +9,8 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 from types import ModuleType
+from typing import Any
 
 import pytest
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
