@@ -22,7 +22,7 @@ from edgeshard.wire.deployment import (
     replan_from_wire,
     spec_to_wire,
 )
-from edgeshard.wire.trace import trace_from_wire
+from edgeshard.wire.site import trace_from_wire
 
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 0.5

@@ -21,19 +21,21 @@ from edgeshard.domain.nodes.device import Node
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
-from edgeshard.wire.audit import audit_checks_from_wire, audit_entry_from_wire
 from edgeshard.wire.common import node_from_wire
 from edgeshard.wire.debug import read_dumps
 from edgeshard.wire.identity import api_key_from_wire, api_key_to_wire, token_from_wire, token_request_to_wire
-from edgeshard.wire.packed import drop_call_to_wire, packed_unit_from_wire
 from edgeshard.wire.site import (
+    audit_checks_from_wire,
+    audit_entry_from_wire,
+    drop_call_to_wire,
     measure_request_to_wire,
     node_details_from_wire,
     node_progress_from_wire,
+    packed_unit_from_wire,
+    site_event_from_wire,
     site_from_wire,
     stored_model_from_wire,
 )
-from edgeshard.wire.site_event import site_event_from_wire
 
 if TYPE_CHECKING:
     from edgeshard.client.models import Adding, Progress

@@ -38,7 +38,6 @@ from edgeshard.wire.codec import choice, pair
 registration_to_wire, registration_from_wire = pair(Registration, pb.RegisterRequest)
 term_to_wire, term_from_wire = pair(Term, pb.RegisterResponse)
 heartbeat_to_wire, heartbeat_from_wire = pair(Heartbeat, pb.HeartbeatRequest)
-heartbeat_change_to_wire, heartbeat_change_from_wire = pair(HeartbeatChange, pb.HeartbeatChange)
 report_to_wire, report_from_wire = pair(ProfileReport, pb.ReportProfileRequest)
 
 _control_to_wire: Callable[[ControlMessage], pb.ControlResponse]

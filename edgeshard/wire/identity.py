@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import ApiKey, Denial, Enrolment, JoinToken, Principal, TokenRequest, parse_role
+from edgeshard.domain.identity import ApiKey, Enrolment, JoinToken, Principal, TokenRequest, parse_role
 from edgeshard.domain.ids import check_name
 from edgeshard.proto.v1 import identity_pb2 as pb
 from edgeshard.wire.codec import pair
@@ -11,7 +11,6 @@ from edgeshard.wire.codec import pair
 token_request_to_wire, token_request_from_wire = pair(TokenRequest, pb.CreateTokenRequest)
 enrolment_to_wire, enrolment_from_wire = pair(Enrolment, pb.EnrolRequest)
 api_key_to_wire, api_key_from_wire = pair(ApiKey, pb.ApiKey)
-_denial_to_wire, _denial_from_wire = pair(Denial, pb.Denial)
 
 
 def token_to_wire(token: JoinToken) -> pb.JoinToken:
@@ -39,11 +38,3 @@ def token_from_wire(message: pb.JoinToken) -> JoinToken:
         message.enrolment,
         message.secret,
     )
-
-
-def denials_to_wire(denials: tuple[Denial, ...]) -> pb.Denials:
-    return pb.Denials(denials=map(_denial_to_wire, denials))
-
-
-def denials_from_wire(message: pb.Denials) -> tuple[Denial, ...]:
-    return tuple(map(_denial_from_wire, message.denials))

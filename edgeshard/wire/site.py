@@ -1,7 +1,8 @@
-"""The coordinator's reports of nodes and models, and an operator's call to measure: message <-> value."""
+"""The coordinator's reports to operators, of nodes, models, events, traces and the audit log: message <-> value."""
 
 from __future__ import annotations
 
+from edgeshard.domain.audit import AuditCheck, AuditEntry
 from edgeshard.domain.control.site import (
     MeasureRequest,
     NodeDetails,
@@ -10,14 +11,14 @@ from edgeshard.domain.control.site import (
     Site,
     StoredLink,
     StoredModel,
-    StoredProfile,
     UnknownFigures,
-    UnknownProfile,
 )
+from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
-from edgeshard.domain.models.packed import PackedOn
+from edgeshard.domain.models.packed import DropCall, PackedOn, PackedUnit
+from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2
+from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2, trace_pb2
 from edgeshard.wire.codec import by_hand, pair
 from edgeshard.wire.profile import link_from_wire, link_to_wire
 
@@ -35,12 +36,16 @@ def stored_link_from_wire(message: profile_pb2.MeasuredLink) -> StoredLink:
 by_hand(StoredLink, profile_pb2.MeasuredLink, stored_link_to_wire, stored_link_from_wire)
 stored_model_to_wire, stored_model_from_wire = pair(StoredModel, pb.StoredModel)
 served_model_to_wire, served_model_from_wire = pair(ServedModel, inference_pb2.ServedModel)
-stored_profile_to_wire, stored_profile_from_wire = pair(StoredProfile, pb.StoredProfile)
 node_details_to_wire, node_details_from_wire = pair(NodeDetails, pb.GetNodeResponse)
 unknown_figures_to_wire, unknown_figures_from_wire = pair(UnknownFigures, pb.UnknownFigures)
-unknown_profile_to_wire, unknown_profile_from_wire = pair(UnknownProfile, pb.UnknownProfile)
 site_to_wire, _site_from_wire = pair(Site, pb.GetSiteResponse)
 packed_on_to_wire, packed_on_from_wire = pair(PackedOn, pb.PackedOnNode)
+audit_entry_to_wire, audit_entry_from_wire = pair(AuditEntry, pb.AuditEntry)
+_check_to_wire, _check_from_wire = pair(AuditCheck, pb.AuditCheck)
+site_event_to_wire, site_event_from_wire = pair(SiteEvent, pb.SiteEvent)
+packed_unit_to_wire, packed_unit_from_wire = pair(PackedUnit, common_pb2.PackedUnit)
+drop_call_to_wire, drop_call_from_wire = pair(DropCall, pb.DropPackedRequest)
+trace_to_wire, trace_from_wire = pair(StageTrace, trace_pb2.StageTrace)
 measure_request_to_wire, _measure_request_from_wire = pair(MeasureRequest, pb.ProfileRequest)
 
 
@@ -63,3 +68,11 @@ def measure_request_from_wire(message: pb.ProfileRequest) -> MeasureRequest:
 
 
 node_progress_to_wire, node_progress_from_wire = pair(NodeProgress, pb.ProfileResponse)
+
+
+def audit_checks_to_wire(checks: tuple[AuditCheck, ...]) -> pb.AuditChecks:
+    return pb.AuditChecks(checks=map(_check_to_wire, checks))
+
+
+def audit_checks_from_wire(message: pb.AuditChecks) -> tuple[AuditCheck, ...]:
+    return tuple(map(_check_from_wire, message.checks))

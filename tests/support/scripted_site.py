@@ -52,7 +52,6 @@ from edgeshard.proto.v1 import (
     store_pb2,
     store_pb2_grpc,
 )
-from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
 from edgeshard.wire.chat import chat_prompt_to_wire
 from edgeshard.wire.common import dtype_to_wire, node_to_wire
 from edgeshard.wire.debug import dump_messages
@@ -65,12 +64,18 @@ from edgeshard.wire.deployment import (
 )
 from edgeshard.wire.failure import to_failure
 from edgeshard.wire.generation import event_to_wire
-from edgeshard.wire.packed import packed_unit_to_wire
 from edgeshard.wire.profile import compute_profile_to_wire
-from edgeshard.wire.site import packed_on_to_wire, stored_link_to_wire, unknown_figures_to_wire
-from edgeshard.wire.site_event import site_event_to_wire
+from edgeshard.wire.site import (
+    audit_checks_to_wire,
+    audit_entry_to_wire,
+    packed_on_to_wire,
+    packed_unit_to_wire,
+    site_event_to_wire,
+    stored_link_to_wire,
+    trace_to_wire,
+    unknown_figures_to_wire,
+)
 from edgeshard.wire.status import DETAILS_KEY, to_status
-from edgeshard.wire.trace import trace_to_wire
 
 PROMPT_TOKENS = (5, 6, 7)
 WORDS = ("Once", " upon", " a", " time", " é")

@@ -17,7 +17,7 @@ from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace
 from edgeshard.proto.v1 import coordinator_pb2
 from edgeshard.wire.common import stage_status_from_wire, stage_status_to_wire
 from edgeshard.wire.control import agent_message_from_wire, agent_message_to_wire, command_from_wire, command_to_wire
-from edgeshard.wire.trace import trace_from_wire, trace_to_wire
+from edgeshard.wire.site import trace_from_wire, trace_to_wire
 
 NAME = DeploymentName("tales")
 RECORD = StepRecord(2**40, 6, 5, 1e6, 1e6 + 1e-6, 1e6 + 0.25, 1e6 + 0.5, 1e6 + 1.0)

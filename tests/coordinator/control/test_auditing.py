@@ -27,8 +27,8 @@ from edgeshard.domain.ids import NodeId
 from edgeshard.process.clock import SystemClock
 from edgeshard.proto.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
 from edgeshard.rpc.access import ENROLMENT, call_from
-from edgeshard.wire.audit import audit_entry_from_wire
 from edgeshard.wire.control import report_to_wire
+from edgeshard.wire.site import audit_entry_from_wire
 from tests.rpc.test_access import METHODS
 from tests.support.identities import Identities
 from tests.support.scripted_agent import DEADLINE_S

@@ -33,7 +33,7 @@ from edgeshard.proto.v1 import admin_pb2, coordinator_pb2, head_pb2, inference_p
 from edgeshard.wire.common import facts_to_wire, node_from_wire
 from edgeshard.wire.control import agent_message_to_wire
 from edgeshard.wire.deployment import deployment_from_wire, placement_from_wire
-from edgeshard.wire.site_event import site_event_from_wire
+from edgeshard.wire.site import site_event_from_wire
 from edgeshard.wire.status import from_rpc_error
 from tests.support.scripted_agent import held_of
 

@@ -25,8 +25,8 @@ from edgeshard.domain.ids import DeploymentName, Epoch
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.trace import StageTrace, StepRecord
 from edgeshard.proto.v1 import admin_pb2
+from edgeshard.wire.site import trace_from_wire
 from edgeshard.wire.status import from_rpc_error
-from edgeshard.wire.trace import trace_from_wire
 
 pytestmark = pytest.mark.timing
 

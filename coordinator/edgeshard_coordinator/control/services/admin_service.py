@@ -11,10 +11,8 @@ from edgeshard.domain.control.site_event import MOST_EVENTS
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.ids import DeploymentName
 from edgeshard.proto.v1 import admin_pb2 as pb
-from edgeshard.wire.audit import audit_checks_to_wire, audit_entry_to_wire
 from edgeshard.wire.debug import dump_messages
-from edgeshard.wire.site_event import site_event_to_wire
-from edgeshard.wire.trace import trace_to_wire
+from edgeshard.wire.site import audit_checks_to_wire, audit_entry_to_wire, site_event_to_wire, trace_to_wire
 from edgeshard_coordinator.control.services.admin_deployments import DeploymentCalls
 from edgeshard_coordinator.control.services.admin_models import ModelCalls
 from edgeshard_coordinator.control.services.admin_nodes import NodeCalls
