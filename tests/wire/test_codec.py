@@ -27,6 +27,7 @@ from edgeshard.domain.control.commands import (
     KeepStandby,
     Peer,
     PrepareStage,
+    ProbeLinks,
     ProfileReport,
     Registration,
     TraceSteps,
@@ -35,15 +36,17 @@ from edgeshard.domain.control.site import BlobHeader, BlobRange, LocalFile, Meas
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import Enrolment, Role, TokenRequest
+from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.nodes.device import StageKey, StagePhase, StageStatus, WeightLoadingWork
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.domain.requests.trace import MOST_RECORDS, StageTrace
 from edgeshard.proto.v1 import common_pb2, inference_pb2
 from edgeshard.wire import codec
+from edgeshard.wire.control import command_from_wire, command_to_wire
 from tests.support.examples import Examples
 from tests.wire.golden import GOLDEN, plain
 from tests.wire.test_round_trips import FIELDS, MADE, PAIRS, arguments_of
@@ -150,10 +153,6 @@ TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
 REFUSED: dict[tuple[type, str], Any] = {
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
-    (DeviceFacts, "bits_fingerprint"): "\x1b[2J",
-    (DeviceFacts, "kind"): "a\nb",
-    (DeviceFacts, "model"): "\u202e",
-    (DeviceFacts, "software"): "\x00",
     (DumpPart, "part"): bytes(MOST_PART_BYTES + 1),
     (Enrolment, "token_id"): "",
     (Heartbeat, "stages"): TOO_MANY_STAGES,
@@ -250,12 +249,23 @@ def test_a_check_turns_a_value_into_another(where: tuple[type, str]) -> None:
     assert getattr(form.read(form.write(replace(examples_of(kind)[0], **{name: said})), ""), name) == taken
 
 
-def test_an_error_names_the_way_to_its_field() -> None:
-    node = PAIRS["node"][0](examples_of(_kind("Node"))[0])
-    node.facts.model = "\x1b"
+@pytest.mark.parametrize("name", ["kind", "model", "software", "bits_fingerprint"])
+@pytest.mark.parametrize("pair", ["registration", "report"])
+def test_a_node_says_nothing_that_steers_a_terminal(pair: str, name: str) -> None:
+    to_wire, from_wire = PAIRS[pair]
+    message = to_wire(*arguments_of(to_wire, bare=False)[0])
+    setattr(message.facts, name, "a\x1b[2J")
     with pytest.raises(InvalidArgumentError) as refused:
-        PAIRS["node"][1](node)
-    assert refused.value.field == "facts.model" and refused.value.message.startswith("facts.model holds U+001B")
+        from_wire(message)
+    assert refused.value.field == f"facts.{name}" and refused.value.message.startswith(f"facts.{name} holds U+001B")
+
+
+def test_an_error_names_the_way_to_its_field() -> None:
+    message = command_to_wire(OperationId("op"), ProbeLinks((Peer(NodeId("b"), NodeName("b"), "b:1"),)))
+    message.probe.peers[0].address = ""
+    with pytest.raises(InvalidArgumentError) as refused:
+        command_from_wire(message)
+    assert refused.value.field == "peers.address" and refused.value.message.startswith("peers.address must have")
 
 
 def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:

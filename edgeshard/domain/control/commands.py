@@ -74,6 +74,9 @@ class Registration:
     incarnation: Annotated[str, check_id]
     starting: bool = False
 
+    def check(self) -> None:
+        self.facts.check_told()
+
 
 @dataclass(frozen=True, slots=True)
 class Term:
@@ -307,6 +310,8 @@ class ProfileReport:
     links: tuple[MeasuredLink, ...] = ()
 
     def check(self) -> None:
+        if self.facts is not None:
+            self.facts.check_told()
         if any(link.sender != self.node_id or link.receiver == self.node_id for link in self.links):
             raise InvalidArgumentError(
                 "links: a node reports the ways from itself to others only", field="links", reason="FOREIGN_LINK"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
 
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_plain
 from edgeshard.domain.models.model import LayerRange
@@ -19,14 +18,22 @@ class DeviceFacts:
     `bits_fingerprint` compute the same bits (docs/kernels.md, Numbers); "" where bits are not promised.
     """
 
-    kind: Annotated[str, check_plain]
-    model: Annotated[str, check_plain]
+    kind: str
+    model: str
     cores: int
     memory_total_bytes: int
     memory_budget_bytes: int
     unified_memory: bool
-    software: Annotated[str, check_plain]
-    bits_fingerprint: Annotated[str, check_plain] = ""
+    software: str
+    bits_fingerprint: str = ""
+
+    def check_told(self) -> None:
+        """Raise InvalidArgumentError naming the text that is not plain, where a node says so of itself.
+
+        What a coordinator has kept since an older version is read all the same, and shown with escapes.
+        """
+        for name in ("kind", "model", "software", "bits_fingerprint"):
+            check_plain(getattr(self, name), f"facts.{name}")
 
 
 class StagePhase(StrEnum):
