@@ -99,7 +99,7 @@ bench: $(STAMP) ## the engine, what a hop costs, how right and quick the planner
 	$(BIN)/python -m pytest -n $(JOBS) bench/test_planner_exact.py bench/test_planner_plans.py
 	$(BIN)/python -m pytest bench/test_planner_speed.py --benchmark-json=.benchmarks/planner.json
 
-bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real nodes (20 minutes)
+bench-plan: $(STAMP) ## how true plans are: the lab, the paper's row by the lab, two real nodes (half an hour)
 	$(BIN)/python -m bench.lab
 	$(BIN)/python -m bench.edgeshard_paper --lab
 	$(BIN)/python -m bench.promises

@@ -2,8 +2,8 @@
 
 A check of a field stands in its type: `manifest_digest: Annotated[Digest, check_digest]`. It takes the value and the
 name of its field, and returns the value to take, or raises InvalidArgumentError naming the field. What fields must be
-to each other is in a method `check` of their class. Whoever reads a stranger's values runs both: `edgeshard.wire.codec`
-those of messages. Who makes a value in the own process is trusted.
+to each other is in a method `check` of their class. Both run where values come in: `edgeshard.wire.codec` runs them for
+messages, `edgeshard.forms` for what is on the disk. A value that the own process makes is not checked.
 """
 
 from __future__ import annotations

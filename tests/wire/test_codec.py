@@ -89,8 +89,6 @@ UNKNOWN: dict[str, Enum | None] = {
     "ToolFormat": ToolFormat.NONE,
 }
 """What a number that this version does not know is taken for; None where the message is refused."""
-BY_HAND = {"HeadToken", "FrameHeader", "TensorHeader"}
-"""Messages that the codec does not read."""
 
 
 def forms() -> dict[tuple[Any, str], codec.Form]:
@@ -148,7 +146,6 @@ def _kind(name: str) -> Any:
     return next(kind for kind, message in FORMS if message.endswith(f".{name}"))
 
 
-SIZE = 1 << 20
 TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
 REFUSED: dict[tuple[type, str], Any] = {
     (BlobHeader, "digest"): "../" * 22,
