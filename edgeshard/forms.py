@@ -128,7 +128,7 @@ class _Walk:
 
     def of(self, kind: Any, where: str) -> Form:
         kind, checks = checks_of(kind)
-        form = self._ofchecks_of(kind, where)
+        form = self._unchecked(kind, where)
 
         def read(plain: Any, path: str) -> Any:
             value = form.read(plain, path)
@@ -138,7 +138,7 @@ class _Walk:
 
         return Form(form.write, read) if checks and not self._policy.exact else form
 
-    def _ofchecks_of(self, kind: Any, where: str) -> Form:
+    def _unchecked(self, kind: Any, where: str) -> Form:
         origin, arguments = get_origin(kind) or kind, get_args(kind)
         if arguments and (make := self._makers.get(origin)) is not None:
             return make(arguments, where)

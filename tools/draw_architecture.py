@@ -1,8 +1,8 @@
-"""Draw what documents take from code: the phases of a deployment, who may import whom, the keys of a spec.
+"""Draw what documents take from code: the phases of a deployment, who may import whom, keys and options.
 
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
 says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
-`DeploymentSpec`.
+`DeploymentSpec`, options those of `edgectl plan`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,27 @@ from __future__ import annotations
 import configparser
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import typer
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 
+from edgeshard.cli.commands.deployments.plan import plan
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.options import option_fields
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = {"phases": "ARCHITECTURE.md", "imports": "ARCHITECTURE.md", "keys": "docs/configure.md"}
+DOCUMENTS = {
+    "phases": "ARCHITECTURE.md",
+    "imports": "ARCHITECTURE.md",
+    "keys": "docs/configure.md",
+    "options": "docs/planning-reference.md",
+}
 """Where each drawing stands."""
 
 
@@ -52,12 +59,33 @@ def import_layers(rules: str) -> str:
 
 def key_table(owner: type) -> str:
     """A row for each option of a dataclass: its key in a file, its option of a command, its default, its help."""
-    rows = ["", "| key | option | default | |", "| --- | --- | --- | --- |"]
-    for item in option_fields(owner):
-        shown = [f"`{flag} {item.metavar}`" if item.metavar else f"`{flag}`" for flag in item.flags[:1]]
-        cells = (f"`{item.name}`", *(shown or [""]), _default_text(item.default), item.option.help)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*rows, ""])
+    rows = [
+        (f"`{item.name}`", _shown(item.flags, item.metavar), _default_text(item.default), item.option.help)
+        for item in option_fields(owner)
+    ]
+    return _table(("key", "option", "default", "meaning"), *rows)
+
+
+def option_table(command: Callable[..., None]) -> str:
+    """A row for each option of a command: its names, its help."""
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+    items: Any = typer.main.get_command(app).params
+    return _table(
+        ("option", "meaning"),
+        *((_shown(item.opts, item.metavar or ""), item.help) for item in items),
+    )
+
+
+def _shown(flags: Sequence[str], metavar: str) -> str:
+    """An option by the first of its names, and what stands for its value."""
+    return f"`{f'{flags[0]} {metavar}'.strip()}`" if flags else ""
+
+
+def _table(*rows: Sequence[str]) -> str:
+    """The first row is the head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(["", lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:], ""])
 
 
 def _default_text(default: Any) -> str:
@@ -77,6 +105,7 @@ def drawings() -> dict[str, str]:
         "phases": phase_graph(TRANSITIONS),
         "imports": import_layers(rules),
         "keys": key_table(DeploymentSpec),
+        "options": option_table(plan),
     }
 
 
