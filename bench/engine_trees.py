@@ -27,13 +27,16 @@ from typing import Any
 
 from bench.engine import measure
 from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
-from bench.engine_site import MODEL, NODES, prompt_of, site_with
+from bench.engine_site import MODEL, NODES, Site, prompt_of, site_with
 from bench.lines import Tree
 from bench.sites import profiled, write_rows
 from bench.sizes import sized
 from edgeshard.domain.deployments.deployment import parse_spec
 
 DEEP_PROMPT, NEW_PROMPT = 4096, 1024
+MEASURE = -1
+"""Asked of one site after the other: nodes measure themselves, or one that is free would do so beside a case. What they
+find decides how prompts are cut and how many micro-batches there are."""
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
     ]
     if not rows:
         raise RuntimeError(f"none of the cases that both trees have is wanted: {sorted(theirs.keys() & ours.keys())}")
+    for tree in (before, after):
+        tree.ask(MEASURE)
     for row in rows:
         case = row.case, row.streams
         for number in range(rounds):
@@ -87,12 +92,14 @@ async def work() -> None:
     with tempfile.TemporaryDirectory(prefix="edgeshard-bench-tree-") as scratch:
         # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
         async with site_with(Path(scratch), ("--pack", "never")) as site:
-            for kept in dict.fromkeys(parse_spec(case.setup.spec()).quantisation_of(NODES[0]) for case in decoding):
-                await profiled(site.client, MODEL, quick=True, quantisation=kept)  # or a free node does beside a case
             print(json.dumps(names), flush=True)
             asked, held = 0, None
             while line := await asyncio.to_thread(sys.stdin.readline):
                 index = int(line)
+                if index == MEASURE:
+                    await _measure_nodes(site, decoding)
+                    print(json.dumps(None), flush=True)
+                    continue
                 setup = decoding[index].setup if index < len(decoding) else prompts[index - len(decoding)]
                 if setup != held:
                     if held is not None:
@@ -110,6 +117,12 @@ async def work() -> None:
                     stream = await site.stream(setup, prompt, 1)
                     rate = NEW_PROMPT / (stream.arrivals[0].at_s - stream.began_s)
                 print(json.dumps(rate), flush=True)
+
+
+async def _measure_nodes(site: Site, cases: Sequence[Case]) -> None:
+    """Have all nodes measure themselves with the model as each of these cases keeps its weights."""
+    for kept in dict.fromkeys(parse_spec(case.setup.spec()).quantisation_of(NODES[0]) for case in cases):
+        await profiled(site.client, MODEL, quick=True, quantisation=kept)
 
 
 def main() -> int:
