@@ -39,7 +39,8 @@ STREAMS = (1, 8, 16)
 PROMPT_TOKENS = 16
 NEW_TOKENS = 64
 MOST_TOKENS = 480
-TRACE_S = 0.6
+TRACE_S = 1.5
+"""Long enough for four steps of 16 streams on a slow processor."""
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
