@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from google.protobuf.descriptor import Descriptor
@@ -33,17 +33,20 @@ from edgeshard.domain.control.commands import (
     TraceSteps,
 )
 from edgeshard.domain.control.site import BlobHeader, BlobRange, LocalFile, MeasureRequest
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.domain.identity import Enrolment, Role, TokenRequest
+from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
-from edgeshard.domain.nodes.device import StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.nodes.condition import Support
+from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
-from edgeshard.domain.requests.trace import MOST_RECORDS, StageTrace
+from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
 from edgeshard.proto.v1 import common_pb2, inference_pb2
 from edgeshard.wire import codec
 from edgeshard.wire.control import command_from_wire, command_to_wire
@@ -102,6 +105,10 @@ def forms() -> dict[tuple[Any, str], codec.Form]:
 FORMS = forms()
 
 
+def form_of(kind: type) -> codec.Form:
+    return next(form for (found, _), form in FORMS.items() if found is kind)
+
+
 def examples_of(kind: Any) -> list[Any]:
     return Examples(MADE, FIELDS).of(kind)
 
@@ -129,17 +136,41 @@ def vars_of(value: Any) -> list[Any]:
     return [getattr(value, item.name) for item in fields(value)]
 
 
-def test_a_text_that_is_not_known() -> None:
-    prediction = common_pb2.Prediction(lengths="of the future")
-    assert _reader(common_pb2.Prediction)(prediction).lengths is LengthsFrom.DEFAULT
-    with pytest.raises(InvalidArgumentError, match="subject") as refused:
+UNKNOWN_TEXTS: dict[type[Enum], Enum] = {LengthsFrom: LengthsFrom.DEFAULT, Support: Support.UNKNOWN}
+"""What a text that this version does not know is taken for; that of other enumerations is refused."""
+TEXT = "of the future"
+
+
+def text_fields() -> Iterator[tuple[Any, str, type[Enum]]]:
+    """The fields that say a member of an enumeration as text: their class, their name, the enumeration."""
+    for (kind, _), form in FORMS.items():
+        if not is_dataclass(kind):
+            continue
+        message = form.write(examples_of(kind)[0]).DESCRIPTOR
+        for name, hint in get_type_hints(kind).items():
+            enums = [part for part in (hint, *get_args(hint)) if isinstance(part, type) and issubclass(part, Enum)]
+            found = message.fields_by_name.get(name)
+            if enums and found is not None and found.enum_type is None:
+                yield kind, name, enums[0]
+
+
+@pytest.mark.parametrize(("kind", "name", "enum"), list(text_fields()), ids=str)
+def test_a_text_that_is_not_known(kind: Any, name: str, enum: type[Enum]) -> None:
+    form = form_of(kind)
+    message = form.write(examples_of(kind)[0])
+    setattr(message, name, TEXT)
+    if enum in UNKNOWN_TEXTS:
+        assert getattr(form.read(message, ""), name) is UNKNOWN_TEXTS[enum]
+        return
+    with pytest.raises(InvalidArgumentError) as refused:
+        form.read(message, "")
+    assert refused.value.field == name and TEXT in refused.value.message
+
+
+def test_a_text_that_is_not_known_has_a_reason() -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
         PAIRS["site_event"][1](type(PAIRS["site_event"][0](examples_of(_kind("SiteEvent"))[0]))(subject="weather"))
-    assert refused.value.field == "subject" and refused.value.reason == "UNKNOWN_SUBJECT"
-
-
-def _reader(message: type[Message]) -> Any:
-    (form,) = (form for (_, name), form in FORMS.items() if name == message.DESCRIPTOR.full_name)
-    return lambda found: form.read(found, "")
+    assert refused.value.reason == "UNKNOWN_SUBJECT"
 
 
 def _kind(name: str) -> Any:
@@ -223,10 +254,6 @@ def test_each_check_has_a_value_that_it_refuses() -> None:
     assert checked() == set(REFUSED) | set(TURNED)
 
 
-def form_of(kind: type) -> codec.Form:
-    return next(form for (found, _), form in FORMS.items() if found is kind)
-
-
 @pytest.mark.parametrize("where", REFUSED, ids=lambda where: f"{where[0].__name__}.{where[1]}")
 def test_a_check_refuses(where: tuple[type, str]) -> None:
     kind, name = where
@@ -271,6 +298,33 @@ def test_fields_that_must_fit_each_other_are_checked_where_they_stand() -> None:
     with pytest.raises(InvalidArgumentError, match="differ in number") as refused:
         PAIRS["placement"][1](placement)
     assert refused.value.field == "costs.rows"
+
+
+UNFIT: dict[type, dict[str, Any]] = {
+    ApiKey: {"requests": 0},
+    profile.ComputeProfile: {"layers": ()},
+    DeploymentSpec: {"concurrency": 0},
+    PrepareStage: {"stage": 9},
+    ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},
+    ReadRecord: {"began_s": math.inf},
+    Registration: {"facts": replace(examples_of(DeviceFacts)[0], kind="\n")},
+    StageCost: {"rows": ()},
+    StepRecord: {"returned_s": math.nan},
+}
+"""Fields that make a value one that the check of its class refuses."""
+
+
+def test_each_class_with_a_check_has_a_value_that_it_refuses() -> None:
+    assert {kind for kind, _ in FORMS if is_dataclass(kind) and hasattr(kind, "check")} == set(UNFIT)
+
+
+@pytest.mark.parametrize("kind", UNFIT, ids=lambda kind: kind.__name__)
+def test_a_check_of_a_class_refuses(kind: type) -> None:
+    form, value = form_of(kind), examples_of(kind)[0]
+    fit = replace(value, links=()) if kind is ProfileReport else value
+    assert form.read(form.write(fit), "")
+    with pytest.raises(InvalidArgumentError):
+        form.read(form.write(replace(value, **UNFIT[kind])), "")
 
 
 def test_what_is_absent_is_as_the_class_says() -> None:
