@@ -173,9 +173,8 @@ def _writer(fields: list[_Field], made: Callable[..., Message]) -> Callable[[Any
 
 
 def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
-    make, check = rules.MAKERS.get(kind), getattr(kind, "check", None)
-    if make is not None:
-        return _partial_reader(fields, make)
+    check, names, make_of = getattr(kind, "check", None), [field.name for field in fields], rules.MAKERS.get(kind)
+    make = kind if make_of is None else lambda *items: make_of(dict(zip(names, items, strict=True)))
     values = _getter([field.wire for field in fields])
     # Split, as most fields are the same in both or have a form alone, and a heartbeat has many of them.
     formed = [
@@ -195,7 +194,7 @@ def _reader(fields: list[_Field], kind: Any) -> Callable[[Message, str], Any]:
             items[index] = from_wire(items[index], name)
         for index, convert in others:
             items[index] = convert(found, items[index])
-        value = kind(*items)
+        value = make(*items)
         if check is not None:
             check(value)
         return value
@@ -229,25 +228,6 @@ def _field_reader(field: _Field) -> Callable[[Message, Any], Any]:
         for check in after:
             value = None if value is None else check(value, name)
         return value
-
-    return read
-
-
-def _partial_reader(fields: list[_Field], make: Callable[[dict[str, Any]], Any]) -> Callable[[Message, str], Any]:
-    """Of a class that chooses itself what the fields are that a message has not."""
-    given = [field for field in fields if field.absent is _ABSENT]
-    optional = [
-        (field.name, field.wire, field.form.read if field.form else None) for field in fields if field not in given
-    ]
-    rest = [(field.name, field.wire, _field_reader(field)) for field in given]
-
-    def read(message: Message, _: str) -> Any:
-        values = {name: convert(message, getattr(message, wire)) for name, wire, convert in rest}
-        for name, wire, from_wire in optional:
-            if message.HasField(wire):
-                item = getattr(message, wire)
-                values[name] = item if from_wire is None else from_wire(item, wire)
-        return make(values)
 
     return read
 

@@ -51,7 +51,7 @@ UNSPECIFIED: Mapping[type[Enum], Enum] = {ToolFormat: ToolFormat.NONE}
 """The member that a message does not name: number 0."""
 
 MAKERS: Mapping[type, Callable[[Mapping[str, Any]], Any]] = {DeploymentSpec: parse_spec}
-"""Classes that are made of the fields that a message has, by name, and choose what the others are."""
+"""Classes whose values are made, and checked, by a function of their fields by name."""
 
 BY_HAND: Mapping[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     EdgeShardError: (to_failure, from_failure),
