@@ -47,7 +47,7 @@ from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
 from edgeshard.domain.requests.trace import MOST_RECORDS, ReadRecord, StageTrace, StepRecord
-from edgeshard.proto.v1 import common_pb2, inference_pb2
+from edgeshard.proto.v1 import admin_pb2, common_pb2, inference_pb2
 from edgeshard.wire import codec
 from edgeshard.wire.control import command_from_wire, command_to_wire
 from tests.support.examples import Examples
@@ -331,6 +331,7 @@ def test_what_is_absent_is_as_the_class_says() -> None:
     assert PAIRS["conversation"][1](inference_pb2.Conversation()).generation_prompt is True
     assert PAIRS["tokenize_request"][1](inference_pb2.TokenizeRequest()).special is True
     assert PAIRS["sampling"][1](common_pb2.Sampling()).top_p == 1.0
+    assert PAIRS["site"][1](admin_pb2.GetSiteResponse()).config == {}
     spec = PAIRS["spec"][1](common_pb2.DeploymentSpec(name="a", model="m"))
     assert (spec.max_new_tokens, spec.concurrency, spec.kv_dtype) == (1024, 8, None)
 

@@ -38,7 +38,7 @@ class Node:
 
     def __init__(self, server: Any, channel: grpc.aio.Channel, directory: Path, cache: BlobCache) -> None:
         self.server = server
-        self.files = directory
+        self.files, self.cache = directory, cache
         self._channel = channel
         self._worker = ComputeThread(1)
         self._loader = StageLoader(
@@ -79,6 +79,16 @@ def of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client and coordinator take a model without a look at its small files."""
     for module in (checkpoint, models):
         monkeypatch.setattr(module, "check_small_file", lambda name, data: None)
+
+
+async def test_an_end_of_a_model_fetches_the_files_that_a_head_reads_and_no_others(node: Node) -> None:
+    (node.files / "chat_template.jinja").write_text("{{ messages }}")
+    digest = await node.add()
+    await node.load(digest)
+    manifest = await node.cache.manifest(digest)
+    assert manifest is not None
+    there = {file.name: await node.cache.is_intact(file.sha256, file.size) for file in manifest.files}
+    assert there == {"tokenizer.json": True, SETTINGS: True, "chat_template.jinja": False}
 
 
 @pytest.mark.usefixtures("of_an_older_version")

@@ -156,9 +156,12 @@ def test_packing_is_work_for_one_thread(scheme: Scheme, kernels: str, monkeypatc
 def test_several_weights_give_their_outputs_side_by_side(kernels: str) -> None:
     weights = [made(40, 64), made(8, 64, seed=1), made(8, 64, seed=2)]
     bias, x = made(8, seed=3), made(3, 64, seed=4)
-    result = PackedLinear.pack(weights, "fp32", [None, bias, None])(x)
+    joined = torch.cat([torch.zeros(40), bias, torch.zeros(8)])
     expected = torch.cat([linear(x, weights[0]), linear(x, weights[1], bias), linear(x, weights[2])], dim=1)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    for biases in ([None, bias, None], [joined]):
+        torch.testing.assert_close(PackedLinear.pack(weights, "fp32", biases)(x), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InvalidArgumentError, match="bias must have 56 elements"):
+        PackedLinear.pack(weights, "fp32", [bias])
 
 
 def test_rows_and_out_may_be_views(kernels: str) -> None:

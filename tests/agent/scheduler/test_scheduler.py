@@ -69,6 +69,11 @@ def test_steps_go_in_sweeps_where_stages_stream(make_rig: type[Rig]) -> None:
     assert [sizes(step) for step in rig.next_sweep()] == [[DECODE] * 2] * 2
 
 
+def test_each_step_of_a_sweep_says_how_many_follow(make_rig: type[Rig]) -> None:
+    rig = decoding(make_rig, 8, Batching(Mode.NO_BUBBLES, 4, 2, 4, fixed=True, sweep=4))
+    assert [step.plan.following for step in rig.next_sweep()] == [3, 2, 1, 0]
+
+
 def test_a_sweep_has_as_many_steps_as_there_is_work_for(make_rig: type[Rig], alone: Alone) -> None:
     rig = make_rig(blocks=200, batching=Batching(Mode.NO_BUBBLES, 4, 1, 4, fixed=True, sweep=4))
     for number in range(3):

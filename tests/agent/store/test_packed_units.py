@@ -46,6 +46,12 @@ def test_those_in_use_stay_and_the_others_go(packed: PackedUnits, tmp_path: Path
     assert (tmp_path / f"{name('layer-2', 1)}.packed").exists() and packed.used_bytes == used - 102
 
 
+def test_a_file_is_taken_where_it_is_not_too_large(packed: PackedUnits) -> None:
+    assert packed.take(name("layer-2", 1), most=100) is None and not any(unit.in_use for unit in packed.units())
+    assert packed.take(name("layer-2", 1), most=101) == 101
+    assert [unit.unit for unit in packed.units() if unit.in_use] == ["layer-2"]
+
+
 def test_without_ids_all_go_that_are_not_in_use(packed: PackedUnits) -> None:
     packed.pin([name("layer-2", 1)])
     assert len(packed.drop_units([])) == 3
