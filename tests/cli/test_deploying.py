@@ -284,6 +284,15 @@ def test_model_add(edgectl: Any, site: Any, tmp_path: Path) -> None:
     assert {tensor.name for tensor in request.manifest.tensors} == set(SHAPES)
 
 
+def test_a_directory_is_put_into_the_store_before_it_is_deployed(edgectl: Any, site: Any, tmp_path: Path) -> None:
+    write_model(tmp_path / "Tiny")
+    site.states = [site.deployment_in(DeploymentPhase.READY)]
+    result = edgectl("deploy", "tales", "--model", str(tmp_path / "Tiny"))
+    assert result.exit_code == 0, result.stderr
+    (added,) = site.sent(store_pb2.RegisterModelRequest)
+    assert added.manifest.name == spec_sent(site).model == "tiny"
+
+
 def test_model_add_of_a_directory_without_a_model_exits_with_a_reason(edgectl: Any, site: Any, tmp_path: Path) -> None:
     result = edgectl("model", "add", str(tmp_path))
     assert result.exit_code in (2, 3)
