@@ -3,9 +3,11 @@
 Each tree serves the quick cases of its own `bench.engine` with its own daemons, in its own virtual environment; further
 one stream behind a prompt of 4,096 tokens, and new prompts of 1,024 tokens, in prompt tokens per second. Both sites are
 up all the while, each with one deployment: all of them take 20 GB of memory, and a machine that runs short of it says
-nothing about either tree. Case by case the two take turns, and who begins changes with every round, so that drift of
-the machine weighs on both alike. A ratio is of one round; the median over the rounds is what counts. Beside it stands
-the ratio of the best rounds, since what disturbs a machine only ever slows a tree down.
+nothing about either tree. Nodes measure themselves before the first, while the other site rests: what they find decides
+slices and micro-batches, and a node that is free would do so beside a case. Case by case the two take turns, and who
+begins changes with every round, so that drift of the machine weighs on both alike. A ratio is of one round; the median
+over the rounds is what counts. Beside it stands the ratio of the best rounds, since what disturbs a machine only ever
+slows a tree down.
 
     git worktree add ../before REVISION && make -C ../before setup
     python -m bench.engine_trees ../before --rounds 10 -o FILE          JSON: a row a case
@@ -27,16 +29,14 @@ from typing import Any
 
 from bench.engine import measure
 from bench.engine_cases import LONG_SPLIT, LONG_WHOLE, QUICK, Case
-from bench.engine_site import MODEL, NODES, Site, prompt_of, site_with
+from bench.engine_site import MODEL, NODES, prompt_of, site_with
 from bench.lines import Tree
 from bench.sites import profiled, write_rows
 from bench.sizes import sized
 from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.models.dtypes import Quantisation
 
 DEEP_PROMPT, NEW_PROMPT = 4096, 1024
-MEASURE = -1
-"""Asked of one site after the other: nodes measure themselves, or one that is free would do so beside a case. What they
-find decides how prompts are cut and how many micro-batches there are."""
 
 
 @dataclass(slots=True)
@@ -72,8 +72,6 @@ def compare(before: Tree, after: Tree, rounds: int, wanted: Sequence[str] = ()) 
     ]
     if not rows:
         raise RuntimeError(f"none of the cases that both trees have is wanted: {sorted(theirs.keys() & ours.keys())}")
-    for tree in (before, after):
-        tree.ask(MEASURE)
     for row in rows:
         case = row.case, row.streams
         for number in range(rounds):
@@ -93,18 +91,17 @@ async def work() -> None:
         # Weights are read from blobs: a tree of before may not be able to load all of these from packed files.
         async with site_with(Path(scratch), ("--pack", "never")) as site:
             print(json.dumps(names), flush=True)
-            asked, held = 0, None
+            asked, held, measured = 0, None, set[Quantisation | None]()
             while line := await asyncio.to_thread(sys.stdin.readline):
                 index = int(line)
-                if index == MEASURE:
-                    await _measure_nodes(site, decoding)
-                    print(json.dumps(None), flush=True)
-                    continue
                 setup = decoding[index].setup if index < len(decoding) else prompts[index - len(decoding)]
                 if setup != held:
                     if held is not None:
                         await site.delete(held)
-                    held = setup
+                    held, kept = setup, parse_spec(setup.spec()).quantisation_of(NODES[0])
+                    if kept not in measured:
+                        measured.add(kept)
+                        await profiled(site.client, MODEL, quick=True, quantisation=kept)
                     await site.deploy(setup)
                 if index < len(decoding):
                     case = decoding[index]
@@ -117,12 +114,6 @@ async def work() -> None:
                     stream = await site.stream(setup, prompt, 1)
                     rate = NEW_PROMPT / (stream.arrivals[0].at_s - stream.began_s)
                 print(json.dumps(rate), flush=True)
-
-
-async def _measure_nodes(site: Site, cases: Sequence[Case]) -> None:
-    """Have all nodes measure themselves with the model as each of these cases keeps its weights."""
-    for kept in dict.fromkeys(parse_spec(case.setup.spec()).quantisation_of(NODES[0]) for case in cases):
-        await profiled(site.client, MODEL, quick=True, quantisation=kept)
 
 
 def main() -> int:
