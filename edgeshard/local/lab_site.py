@@ -132,7 +132,7 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
     await client.deploy(parse_spec(spec), timeout_s=180)
     try:
         began = time.perf_counter()
-        streams = [_stream(client, index, work.prompt_tokens, work.new_tokens) for index in range(run.streams)]
+        streams = [stream(client, "lab", index, work.prompt_tokens, work.new_tokens) for index in range(run.streams)]
         arrivals = await asyncio.gather(*streams)
     finally:
         await client.delete_deployment("lab")
@@ -149,15 +149,15 @@ async def measure(client: Client, lab: Lab, run: LabRun) -> LabFigures:
     )
 
 
-async def _stream(client: Client, index: int, prompt_tokens: int, new_tokens: int) -> list[float]:
-    """Arrival times of one request's tokens."""
+async def stream(client: Client, deployment: str, index: int, prompt_tokens: int, new_tokens: int) -> list[float]:
+    """Arrival times of the tokens of one request to a stand-in."""
     from edgeshard.domain.requests.generation import Token
 
     prompt = [(7 * index + 3 * position) % (VOCABULARY - 1) for position in range(prompt_tokens)]
     arrivals = []
-    events = client.generate("lab", prompt, max_new_tokens=new_tokens, ignore_eos=True)
-    async with aclosing(events) as stream:
-        async for event in stream:
+    events = client.generate(deployment, prompt, max_new_tokens=new_tokens, ignore_eos=True)
+    async with aclosing(events) as tokens:
+        async for event in tokens:
             if isinstance(event, Token):
                 arrivals.append(time.perf_counter())
     return arrivals

@@ -6,22 +6,18 @@ runs the batch that the plan's own figures are of. Arrivals and lengths come in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import pairwise
 
 from edgeshard.domain.deployments.mode import Mode
-from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.model import LayerRange
-from edgeshard.domain.requests.step import MAX_STEP_TOKENS
-from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs
-from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
+from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
-from edgeshard.planning.simulation.simulated_pipeline import ring, serving_ring, traffic
+from edgeshard.planning.simulation.simulated_pipeline import head_schedule, ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Visit
 
@@ -102,15 +98,7 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
             asked = f"has {request.prompt_tokens} tokens in and {request.new_tokens} out"
             raise invalid(f"requests[{index}]", f"{asked}; {most_held(result.problem)}")
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
-    stages = stage_costs(costs, cut)
-    schedule = Schedule(
-        batch=load.batch,
-        micro_batches=load.micro_batches,
-        token_budget=max(load.batch, step_tokens(stages, KV_BLOCK_TOKENS)),
-        window=max(len(stages), load.micro_batches),
-        slices=_slices(stages),
-        slice_budget=MAX_STEP_TOKENS,
-    )
+    schedule = head_schedule(costs, cut, load)
     served = serve(serving_ring(costs, cut), requests, schedule)
     return _forecast(
         result,
@@ -147,18 +135,6 @@ def most_held(problem: PlanProblem) -> str:
         f"the plan holds {problem.held_tokens} for a request: plan with more prompt_tokens or new_tokens, or simulate "
         "shorter ones"
     )
-
-
-def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
-    """The slices of long prompts, searched once for each length but for the rest of a unit."""
-    known = cache(lambda tokens: prompt_slices(stages, tokens))
-
-    def lengths(tokens: int) -> Sequence[int]:
-        whole = rounded_prompt(tokens)
-        found = known(min(tokens, whole))
-        return (*found[:-1], found[-1] + tokens - sum(found))
-
-    return lengths
 
 
 def _forecast(

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
+from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import invalid
-from edgeshard.planning.costs.costs import Costs
+from edgeshard.domain.requests.step import MAX_STEP_TOKENS
+from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
+from edgeshard.planning.costs.step_budget import prompt_slices, rounded_prompt, stage_costs, step_tokens
 from edgeshard.planning.inputs.problem import PlanProblem, StepShape
-from edgeshard.planning.simulation.serving import ServingRing, StepSeconds, StepSpan
+from edgeshard.planning.simulation.serving import Schedule, ServingRing, StepSeconds, StepSpan
 from edgeshard.planning.simulation.timing import HopTimes, Pipeline, StageTimes, Traffic
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.scoring import stages
@@ -44,6 +47,31 @@ def serving_ring(costs: Costs, cut: Cut) -> ServingRing:
         raise invalid("head_on_source", why)
     found = [_mixed_stage(costs, stage, costs.has_head(cut, index)) for index, stage in enumerate(stages(cut))]
     return ServingRing(tuple(found), _hops(costs, cut))
+
+
+def head_schedule(costs: Costs, cut: Cut, load: Load) -> Schedule:
+    """The schedule that the head of a cut keeps."""
+    stages = stage_costs(costs, cut)
+    return Schedule(
+        batch=load.batch,
+        micro_batches=load.micro_batches,
+        token_budget=max(load.batch, step_tokens(stages, KV_BLOCK_TOKENS)),
+        window=max(len(stages), load.micro_batches),
+        slices=_slices(stages),
+        slice_budget=MAX_STEP_TOKENS,
+    )
+
+
+def _slices(stages: Sequence[StageCost]) -> Callable[[int], Sequence[int]]:
+    """The slices of long prompts, searched once for each length but for the rest of a unit."""
+    known = cache(lambda tokens: prompt_slices(stages, tokens))
+
+    def lengths(tokens: int) -> Sequence[int]:
+        whole = rounded_prompt(tokens)
+        found = known(min(tokens, whole))
+        return (*found[:-1], found[-1] + tokens - sum(found))
+
+    return lengths
 
 
 def traffic(problem: PlanProblem, batch: int, micro_batches: int, slices: tuple[int, ...] = ()) -> Traffic:
