@@ -111,6 +111,7 @@ class Costs:
         self._capacity = np.array([self._room(node) for node in self.nodes])
         self._max_layers = self._layer_limits()
         self._cache: dict[tuple[Load, bool], Instance] = {}
+        self._mixed: dict[tuple[int, int], Instance] = {}
 
     def prefill(self, load: Load) -> Instance:
         """One micro-batch's prompt through the pipeline."""
@@ -119,6 +120,30 @@ class Costs:
     def decode(self, load: Load) -> Instance:
         """One token of a micro-batch, in the middle of its answer."""
         return self._instance(load, prefill=False)
+
+    def mixed(self, batch: int, chunks: int) -> Instance:
+        """A step of `batch` decodes that carries one of `chunks` equal pieces of a prompt as well."""
+        key = (batch, chunks)
+        if key not in self._mixed:
+            decode, shape = self.decode(Load(batch)), self._mixed_shape(batch, chunks)
+            hidden = shape.batch * shape.tokens * self.hidden_bytes
+            self._mixed[key] = replace(
+                decode,
+                compute_s=_compute(self.times, self.problem.model.blocks, shape),
+                embed_s=np.array([times.embedding_s(shape) for times in self.times]),
+                overhead_s=np.array([times.step_s(hidden) for times in self.times]),
+                hop_s=self.hop_s(round(hidden)),
+            )
+        return self._mixed[key]
+
+    def _mixed_shape(self, batch: int, chunks: int) -> StepShape:
+        """Decodes in the middle of their answers, and the mean chunk."""
+        prompt, middle = self.problem.prompt_tokens, self.problem.prompt_tokens + self.problem.new_tokens / 2
+        chunk = prompt / chunks
+        before = (prompt - chunk) / 2
+        tokens, count = batch + chunk, batch + 1
+        context = (batch * middle + chunk * (before + (chunk + 1) / 2)) / tokens
+        return StepShape(count, tokens / count, context, (batch * middle + before + chunk) / count)
 
     def phase(self, batch: int, prefill: bool) -> StepShape:
         prompt, new = self.problem.prompt_tokens, self.problem.new_tokens

@@ -13,7 +13,7 @@ import numpy as np
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.requests.step import STEP_TOKENS
-from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, RETURNED_TOKEN_BYTES, Costs
+from edgeshard.planning.costs.costs import FRAME_OVERHEAD_BYTES, KV_BLOCK_TOKENS, RETURNED_TOKEN_BYTES, Costs
 from edgeshard.planning.costs.slicing import SliceTimes, best_slices
 from edgeshard.planning.inputs.problem import ComputeTimes, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
@@ -126,6 +126,21 @@ def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
     # The last hop brings tokens back, not hidden states.
     fitting = [transfer_tokens(stage.hop_s, stage.hop_token_s) for stage in stages[:-1] if stage.hop_token_s > 0]
     return max(least_tokens, min([STEP_TOKENS, *fitting]))
+
+
+def chunks_of(prompt_tokens: int, budget: Floats, batch: int) -> Floats:
+    """[K] chunks that a prompt goes in: a step has room for `budget` tokens, decodes included, and for a few of a
+    prompt at the least."""
+    room = np.maximum(budget - batch, np.minimum(KV_BLOCK_TOKENS, np.ceil(budget / 2)))
+    return np.asarray(np.ceil(prompt_tokens / room))
+
+
+def link_tokens(costs: Costs) -> Floats:
+    """[M, M] the token budget of a step that a link carries, sender by receiver."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        seconds = MAX_TRANSFER_S - 8.0 * FRAME_OVERHEAD_BYTES / costs.bandwidth_bps
+        tokens = np.floor(seconds * costs.bandwidth_bps / (8.0 * costs.hidden_bytes))
+    return np.asarray(np.clip(np.nan_to_num(tokens, posinf=STEP_TOKENS), KV_BLOCK_TOKENS, STEP_TOKENS))
 
 
 def transfer_tokens(hop_s: float, hop_token_s: float) -> int:

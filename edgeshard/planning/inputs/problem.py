@@ -42,6 +42,15 @@ class Objective(StrEnum):
         return self in (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
 
 
+class Rate(StrEnum):
+    """The load that a rate in tokens a second is of."""
+
+    TOGETHER = "together"
+    """Requests that all start at once: the papers' formula."""
+    STEADY = "steady"
+    """Another request begins whenever one ends, as on a site at saturation."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """One step of a micro-batch: `batch` sequences of `tokens` new tokens each.
@@ -109,6 +118,8 @@ class PlanProblem:
     """Most sequences in one micro-batch; None leaves it to the planner (`DEFAULT_BATCH`)."""
     concurrency: int | None = None
     """Most requests at once; None is 1 for `auto` and `energy`, and no limit but memory for `throughput`."""
+    rate: Rate = Rate.TOGETHER
+    """The load that `throughput` and `auto` are planned for. Plans that stream, and energy, are of TOGETHER."""
     dtype: DType = DType.BFLOAT16
     quantisation: Quantisation | None = None
     """How every node keeps its weights; None for the dtype."""
@@ -170,6 +181,11 @@ class PlanProblem:
         if self.objective.is_single or self.objective is Objective.ENERGY or self.request_limit != 1:
             return Objective.THROUGHPUT if self.objective is Objective.AUTO else self.objective
         return Objective.REQUEST
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether its rate is the steady one."""
+        return self.rate is Rate.STEADY and self.goal is Objective.THROUGHPUT
 
     @property
     def batch_limit(self) -> int:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.search.rate_bound import RateBound
-from edgeshard.planning.search.rate_scoring import Rates, most_micro_batches
+from edgeshard.planning.search.rate_scoring import Best, Rates, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.spare import kinds_of, without_spare
+from edgeshard.planning.search.steady_search import search_steady
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.solve import solve_latency
+from edgeshard.planning.solvers.walks import Kinds
 
 EVERY_BATCH = 8
 """Micro-batch sizes up to this one are all tried; beyond, sizes in steps that grow."""
@@ -35,18 +37,25 @@ def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
     With a target the search ends once it knows whether a cut exceeds it, at a cut and a bound that may not be the best.
     """
     some, kinds, index = without_spare(costs, kinds_of(costs))
-    rates = Rates(some)
-    best = count_out(rates, kinds)
-    bound = best.rate if best is not None else 0.0
-    if best is None:
-        pool = Pool(rates, kinds)
-        search = RateBound(some, pool, kinds)
-        search.run(target)
-        best, bound = pool.best, search.bound
+    if costs.problem.is_steady:
+        best, bound = search_steady(some, kinds)
+    else:
+        best, bound = _search_together(some, kinds, target)
     if best.cut is None:
         alone = solve_latency(costs.decode(Load()))
         return RateSearch(None, Load(), 0.0, None if alone is None else alone.value_s)
     return RateSearch(Cut(tuple(index[node] for node in best.cut.nodes), best.cut.ends), best.load, bound)
+
+
+def _search_together(costs: Costs, kinds: Kinds | None, target: float | None) -> tuple[Best, float]:
+    rates = Rates(costs)
+    best = count_out(rates, kinds)
+    if best is not None:
+        return best, best.rate
+    pool = Pool(rates, kinds)
+    search = RateBound(costs, pool, kinds)
+    search.run(target)
+    return pool.best, search.bound
 
 
 def loads(costs: Costs) -> list[Load]:

@@ -9,6 +9,8 @@ then its tokens:
 
     tokens/s = m b G / [R_pre + (m-1) B_pre + (G-1) max(R_dec, m B_dec)]
 
+or, with `Rate.STEADY`, by the rate at which requests end while another begins for each (`costs.steady`).
+
 Where nodes may stream weights from their disks, the best plan with nodes that do is compared with the best without
 (`tiers.joint`); where nothing fits and they may not, it is offered.
 
@@ -30,12 +32,13 @@ from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.energy import Power, energy_j, power_of, without_power
 from edgeshard.planning.costs.shortage import Shortage, shortage_of, too_slow
 from edgeshard.planning.costs.tier_costs import Streaming, StreamTables
-from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import search_request
+from edgeshard.planning.search.steady_scoring import steady_of
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
 from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of, with_tokens
 from edgeshard.planning.solvers.scoring import score, stages, violations
@@ -111,6 +114,10 @@ class CutPrediction:
     """Joules that all nodes of the cut take in `request_s` for each token; None where the watts of one are unknown."""
     sweep: int = 1
     """Micro-batches that go as one step where nodes stream."""
+    together_tps: float | None = None
+    """Tokens a second of a batch that starts together, where the figures are of the steady rate: `ttft_s` is then from
+    a request's first chunk to its first token, and `time_per_token_s` the mean gap, other requests' prompts included.
+    """
 
     @property
     def in_flight(self) -> int:
@@ -196,6 +203,12 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     the watts of a node that may be used are unknown.
     """
     problem.check()
+    if problem.is_steady and problem.allow_streaming:
+        # The sweeps of nodes that stream are rated together, so that both ways are compared by that rate.
+        together = plan(replace(problem, rate=Rate.TOGETHER), alternatives)
+        if together.streams or not together.feasible:
+            return together
+        problem = replace(problem, allow_streaming=False)
     costs = Costs(problem)
     if problem.goal is Objective.ENERGY and (unknown := without_power(costs)):
         remedy = "give idle_w and busy_w in a cluster file, or exclude these nodes"
@@ -214,7 +227,7 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     if problem.allow_streaming:
         result = _better(result, streaming_result(costs))
     elif result.shortage is not None and result.shortage.constraint in OFFERED:
-        result = replace(result, offer=streaming_result(costs))
+        result = replace(result, offer=streaming_result(Costs(replace(problem, rate=Rate.TOGETHER))))
     result = _nearest(costs, result)
     if result.prediction is None or result.streams or alternatives < 1:
         return result
@@ -226,7 +239,7 @@ def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
     times = batch_times(costs, cut, load)
     tokens = load.requests * costs.problem.new_tokens
     energy = energy_j(costs, cut, load, times)
-    return CutPrediction(
+    together = CutPrediction(
         cut,
         load,
         times.prefill,
@@ -237,6 +250,21 @@ def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
         tokens / times.request_s,
         times.slices,
         None if energy is None else energy / tokens,
+    )
+    return _steadily(costs, together) if costs.problem.is_steady else together
+
+
+def _steadily(costs: Costs, together: CutPrediction) -> CutPrediction:
+    """The same cut and load with the figures of the steady rate."""
+    found = steady_of(costs, together.load, together.cut)
+    between_s = float(found.between_s[0])
+    return replace(
+        together,
+        ttft_s=float(found.prompt_s[0]),
+        time_per_token_s=float(found.time_per_token_s[0]),
+        request_s=together.load.requests * between_s,
+        throughput_tps=costs.problem.new_tokens / between_s,
+        together_tps=together.throughput_tps,
     )
 
 

@@ -72,14 +72,18 @@ class Places:
 
     def times(self, table: Table) -> tuple[Floats, Floats]:
         """[K] R and [K] B."""
+        round_s, station_s = self.stations(table)
+        return round_s, station_s.max(axis=0)
+
+    def stations(self, table: Table) -> tuple[Floats, Floats]:
+        """[K] R, and [stations, K] seconds at each station: nodes and links, or nodes with the links behind them."""
         stage = self.stages(table)
         if len(stage) == 1:
-            return stage[0], stage[0]
+            return stage[0], stage
         hop = table.hop_s.take(self.hop_at)
         hop[-1] = table.return_s.take(self.hop_at[-1])
         round_s = stage.sum(axis=0) + hop.sum(axis=0) + self.delay_s
-        station = np.maximum(stage, hop) if table.instance.asynchronous else stage + hop
-        return round_s, station.max(axis=0)
+        return round_s, np.concatenate([stage, hop]) if table.instance.asynchronous else stage + hop
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,7 @@ class Rates:
         """Times and the most micro-batches at one b."""
         prompt, token = (places.times(table) for table in self.tables(batch))
         round_s, busiest_s = token
-        most = np.minimum(self._fitting(places, batch), most_micro_batches(self.costs, batch))
+        most = np.minimum(self.fitting(places, batch), most_micro_batches(self.costs, batch))
         limit_s = self.problem.max_time_per_token_s
         if limit_s is not None:
             in_time = np.floor(limit_s / busiest_s * (1 + SAME))
@@ -212,7 +216,7 @@ class Rates:
         micro_batches = np.maximum(most, 0).astype(np.int64)
         return Figures(batch, self.problem.new_tokens, self.problem.request_limit, *prompt, *token, micro_batches)
 
-    def _fitting(self, places: Places, batch: int) -> Floats:
+    def fitting(self, places: Places, batch: int) -> Floats:
         """[K] the most micro-batches that memory holds; below 1 where it holds none."""
         one, two = self.costs.decode(Load(batch)), self.costs.decode(Load(batch, 2))
         held = np.concatenate([[0.0], np.cumsum(one.layer_bytes)])

@@ -76,10 +76,13 @@ class Instance:
         return int(self.compute_s.shape[0])
 
 
+STEP_TIMES = ("compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s")
+"""The fields that are seconds of a step."""
+
+
 def with_tokens(prompt: Instance, token: Instance, tokens: float) -> Instance:
     """The seconds of a prompt and so many tokens after it, over one cut, under the memory of `token`."""
-    names = ["compute_s", "embed_s", "head_s", "overhead_s", "hop_s", "return_s", "latency_s"]
-    names += [] if token.stage_s is None else ["stage_s"]
+    names = [*STEP_TIMES, *([] if token.stage_s is None else ["stage_s"])]
     if not tokens:  # a missing link takes for ever, and no tokens over it would be no number
         return replace(token, **{name: getattr(prompt, name) for name in names})
     return replace(token, **{name: getattr(prompt, name) + tokens * getattr(token, name) for name in names})

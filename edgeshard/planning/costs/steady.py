@@ -1,0 +1,94 @@
+"""The steady rate: what a pipeline serves while another request begins whenever one ends. Pure.
+
+C = m b requests run at once. Each sends its prompt of P tokens in n chunks, and then has g = G - 1 rounds of decoding.
+A step that carries a chunk carries decodes too; R0 and B0 are the round and the busiest station of a step of b decodes
+alone, R1 and B1 those of a step with a chunk as well, and w = max(m, stages) steps are in flight at most. Then
+
+    T  = R1 + (n - 1) max(B1, R1 / w)       seconds of a prompt, from its first chunk to its first token
+    k  = max(1, n / w)                      rounds of decoding that go on beside it
+    c0 = max(R0, m B0)                      seconds of a round without prompts
+
+With u of the C requests decoding, a request ends every W seconds, in which each of the u goes on by g / u rounds:
+
+    W = T + (g / u - k) c0                  where a prompt comes in only some of the rounds, g / u >= k
+    W = T (g / u) / k                       otherwise
+    u = C - T / W                           since T / W of them, on average, are at their prompts
+
+No station is busy for longer than the time there is, and chunks follow each other no quicker than they can:
+
+    W >= n s1 + max(0, g / b - n) s0        for the seconds s0 and s1 that a step takes any one station
+    W >= n max(B1, R1 / w)
+
+The rate is G / W. It rises whenever a time shrinks. (docs/papers.md#the-steady-rate)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeshard.planning.solvers.instance import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyTimes:
+    """[K] seconds of steps: R0 and B0 of decodes alone, R1 and B1 with a chunk of a prompt as well; `station_s` is
+    what a request asks of the busiest station, n s1 + max(0, g / b - n) s0."""
+
+    round_s: Floats
+    busiest_s: Floats
+    chunk_round_s: Floats
+    chunk_busiest_s: Floats
+    station_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """[K] W and T in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
+
+    between_s: Floats
+    prompt_s: Floats
+    requests: Floats
+    rounds: float
+
+    @property
+    def time_per_token_s(self) -> Floats:
+        """A request is there for C W, and decodes when its prompt is done."""
+        return np.maximum(0.0, self.requests * self.between_s - self.prompt_s) / max(1.0, self.rounds)
+
+
+def steady(
+    times: SteadyTimes,
+    requests: Floats,
+    micro_batches: Floats,
+    stages: int,
+    chunks: Floats,
+    rounds: float,
+    chunks_beside: Floats | None = None,
+) -> Steady:
+    """The steady state of K cuts of one number of stages: [K] C, m and n, and g rounds.
+
+    `chunks_beside` is n for k, where it is to be bounded from above and the rest from below: W falls as k rises.
+    """
+    window = np.maximum(micro_batches, stages)
+    apart_s = np.maximum(times.chunk_busiest_s, times.chunk_round_s / window)
+    prompt_s = times.chunk_round_s + (chunks - 1) * apart_s
+    beside = np.maximum(1.0, (chunks if chunks_beside is None else chunks_beside) / window)
+    round_s = np.maximum(times.round_s, micro_batches * times.busiest_s)
+    between_s = _between_s(requests, rounds, prompt_s, round_s, beside)
+    least_s = np.maximum(times.station_s, chunks * apart_s)
+    return Steady(np.maximum(between_s, least_s), prompt_s, requests, rounds)
+
+
+def _between_s(requests: Floats, rounds: float, prompt_s: Floats, round_s: Floats, beside: Floats) -> Floats:
+    """W by T, c0 and k: where prompts come in some of the rounds, u is the root of a quadratic equation."""
+    often_s = prompt_s * (rounds / beside + 1) / requests
+    if not rounds:
+        return often_s
+    stall_s, decode_s = prompt_s - beside * round_s, rounds * round_s
+    linear = decode_s + prompt_s - stall_s * requests
+    root = np.sqrt(np.maximum(0.0, linear**2 + 4 * stall_s * requests * decode_s))
+    decoding = 2 * requests * decode_s / (linear + root)
+    seldom_s = stall_s + decode_s / decoding
+    return np.where(rounds >= beside * decoding, seldom_s, often_s)

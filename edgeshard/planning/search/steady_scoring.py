@@ -1,0 +1,172 @@
+"""The steady rate of many cuts at once, each at the best load it can have (`costs.steady`). Pure.
+
+For one cut and one b the rate never falls with m, so the best m is the largest allowed. The times at one b, with the
+requests of a larger one, bound the rates at all between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.steady import Steady, SteadyTimes, steady
+from edgeshard.planning.costs.step_budget import chunks_of, link_tokens
+from edgeshard.planning.search.rate_scoring import SAME, Places, Rates, Table, most_micro_batches
+from edgeshard.planning.solvers.all_cuts import Cuts
+from edgeshard.planning.solvers.instance import Cut, Floats
+from edgeshard.planning.solvers.walks import Integers
+
+NEARLY = 1e-3
+"""Fewer micro-batches are taken where that costs no more than this part of the rate: more of them hold memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyFigures:
+    """[K] times at one b, n, and the most micro-batches allowed, 0 for none."""
+
+    rates_of: SteadyRates
+    places: Places
+    batch: int
+    chunks: Floats
+    times: SteadyTimes
+    work_s: tuple[Floats, Floats]
+    """[stations, K] of a step with a chunk, and of one without."""
+    micro_batches: Integers
+
+    def steady(self, micro_batches: Floats, high: int | None = None) -> Steady:
+        """[K] the steady state; with `high`, a bound for all b from this one to it."""
+        costs, batch = self.rates_of.costs, high or self.batch
+        limit, rounds = costs.problem.request_limit, costs.problem.new_tokens - 1
+        requests = batch * micro_batches
+        if limit is not None:
+            requests = np.minimum(requests, limit)
+        chunk_s, decode_s = self.work_s
+        station_s = (self.chunks * chunk_s + np.maximum(0.0, rounds / batch - self.chunks) * decode_s).max(axis=0)
+        beside = None if high is None else self.rates_of.chunks(self.places, high)
+        times = replace(self.times, station_s=station_s)
+        return steady(times, requests, micro_batches, len(self.places.nodes), self.chunks, rounds, beside)
+
+    def _rates(self, micro_batches: Floats, high: int | None = None) -> Floats:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = self.rates_of.costs.problem.new_tokens / self.steady(micro_batches, high).between_s
+        return np.where((micro_batches >= 1) & np.isfinite(found), found, 0.0)
+
+    def rates(self) -> Floats:
+        """[K] tokens a second at the most micro-batches."""
+        return self._rates(self.micro_batches.astype(np.float64))
+
+    def first(self, rates: Floats) -> int:
+        """Which of the highest rates to take: the one whose rounds are shortest."""
+        same = np.flatnonzero(rates >= rates.max() * (1 - SAME))
+        busy = self.times.chunk_round_s[same] + self.times.round_s[same]
+        return int(same[np.argmin(busy)])
+
+    def fewest(self, index: int) -> int:
+        """The fewest micro-batches with nearly the rate of the most."""
+        most = int(self.micro_batches[index])
+        one = self.take(np.repeat(index, most))
+        found = one._rates(np.arange(1.0, most + 1))
+        return int(np.argmax(found >= found[-1] * (1 - NEARLY))) + 1
+
+    def take(self, index: Integers) -> SteadyFigures:
+        times = SteadyTimes(*(getattr(self.times, name)[index] for name in SteadyTimes.__dataclass_fields__))
+        work_s = self.work_s[0][:, index], self.work_s[1][:, index]
+        return replace(
+            self,
+            places=self.places.take(index),
+            chunks=self.chunks[index],
+            times=times,
+            work_s=work_s,
+            micro_batches=self.micro_batches[index],
+        )
+
+    def at_most(self, batch: int) -> Floats:
+        """[K] an upper bound for any b from this one to `batch`."""
+        return self._rates(self.micro_batches.astype(np.float64), batch)
+
+
+class SteadyRates:
+    """The steady rates of one problem's cuts."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs, self.problem = costs, costs.problem
+        self._memory = Rates(costs)
+        self.least = self._memory.least
+        self._tables: dict[tuple[int, int], Table] = {}
+        self._link_tokens = link_tokens(costs).ravel()
+
+    def places(self, cuts: Cuts) -> Places:
+        return Places(cuts, self.least)
+
+    def chunks(self, places: Places, batch: int) -> Floats:
+        """[K] the chunks that a prompt goes in beside `batch` decodes: slow links make them smaller."""
+        hops = self._link_tokens.take(places.hop_at[:-1])
+        budget = np.maximum(batch, np.min(hops, axis=0, initial=STEP_TOKENS))
+        return chunks_of(self.problem.prompt_tokens, budget, batch)
+
+    def figures(self, places: Places, batch: int) -> SteadyFigures:
+        """Times and the most micro-batches at one b."""
+        chunks = self.chunks(places, batch)
+        decode = _Stations.of(places, self._table(batch, 0))
+        chunk = decode.copy()
+        for count in np.unique(chunks):
+            index = np.flatnonzero(chunks == count)
+            chunk.put(index, _Stations.of(places.take(index), self._table(batch, int(count))))
+        times = SteadyTimes(decode.round_s, decode.busiest_s, chunk.round_s, chunk.busiest_s, np.zeros(len(places)))
+        most = np.minimum(self._memory.fitting(places, batch), most_micro_batches(self.costs, batch))
+        micro_batches = np.maximum(most, 0).astype(np.int64)
+        found = SteadyFigures(self, places, batch, chunks, times, (chunk.station_s, decode.station_s), micro_batches)
+        return self._in_time(found)
+
+    def _in_time(self, figures: SteadyFigures) -> SteadyFigures:
+        """With as many micro-batches as keep the time per token."""
+        limit_s = self.problem.max_time_per_token_s
+        if limit_s is None:
+            return figures
+        kept = figures.micro_batches.copy()
+        late = np.flatnonzero(kept > 0)
+        while len(late):
+            found = figures.take(late).steady(kept[late].astype(np.float64))
+            late = late[found.time_per_token_s > limit_s]
+            kept[late] -= 1
+            late = late[kept[late] > 0]
+        return replace(figures, micro_batches=kept)
+
+    def _table(self, batch: int, chunks: int) -> Table:
+        if (batch, chunks) not in self._tables:
+            instance = self.costs.mixed(batch, chunks) if chunks else self.costs.decode(Load(batch))
+            self._tables[batch, chunks] = Table.of(instance)
+        return self._tables[batch, chunks]
+
+
+@dataclass(slots=True)
+class _Stations:
+    """[K] R, and [stations, K] seconds of a step at each station."""
+
+    round_s: Floats
+    station_s: Floats
+
+    @classmethod
+    def of(cls, places: Places, table: Table) -> _Stations:
+        return cls(*places.stations(table))
+
+    @property
+    def busiest_s(self) -> Floats:
+        return np.asarray(self.station_s.max(axis=0))
+
+    def copy(self) -> _Stations:
+        return _Stations(self.round_s.copy(), self.station_s.copy())
+
+    def put(self, index: Integers, some: _Stations) -> None:
+        self.round_s[index] = some.round_s
+        self.station_s[:, index] = some.station_s
+
+
+def steady_of(costs: Costs, load: Load, cut: Cut) -> Steady:
+    """The steady state of one cut under a load, as arrays of one."""
+    rates = SteadyRates(costs)
+    figures = rates.figures(rates.places(Cuts.of([cut])), load.batch)
+    return figures.steady(np.array([float(load.micro_batches)]))

@@ -1,0 +1,213 @@
+"""The cut and load of the highest steady rate, and a bound that covers every load. Pure.
+
+Few cuts are all looked at. Of more, a *region* is a range of b, of m and of the budgets that links leave to a step. It
+is asked for a cut with W < V, the seconds between two requests of the best known. Such a cut keeps every station
+within V, and with T0 the least T of the cuts that do, at most v = C - T0 / V of its requests decode, so that
+
+    W >= T + (g / v - k) c0
+
+A solver finds the least of that, with the times of the smallest load and the requests of the largest: either it is
+above V and the region is done, or its cut is looked at and the region split. (docs/papers.md#the-steady-rate)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from edgeshard.domain.requests.step import STEP_TOKENS
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.step_budget import chunks_of, link_tokens
+from edgeshard.planning.search.rate_bound import QUESTIONS, TOLERANCE, WORK
+from edgeshard.planning.search.rate_scoring import Best, most_micro_batches
+from edgeshard.planning.search.rate_search import Pool, count_out
+from edgeshard.planning.search.steady_scoring import SteadyRates
+from edgeshard.planning.solvers import classes, general
+from edgeshard.planning.solvers.bounded_search import Oracle
+from edgeshard.planning.solvers.instance import STEP_TIMES, Instance, with_tokens
+from edgeshard.planning.solvers.thresholds import Answer
+from edgeshard.planning.solvers.walks import INFINITY, Integers, Kinds, Problem, single_kinds
+
+_NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
+"""A single load that may have better cuts is asked for cuts that are better by these parts."""
+
+
+def search_steady(costs: Costs, kinds: Kinds | None) -> tuple[Best, float]:
+    """The best, and tokens a second that no cut exceeds."""
+    rates = SteadyRates(costs)
+    best = count_out(rates, kinds)
+    if best is not None:
+        return best, best.rate
+    pool = Pool(rates, kinds)
+    bound = _SteadyBound(costs, pool, kinds).run()
+    return pool.best, max(bound, pool.best.rate)
+
+
+@dataclass(slots=True)
+class _Region:
+    """Loads from (low_b, low_m) to (high_b, high_m), and links that carry `budgets` tokens in a step; no cut of it has
+    a higher rate than `most`."""
+
+    low_b: int
+    high_b: int
+    low_m: int
+    high_m: int
+    budgets: tuple[float, ...]
+    most: float = INFINITY
+    closed: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one load."""
+        return self.low_b == self.high_b and self.low_m == self.high_m
+
+
+class _SteadyBound:
+    """Looks for cuts with the solvers, and bounds the rates of all."""
+
+    def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None) -> None:
+        self._costs, self._pool = costs, pool
+        few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
+        self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
+        self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
+        self._rounds = costs.problem.new_tokens - 1
+        self._most_stages = min(len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes)
+        self._link_tokens = link_tokens(costs)
+        one = len(self._kinds.members) ** 2.5 * pool.rates.least.layers
+        self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
+
+    def run(self) -> float:
+        """Tokens a second that no cut exceeds at any load."""
+        regions = self._first()
+        while self._left > 0:
+            region = max(regions, key=lambda one: one.most)
+            if region.closed or region.most <= self._goal:
+                break
+            before = self._pool.best.rate
+            self._ask(region)
+            if self._pool.best.rate > before:
+                self._pool.climb()
+            if region.most > self._goal:
+                regions += self._split(region)
+        self._pool.climb()
+        return max(region.most for region in regions)
+
+    @property
+    def _goal(self) -> float:
+        return self._pool.best.rate * (1 + TOLERANCE)
+
+    def _first(self) -> list[_Region]:
+        """The largest b alone, and below it ranges in which it doubles."""
+        # A cut of one node has no link, and the budget of the quickest.
+        budgets = tuple(np.unique([*self._link_tokens.ravel(), STEP_TOKENS]).tolist())
+        found, high = list[_Region](), self._costs.problem.batch_limit
+        while high:
+            low = high if not found else max(1, (high + 1) // 2)
+            most = most_micro_batches(self._costs, low)
+            if most:
+                found.append(_Region(low, high, 1, most, budgets))
+            high = low - 1
+        return found
+
+    def _ask(self, region: _Region) -> None:
+        """Lower the region's bound, and offer the cuts that are found."""
+        tokens = self._costs.problem.new_tokens
+        high_s = tokens / self._goal if self._goal else INFINITY
+        low_s = max(tokens / region.most, self._between_s(region, high_s))
+        for step in _NARROWING if high_s < INFINITY and region.is_single else ():
+            if low_s >= high_s * (1 - step):
+                break
+            low_s = max(low_s, self._between_s(region, high_s * (1 - step)))
+        region.most = tokens / low_s if low_s > 0 else INFINITY
+
+    def _between_s(self, region: _Region, threshold_s: float) -> float:
+        """The least W of the region's cuts, as far as it is below V, the threshold."""
+        if self._slowest_s(region) >= threshold_s:
+            return threshold_s
+        chunks = self._chunks(region)
+        many, problem = float(chunks.max()), self._costs.problem
+        prompt, decode = self._phases(region, chunks)
+        stations = with_tokens(prompt, decode, max(0.0, self._rounds / region.high_b - many))
+        # Of n chunks, n R1 is a whole prompt: T = n R1 (1 / n + (1 - 1 / n) / w).
+        share = 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)
+        beside = max(1.0, many / max(region.low_m, problem.min_nodes))
+        requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
+        kept, more = [(stations, threshold_s)], 0.0
+        for _ in range(2):  # the second time, with what the first says of a decode's stations
+            prompt_s = share * self._least(prompt, kept, threshold_s * requests / share).bound_s
+            decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
+            if decoding <= 0:
+                return threshold_s
+            more = self._rounds / decoding - beside
+            if more <= 0:
+                return min(threshold_s, prompt_s * min(1.0, (self._rounds / beside + 1) / requests))
+            busiest_s = (threshold_s - prompt_s) / (more * region.low_m)
+            if busiest_s <= 0:
+                return threshold_s
+            kept = [(stations, threshold_s), (decode, busiest_s)]
+        joint = self._least(with_tokens(prompt, decode, more / share), kept, threshold_s / share)
+        return min(threshold_s, share * joint.bound_s)
+
+    def _slowest_s(self, region: _Region) -> float:
+        """What a prompt takes at the least on the slowest link of any cut in the region."""
+        if region.budgets[-1] == STEP_TOKENS:
+            return 0.0
+        slow = (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
+        quickest, problem = float(self._costs.bandwidth_bps[slow].max()), self._costs.problem
+        return 8.0 * problem.prompt_tokens * self._costs.hidden_bytes / quickest if quickest else INFINITY
+
+    def _least(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+        """The least R of an instance, of the cuts whose stations keep the thresholds of others; its cut is offered."""
+        self._left -= 1
+        problem = Problem(instance, self._kinds, INFINITY)
+        for stations, threshold_s in kept:
+            if threshold_s < INFINITY:
+                problem.restrict(Problem(stations, self._kinds, threshold_s))
+        answer = Oracle(instance, self._kinds, self._effort).answer(problem, ceiling_s)
+        self._pool.offer(answer.cut)
+        return answer
+
+    def _chunks(self, region: _Region) -> Integers:
+        """The numbers of chunks that prompts go in, in this region."""
+        budgets, prompt = np.array(region.budgets), self._costs.problem.prompt_tokens
+        found = [
+            chunks_of(prompt, np.maximum(batch, budgets), batch) for batch in range(region.low_b, region.high_b + 1)
+        ]
+        return np.unique(np.concatenate(found)).astype(np.int64)
+
+    def _phases(self, region: _Region, chunks: Integers) -> tuple[Instance, Instance]:
+        """A whole prompt in steps with decodes, the least that it takes in any number of chunks; and a step of decodes.
+        Both with the memory of the smallest load, and without slower links than the region's."""
+        costs, decode = self._costs, self._costs.decode(Load(region.low_b, region.low_m))
+        times: dict[str, Any] = {}
+        for count in chunks.tolist():
+            one = costs.mixed(region.low_b, count)
+            for name in STEP_TIMES:
+                value = count * getattr(one, name)
+                times[name] = np.minimum(times.get(name, value), value)
+        times["hop_s"] = np.where(self._link_tokens < region.budgets[0], INFINITY, times["hop_s"])
+        return replace(decode, **times), decode
+
+    def _split(self, region: _Region) -> list[_Region]:
+        """Halve the region by links, by b or by m; one that is a single load is done. Returns the new half."""
+        if len(region.budgets) > 1 and len(self._chunks(region)) > 1:
+            middle = len(region.budgets) // 2
+            upper = replace(region, budgets=region.budgets[middle:])
+            region.budgets = region.budgets[:middle]
+            return [upper]
+        if region.high_b > region.low_b:
+            middle = (region.low_b + region.high_b + 1) // 2
+            upper = replace(region, low_b=middle, high_m=min(region.high_m, most_micro_batches(self._costs, middle)))
+            region.high_b = middle - 1
+            return [upper] if upper.high_m >= upper.low_m else []
+        if region.high_m > region.low_m:
+            middle = max(region.low_m + 1, isqrt(region.low_m * region.high_m) + 1)
+            upper = replace(region, low_m=middle)
+            region.high_m = middle - 1
+            return [upper]
+        region.closed = True
+        return []
