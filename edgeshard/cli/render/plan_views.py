@@ -35,7 +35,7 @@ from edgeshard.planning.report.describe_tiers import (
 )
 from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
 from edgeshard.planning.report.verdict import advice
-from edgeshard.planning.search.plan import Alternative, PlannedStage, PlanResult, figures_of, plan
+from edgeshard.planning.search.plan import Alternative, CutPrediction, PlannedStage, PlanResult, figures_of, plan
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
     Column("NODE", lambda stage: stage.node),
@@ -124,7 +124,7 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         return fields | {"plan": "none", "why": bottleneck(result)} | offer
     fields |= {
         "time per token": human_seconds(prediction.time_per_token_s),
-        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {describe_load(result)}",
+        "throughput": f"{prediction.throughput_tps:.2f} tokens/s with {describe_load(result)}{_rates(prediction)}",
         "time to first token": human_seconds(prediction.ttft_s),
         "whole request": human_seconds(prediction.request_s),
         "bottleneck": bottleneck(result),
@@ -148,6 +148,13 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
             else f"{human_seconds(was.time_per_token_s)} per token, {was.throughput_tps:.2f} tokens/s"
         )
     return fields
+
+
+def _rates(prediction: CutPrediction) -> str:
+    """Which rate it is, where there are two."""
+    if prediction.together_tps is None:
+        return ""
+    return f" all the time; {prediction.together_tps:.2f} where all start together"
 
 
 def describe_load(result: PlanResult) -> str:

@@ -65,7 +65,8 @@ class Prediction:
     `bottleneck` names in words what limits it. `gap` bounds how much better the best plan could be, as a part of this
     one; None when nothing was proven. It holds for `objective`, and for `requests` at once of `prompt_tokens` in and
     `new_tokens` out, which are as `lengths` says; they take `request_s` from their prompts to the last token.
-    `joules_per_token` is None where the power of a node is not known.
+    `joules_per_token` is None where the power of a node is not known. Of several requests, `throughput_tps` is the
+    steady rate, with another request for each that ends, and `together_tps` that of requests that all start at once.
     """
 
     time_to_first_token_s: float
@@ -80,6 +81,7 @@ class Prediction:
     lengths: LengthsFrom = LengthsFrom.DEFAULT
     request_s: float = 0.0
     joules_per_token: float | None = None
+    together_tps: float | None = None
 
     def gain_of(self, other: Prediction) -> float:
         """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""

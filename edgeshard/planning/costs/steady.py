@@ -55,7 +55,9 @@ class Steady:
     @property
     def time_per_token_s(self) -> Floats:
         """A request is there for C W, and decodes when its prompt is done."""
-        return np.maximum(0.0, self.requests * self.between_s - self.prompt_s) / max(1.0, self.rounds)
+        with np.errstate(invalid="ignore"):
+            decoding_s = np.maximum(0.0, self.requests * self.between_s - self.prompt_s)
+        return np.where(np.isinf(self.between_s), np.inf, decoding_s) / max(1.0, self.rounds)
 
 
 def steady(
@@ -86,9 +88,11 @@ def _between_s(requests: Floats, rounds: float, prompt_s: Floats, round_s: Float
     often_s = prompt_s * (rounds / beside + 1) / requests
     if not rounds:
         return often_s
+    missing = np.isinf(prompt_s) | np.isinf(round_s)  # without a link there is no rate
+    prompt_s, round_s = np.where(missing, 0.0, prompt_s), np.where(missing, 1.0, round_s)
     stall_s, decode_s = prompt_s - beside * round_s, rounds * round_s
     linear = decode_s + prompt_s - stall_s * requests
     root = np.sqrt(np.maximum(0.0, linear**2 + 4 * stall_s * requests * decode_s))
     decoding = 2 * requests * decode_s / (linear + root)
     seldom_s = stall_s + decode_s / decoding
-    return np.where(rounds >= beside * decoding, seldom_s, often_s)
+    return np.where(missing, np.inf, np.where(rounds >= beside * decoding, seldom_s, often_s))

@@ -19,7 +19,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, MeasuredLi
 from edgeshard.planning.inputs.catalogue import DeviceSpec, recognise
 from edgeshard.planning.inputs.devices import Cluster, ClusterNode, Link
 from edgeshard.planning.inputs.measured import MeasuredTimes
-from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem
+from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, Rate
 from edgeshard.planning.inputs.shapes import ModelSpec
 from edgeshard.planning.inputs.workspace import largest_step_tokens
 
@@ -120,12 +120,16 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
 
 
 def site_problem(site: SiteCluster, model: ModelSpec, **options: Any) -> PlanProblem:
-    """A model on a site; `options` are PlanProblem's.
+    """A model on a site; `options` are PlanProblem's. Its rate is the steady one, as a site under load has it.
 
     Memory has room for the largest step a head forms for requests of this length, whatever prompts are planned for.
     """
     problem = PlanProblem(
-        model=model, cluster=site.cluster, times=site.times, loading_itemsize=LOADING_ITEMSIZE, **options
+        **{"rate": Rate.STEADY, **options},
+        model=model,
+        cluster=site.cluster,
+        times=site.times,
+        loading_itemsize=LOADING_ITEMSIZE,
     )
     return replace(problem, step_tokens=largest_step_tokens(problem.held_tokens))
 

@@ -55,6 +55,7 @@ GAP_OF_LATENCY = "time per token"
 GAP_OF_REQUEST = "time of a request"
 GAP_OF_TTFT = "time to first token"
 GAP_OF_RATE = "token rate, prompts included"
+GAP_OF_STEADY = "steady token rate"
 GAP_OF_ENERGY = "energy per token"
 _GAPS = {Objective.LATENCY: GAP_OF_LATENCY, Objective.REQUEST: GAP_OF_REQUEST, Objective.TTFT: GAP_OF_TTFT}
 OFFERED = ("memory", "source_memory")
@@ -395,7 +396,8 @@ def _throughput(costs: Costs) -> PlanResult:
     if found.cut is None:
         return _none(costs, found.fastest_s)
     best = predict(costs, found.load, found.cut)
-    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), GAP_OF_RATE)
+    gap_objective = GAP_OF_STEADY if costs.problem.is_steady else GAP_OF_RATE
+    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), gap_objective)
 
 
 def _energy(costs: Costs) -> PlanResult:

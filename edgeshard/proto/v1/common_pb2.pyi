@@ -435,7 +435,7 @@ class StageCost(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., decode_s: _Optional[_Iterable[float]] = ..., prefill_s: _Optional[_Iterable[float]] = ..., decode_pair_s: _Optional[float] = ..., prefill_pair_s: _Optional[float] = ..., hop_delay_s: _Optional[float] = ..., hop_s: _Optional[float] = ..., hop_token_s: _Optional[float] = ..., prefill_behind_s: _Optional[float] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap", "objective", "requests", "prompt_tokens", "new_tokens", "lengths", "request_s", "joules_per_token")
+    __slots__ = ("time_to_first_token_s", "time_per_token_s", "throughput_tps", "bottleneck", "gap", "objective", "requests", "prompt_tokens", "new_tokens", "lengths", "request_s", "joules_per_token", "together_tps")
     TIME_TO_FIRST_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     TIME_PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     THROUGHPUT_TPS_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +448,7 @@ class Prediction(_message.Message):
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_S_FIELD_NUMBER: _ClassVar[int]
     JOULES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_TPS_FIELD_NUMBER: _ClassVar[int]
     time_to_first_token_s: float
     time_per_token_s: float
     throughput_tps: float
@@ -460,7 +461,8 @@ class Prediction(_message.Message):
     lengths: str
     request_s: float
     joules_per_token: float
-    def __init__(self, time_to_first_token_s: _Optional[float] = ..., time_per_token_s: _Optional[float] = ..., throughput_tps: _Optional[float] = ..., bottleneck: _Optional[str] = ..., gap: _Optional[float] = ..., objective: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lengths: _Optional[str] = ..., request_s: _Optional[float] = ..., joules_per_token: _Optional[float] = ...) -> None: ...
+    together_tps: float
+    def __init__(self, time_to_first_token_s: _Optional[float] = ..., time_per_token_s: _Optional[float] = ..., throughput_tps: _Optional[float] = ..., bottleneck: _Optional[str] = ..., gap: _Optional[float] = ..., objective: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., lengths: _Optional[str] = ..., request_s: _Optional[float] = ..., joules_per_token: _Optional[float] = ..., together_tps: _Optional[float] = ...) -> None: ...
 
 class Lengths(_message.Message):
     __slots__ = ("mean", "counts")

@@ -110,9 +110,9 @@ class Counted:
         problem = self.problem
         limit = problem.request_limit
         m = np.arange(1, (IN_FLIGHT if limit is None else min(IN_FLIGHT, limit // batch)) + 1)
-        if not self._may_share(nodes, counts):
+        if not self.may_share(nodes, counts):
             return np.zeros(0)
-        fits = np.all(self._free(nodes, counts, batch, m) >= 0, axis=0)
+        fits = np.all(self.free(nodes, counts, batch, m) >= 0, axis=0)
         if not fits.any():
             return np.zeros(0)
         prompt_round, prompt_busiest = self._times(nodes, counts, batch, True)
@@ -127,7 +127,7 @@ class Counted:
 
     def may_hold(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
         """Whether one request alone keeps the limits of memory and layers."""
-        return self._may_share(nodes, counts) and bool(np.all(self._free(nodes, counts, 1, np.array([1])) >= 0))
+        return self.may_share(nodes, counts) and bool(np.all(self.free(nodes, counts, 1, np.array([1])) >= 0))
 
     def token_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
         """Seconds of one token in the middle of an answer, once around; infinite without a link."""
@@ -139,11 +139,11 @@ class Counted:
         prompt, width = problem.prompt_tokens, model.shape.frame_width * self.item
         way, busy = 0.0, 0.0
         for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
-            way += self._stage_s(nodes, counts, index, 1, 1.0, 1.0, sampled=1)
+            way += self.stage_s(nodes, counts, index, 1, 1.0, 1.0, sampled=1)
             work = count * 2 * model.blocks[0].parameters * prompt / self.nodes[node].device.flops[problem.dtype]
             busy = max(busy, work)
             if index < len(nodes) - 1:
-                rate, delay = self._link(node, nodes[index + 1])
+                rate, delay = self.link(node, nodes[index + 1])
                 way += 8 * width / rate + delay
                 busy = max(busy, 8 * prompt * width / rate)
         return max(way, busy)
@@ -175,15 +175,15 @@ class Counted:
             for stage, node in enumerate(nodes):
                 seen = before + (tokens + 1) / 2
                 sampled = int(last and not self._head_apart(nodes))
-                seconds = self._stage_s(nodes, counts, stage, tokens, seen, before + tokens, sampled)
+                seconds = self.stage_s(nodes, counts, stage, tokens, seen, before + tokens, sampled)
                 computing[stage] += seconds
                 at = free[stage] = max(at, free[stage]) + seconds
                 if count == 1:
                     continue
-                size = _frame(tokens * width)
+                size = frame_of(tokens * width)
                 if stage == count - 1:
-                    size = _frame(last * width) if problem.head_on_source else PER_PART + TOKEN * last
-                rate, delay = self._link(node, nodes[(stage + 1) % count])
+                    size = frame_of(last * width) if problem.head_on_source else PER_PART + TOKEN * last
+                rate, delay = self.link(node, nodes[(stage + 1) % count])
                 sent[stage] = max(at, sent[stage]) + 8 * size / rate
                 if not problem.asynchronous:
                     free[stage] = sent[stage]
@@ -199,7 +199,7 @@ class Counted:
         """Whether the source computes the head once hidden states are back."""
         return self.problem.head_on_source and len(nodes) > 1
 
-    def _may_share(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
+    def may_share(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> bool:
         """Whether no node has more layers than its share."""
         for node, count in zip(nodes, counts, strict=True):
             share = self.problem.max_share.get(self.nodes[node].name, 1.0)
@@ -207,7 +207,7 @@ class Counted:
                 return False
         return True
 
-    def _free(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: Any) -> Any:
+    def free(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: Any) -> Any:
         """[S, m] bytes left on every node."""
         problem, model, item = self.problem, self.problem.model, self.item
         kept = problem.context_tokens or problem.prompt_tokens + problem.new_tokens
@@ -258,7 +258,7 @@ class Counted:
         work = 2 * self.problem.model.head_parameters * sampled / device.flops[self.problem.dtype]
         return max(self._head_bytes / device.bandwidth_bytes_per_s, work)
 
-    def _stage_s(
+    def stage_s(
         self,
         nodes: tuple[int, ...],
         counts: tuple[int, ...],
@@ -289,7 +289,7 @@ class Counted:
         seen = (length + 1) / 2 if prompt else length + self.problem.new_tokens / 2
         read_back = length if prompt else seen
         return [
-            self._stage_s(nodes, counts, index, tokens, seen, read_back, batch, batch) for index in range(len(nodes))
+            self.stage_s(nodes, counts, index, tokens, seen, read_back, batch, batch) for index in range(len(nodes))
         ]
 
     def _times(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, prompt: bool) -> tuple[float, float]:
@@ -299,18 +299,18 @@ class Counted:
         if len(nodes) == 1:
             return stages[0], stages[0]
         width = problem.model.shape.frame_width * self.item
-        frame = _frame(tokens * width)
-        back = _frame(batch * width) if problem.head_on_source else PER_PART + TOKEN * batch
+        frame = frame_of(tokens * width)
+        back = frame_of(batch * width) if problem.head_on_source else PER_PART + TOKEN * batch
         hops, delays = [], []
         for index, node in enumerate(nodes):
-            rate, delay = self._link(node, nodes[(index + 1) % len(nodes)])
+            rate, delay = self.link(node, nodes[(index + 1) % len(nodes)])
             size = back if index == len(nodes) - 1 else frame
             hops.append(8 * size / rate if rate else inf)
             delays.append(delay)
         stations = [*stages, *hops] if problem.asynchronous else [s + h for s, h in zip(stages, hops, strict=True)]
         return sum(stages) + sum(hops) + sum(delays), max(stations)
 
-    def _link(self, sender: int, receiver: int) -> tuple[float, float]:
+    def link(self, sender: int, receiver: int) -> tuple[float, float]:
         cluster, one, other = self.problem.cluster, self.nodes[sender], self.nodes[receiver]
         link = cluster.links.get((one.name, other.name), cluster.default_link)
         rates = [rate for rate in (link.bandwidth_bps, one.up_bps, other.down_bps) if rate is not None]
@@ -327,5 +327,5 @@ def _counts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _frame(size: int) -> int:
+def frame_of(size: int) -> int:
     return size + max(1, ceil(size / PART)) * PER_PART

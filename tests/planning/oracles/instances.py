@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.planning.inputs.devices import Cluster, Link, parse_cluster, with_nodes
-from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, model_from_config
 from edgeshard.planning.inputs.workspace import workspace_bytes
 from edgeshard.planning.solvers.instance import Floats, Instance
@@ -212,6 +212,42 @@ def _random_limits(rng: np.random.Generator, problem: PlanProblem) -> dict[str, 
     if rng.random() < 0.15:
         found["quantisation"] = Quantisation.INT8
     return found
+
+
+def served_site(seed: int, nodes: int = 4, layers: int = 12) -> PlanProblem:
+    """A site under load: 2 to `nodes` nodes, of which seldom one holds the model, 6 to `layers` layers, prompts of 128
+    to 4,000 tokens, answers of 16 to 512, up to 32 requests at once; planned for its steady rate."""
+    rng = np.random.default_rng([seed, 31])
+    config = BUILT_IN_CONFIGS["llama2-7b"] | {
+        "num_hidden_layers": int(rng.integers(6, layers + 1)),
+        "hidden_size": int(rng.choice([1024, 2048, 4096])),
+        "num_key_value_heads": int(rng.choice([8, 32])),
+    }
+    model = model_from_config("served", config)
+    whole, room = float(model.parameter_count * DType.FLOAT16.itemsize), rng.uniform(0.4, 0.9)
+    devices = [
+        {
+            "name": f"node-{index}",
+            "memory_bytes": whole * room * rng.uniform(0.7, 1.3) + 4e9,
+            "system_bytes": 0.0,
+            "bandwidth_bytes_per_s": 10 ** rng.uniform(10.3, 11.7),
+            "flops": 10 ** rng.uniform(12, 13.8),
+            "step_overhead_s": float(rng.choice([0.0, 1e-3, 3e-3])),
+        }
+        for index in range(int(rng.integers(2, nodes + 1)))
+    ]
+    link = {"bandwidth_bps": 10 ** rng.uniform(7, 9.5), "latency_s": 10 ** rng.uniform(-4, -2)}
+    new_tokens = round(2 ** rng.uniform(4, 9))
+    return PlanProblem(
+        model=model,
+        cluster=parse_cluster({"source": "node-0", "device": devices, "link": link}),
+        objective=Objective.THROUGHPUT,
+        rate=Rate.STEADY,
+        prompt_tokens=min(round(2 ** rng.uniform(7, 12)), 4096 - new_tokens),
+        new_tokens=new_tokens,
+        dtype=DType.FLOAT16,
+        concurrency=int(rng.choice([4, 8, 16, 32])),
+    )
 
 
 def grown(problem: PlanProblem) -> dict[str, PlanProblem]:

@@ -29,6 +29,7 @@ def prediction_of(result: PlanResult, lengths: LengthsFrom) -> Prediction:
         lengths=lengths,
         request_s=figures.request_s,
         joules_per_token=figures.joules_per_token,
+        together_tps=figures.together_tps,
     )
 
 

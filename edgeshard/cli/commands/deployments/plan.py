@@ -30,10 +30,17 @@ class ProblemOptions:
     min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
     max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
     head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
+    rate: Annotated[str, option("RATE", "steady: a request begins whenever one ends; together: all start at once.")] = (
+        "steady"
+    )
 
     def given(self) -> dict[str, Any]:
-        """Fields of `PlanProblem`. Raises InvalidArgumentError for a share that is none."""
-        values = asdict(self) | {"max_share": _shares(self.max_share or ())}
+        """Fields of `PlanProblem`. Raises InvalidArgumentError for a share or a rate that is none."""
+        from edgeshard.planning.inputs.problem import Rate
+
+        if self.rate not in list(Rate):
+            raise InvalidArgumentError(f"--rate {self.rate!r}: use one of {', '.join(Rate)}", field="rate")
+        values = asdict(self) | {"max_share": _shares(self.max_share or ()), "rate": Rate(self.rate)}
         return {name: value for name, value in values.items() if value is not None}
 
 

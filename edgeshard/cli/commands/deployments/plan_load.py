@@ -6,7 +6,7 @@ import csv
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from edgeshard.cli.render.plan_views import describe_load, describe_plan, plan_d
 from edgeshard.cli.render.views import percent
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InvalidArgumentError
-from edgeshard.planning.inputs.problem import PlanProblem
+from edgeshard.planning.inputs.problem import PlanProblem, Rate
 from edgeshard.planning.report.explain import bottleneck
 from edgeshard.planning.search.plan import PlanResult, plan
 from edgeshard.planning.simulation.forecast import (
@@ -94,6 +94,8 @@ def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: 
     load = parse_load(text, problem)
     if (tokens := sum(request.new_tokens for request in load.requests)) > MOST_NEW_TOKENS:
         raise _wrong("new", f"comes to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
+    if not load.requests:
+        problem = replace(problem, rate=Rate.TOGETHER)
     result = plan(problem, alternatives=0)
     if not result.feasible:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)

@@ -1,0 +1,114 @@
+"""The steady rate of any placement, and the best of all, without the planner's costs, tables or closed formula.
+
+Steps are put together anew from data sheets (`brute_plans.Counted`), and the number of requests that decode, on which
+the rate depends and which depends on the rate, is found by halving.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import ceil, floor, inf
+
+from edgeshard.planning.inputs.problem import PlanProblem
+from tests.planning.oracles.brute_plans import IN_FLIGHT, KV_BLOCK, PER_PART, TOKEN, Counted, Rate, frame_of
+
+STEP, LONGEST_S, HALVINGS = 512, 1.0, 200
+
+
+def best_steady(problem: PlanProblem) -> Rate:
+    """The highest steady rate of all placements at all loads; 0 when nothing fits."""
+    counted, best = Counted(problem), Rate(0.0)
+    for nodes, counts in counted.placements():
+        if not counted.may_share(nodes, counts):
+            continue
+        for batch in range(1, problem.batch_limit + 1):
+            limit = problem.request_limit
+            for m in range(1, (IN_FLIGHT if limit is None else min(IN_FLIGHT, limit // batch)) + 1):
+                if (counted.free(nodes, counts, batch, m) < 0).any():
+                    break
+                rate, gap_s = steady(counted, nodes, counts, batch, m)
+                most_s = problem.max_time_per_token_s
+                if rate > best.tokens_per_s and (most_s is None or gap_s <= most_s):
+                    names = [counted.nodes[node].name for node in nodes]
+                    best = Rate(rate, tuple(zip(names, counts, strict=True)), batch, m)
+    return best
+
+
+def steady(
+    counted: Counted, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, m: int
+) -> tuple[float, float]:
+    """Tokens a second, and the mean seconds between two tokens of a request."""
+    problem = counted.problem
+    rounds, requests = problem.new_tokens - 1, batch * m
+    chunks = chunks_of(counted, nodes, batch)
+    round_s, alone = _step(counted, nodes, counts, batch, 0)
+    chunk_round_s, mixed = _step(counted, nodes, counts, batch, chunks)
+    if round_s == inf:
+        return 0.0, inf
+    window = max(m, len(nodes))
+    apart_s = max(*mixed, chunk_round_s / window) if len(mixed) > 1 else max(mixed[0], chunk_round_s / window)
+    prompt_s = chunk_round_s + (chunks - 1) * apart_s
+    beside, turn_s = max(1.0, chunks / window), max(round_s, m * max(alone))
+    busy_s = max(
+        chunks * with_chunk + max(0.0, rounds / batch - chunks) * without
+        for with_chunk, without in zip(mixed, alone, strict=True)
+    )
+
+    def between_s(decoding: float) -> float:
+        turns = rounds / decoding
+        return prompt_s + (turns - beside) * turn_s if turns >= beside else prompt_s * turns / beside
+
+    low, high = 0.0, float(requests)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if rounds and middle and middle + prompt_s / between_s(middle) < requests:
+            low = middle
+        else:
+            high = middle
+    found_s = between_s(low) if rounds and low else prompt_s / requests
+    found_s = max(found_s, busy_s, chunks * apart_s)
+    return problem.new_tokens / found_s, max(0.0, requests * found_s - prompt_s) / max(1, rounds)
+
+
+def chunks_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
+    """Into how many pieces a prompt goes: a step has 512 tokens, or what a link carries within a second."""
+    width = counted.problem.model.shape.frame_width * counted.item
+    budget = float(STEP)
+    for sender, receiver in pairwise(nodes):
+        rate, _ = counted.link(sender, receiver)
+        if rate:
+            budget = min(budget, max(KV_BLOCK, floor((LONGEST_S - 8 * PER_PART / rate) * rate / (8 * width))))
+        else:
+            budget = KV_BLOCK
+    budget = max(batch, budget)
+    return ceil(counted.problem.prompt_tokens / max(budget - batch, min(KV_BLOCK, ceil(budget / 2))))
+
+
+def _step(
+    counted: Counted, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, chunks: int
+) -> tuple[float, list[float]]:
+    """Seconds around the ring and at each station: `batch` decodes, with one of so many pieces of a prompt for > 0."""
+    problem = counted.problem
+    prompt, middle = problem.prompt_tokens, problem.prompt_tokens + problem.new_tokens / 2
+    piece = prompt / chunks if chunks else 0.0
+    before = (prompt - piece) / 2
+    tokens, rows = batch + piece, batch + (chunks > 0)
+    seen = (batch * middle + piece * (before + (piece + 1) / 2)) / tokens
+    read_back = (batch * middle + (before + piece) * (chunks > 0)) / rows
+    whole = tokens if not chunks else rows * (tokens / rows)
+    stages = [
+        counted.stage_s(nodes, counts, index, round(whole), seen, read_back, batch, rows) for index in range(len(nodes))
+    ]
+    if len(nodes) == 1:
+        return stages[0], stages
+    width = problem.model.shape.frame_width * counted.item
+    back = frame_of(batch * width) if problem.head_on_source else PER_PART + TOKEN * batch
+    hops, delays = list[float](), 0.0
+    for index, node in enumerate(nodes):
+        rate, delay = counted.link(node, nodes[(index + 1) % len(nodes)])
+        size = back if index == len(nodes) - 1 else frame_of(round(whole * width))
+        hops.append(8 * size / rate if rate else inf)
+        delays += delay
+    total = sum(stages) + sum(hops) + delays
+    both = [stage + hop for stage, hop in zip(stages, hops, strict=True)]
+    return total, [*stages, *hops] if problem.asynchronous else both

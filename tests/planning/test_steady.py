@@ -1,0 +1,164 @@
+"""The steady rate: its formula, the search for the best, its bound, and what the simulator plays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.steady import SteadyTimes, steady
+from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
+from edgeshard.planning.search import rate_search
+from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
+from edgeshard.planning.simulation.saturation import played_rate, saturating, steady_rate
+from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.neighbours import neighbours
+from edgeshard.planning.solvers.scoring import violations
+from edgeshard.planning.solvers.walks import single_kinds
+from tests.planning.oracles import brute_steady
+from tests.planning.oracles.instances import random_problem, served_site
+from tests.support.forms import in_form
+
+SEEDS = range(in_form(4, 60))
+BOUNDED = range(in_form(40, 1000))
+SERVED = range(in_form(6, 50))
+SAME = 1e-9
+PLAYED = 0.10
+BETTER = 0.03
+seconds = st.floats(1e-4, 1.0)
+
+
+def steady_problem(seed: int) -> PlanProblem:
+    return replace(random_problem(seed), rate=Rate.STEADY)
+
+
+def rate(result: PlanResult) -> float:
+    return 0.0 if result.prediction is None else result.prediction.throughput_tps
+
+
+@cache
+def planned(seed: int) -> PlanResult:
+    return plan(steady_problem(seed), alternatives=0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_cuts_are_few_the_plan_is_nearly_the_best_there_is(seed: int) -> None:
+    problem, result = steady_problem(seed), planned(seed)
+    if not problem.is_steady:
+        pytest.skip("one request at a time has no rate of its own")
+    best = brute_steady.best_steady(problem)
+    assert rate(result) >= best.tokens_per_s * (1 - 1.01e-3), best
+    assert rate(result) <= best.tokens_per_s * (1 + 1e-6), best
+    if result.prediction is not None:
+        assert result.gap_objective == GAP_OF_STEADY and result.gap is not None
+        assert rate(result) / (1 - result.gap) >= best.tokens_per_s * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_the_bound_of_a_search_is_never_broken(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in BOUNDED[part::10]:
+        problem, best = steady_problem(seed), rate(planned(seed))
+        monkeypatch.setattr(rate_search, "MOST_COUNTED", 0)
+        found = plan(problem, alternatives=0)
+        monkeypatch.undo()
+        assert (found.prediction is None) == (not best), seed
+        if best and problem.is_steady:
+            assert found.gap is not None and rate(found) / (1 - found.gap) >= best * (1 - SAME), seed
+
+
+@given(seconds, seconds, seconds, seconds, st.integers(1, 12), st.integers(1, 6), st.integers(1, 40), st.data())
+@settings(max_examples=300)
+def test_no_time_makes_it_quicker_and_no_request_slower(
+    round_s: float,
+    busiest_s: float,
+    more_s: float,
+    busier_s: float,
+    m: int,
+    stages: int,
+    chunks: int,
+    data: st.DataObject,
+) -> None:
+    batch, rounds = data.draw(st.integers(1, 16)), data.draw(st.integers(0, 600))
+    times = {
+        "round_s": max(round_s, busiest_s),
+        "busiest_s": min(round_s, busiest_s),
+        "chunk_round_s": max(round_s, busiest_s) + more_s + busier_s,
+        "chunk_busiest_s": min(round_s, busiest_s) + busier_s,
+    }
+    times["station_s"] = chunks * times["chunk_busiest_s"] + max(0.0, rounds / batch - chunks) * times["busiest_s"]
+
+    def between_s(requests: int = batch * m, **changed: float) -> float:
+        arrays = SteadyTimes(**{name: np.array([value]) for name, value in (times | changed).items()})
+        given_m, count, pieces = (np.array([float(value)]) for value in (m, requests, chunks))
+        return float(steady(arrays, count, given_m, stages, pieces, rounds).between_s[0])
+
+    least = between_s()
+    assert np.isfinite(least) and least >= times["station_s"] * (1 - SAME)
+    assert between_s(batch * m + 1) <= least * (1 + SAME)
+    for name, value in times.items():
+        assert between_s(**{name: 1.1 * value}) >= least * (1 - SAME), name
+
+
+@pytest.mark.parametrize("seed", SERVED)
+def test_a_plan_plays_as_planned_and_none_beside_it_plays_much_better(seed: int) -> None:
+    problem = served_site(seed)
+    result = plan(problem, alternatives=0)
+    assert result.prediction is not None
+    costs, load = Costs(problem), result.prediction.load
+    played = played_rate(costs, result.prediction.cut, load)
+    assert rate(result) == pytest.approx(played, rel=PLAYED)
+    for cut in neighbours(result.prediction.cut, single_kinds(costs.decode(Load()))):
+        if violations(costs.decode(load), cut):
+            continue
+        if predict(costs, load, cut).throughput_tps > 0.8 * rate(result):
+            assert played_rate(costs, cut, load) <= played * (1 + BETTER), cut
+
+
+def test_both_rates_are_told_and_the_rate_is_the_one_that_was_asked_for() -> None:
+    problem = served_site(1)
+    of_steady, of_together = (
+        plan(replace(problem, rate=rate), alternatives=0) for rate in (Rate.STEADY, Rate.TOGETHER)
+    )
+    assert of_steady.prediction is not None and of_together.prediction is not None
+    assert (of_steady.gap_objective, of_together.gap_objective) == (GAP_OF_STEADY, GAP_OF_RATE)
+    assert of_together.prediction.together_tps is None
+    found = of_steady.prediction
+    costs = Costs(replace(problem, rate=Rate.TOGETHER))
+    assert found.together_tps == predict(costs, found.load, found.cut).throughput_tps
+    tokens = found.load.requests * problem.new_tokens
+    assert found.throughput_tps == pytest.approx(tokens / found.request_s)
+    assert found.request_s == pytest.approx(found.ttft_s + (problem.new_tokens - 1) * found.time_per_token_s)
+
+
+def test_a_request_alone_has_no_steady_rate() -> None:
+    alone = replace(served_site(1), concurrency=1, objective=Objective.AUTO)
+    assert not alone.is_steady
+    result = plan(alone, alternatives=0)
+    assert result.prediction is not None and result.prediction.together_tps is None
+
+
+def test_saturation_begins_as_if_it_had_been_going_on() -> None:
+    requests = saturating(8, 100, 40)
+    first, others = requests[:8], requests[8:]
+    assert len({request.new_tokens for request in first}) == 8 and all(request.new_tokens == 40 for request in others)
+    assert len(others) == 24 and all(request.prompt_tokens == 100 for request in requests)
+    with pytest.raises(InvalidArgumentError, match="requests"):
+        steady_rate([[1.0]] * 10, 8)
+
+
+def test_the_steady_rate_of_equal_steps_is_their_rate() -> None:
+    # Two at a time, each ten tokens, one token a second each: two tokens a second.
+    times = [[10.0 * wave + token + 1.0 for token in range(10)] for wave in range(5) for _ in range(2)]
+    assert steady_rate(times, 2) == pytest.approx(2.0)
+
+
+def test_a_head_on_the_source_is_not_played() -> None:
+    problem = replace(served_site(1), head_on_source=True)
+    with pytest.raises(InvalidArgumentError, match="head_on_source"):
+        played_rate(Costs(problem), Cut((0,), (problem.model.layer_count,)), Load(2, 2))
