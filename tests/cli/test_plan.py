@@ -455,3 +455,14 @@ def test_streaming_is_refused_beside_what_does_not_know_it(small_nodes: Path) ->
     for other in (("--compare",), ("--simulate", "together"), ("--objective", "energy")):
         result = run("--allow-streaming", *other, cluster=small_nodes, model="llama2-13b")
         assert result.exit_code == 2 and "allow" in result.stderr, result.output
+
+
+def test_a_rate_is_steady_unless_all_requests_start_together() -> None:
+    loaded = ("--objective", "throughput", "--concurrency", "8")
+    text = run(*loaded).stdout
+    assert re.search(r"throughput: +90\.28 tokens/s with 8 requests .* all the time; 94\.90 where all start tog", text)
+    assert "in steady token rate" in text
+    together = run(*loaded, "--rate", "together").stdout
+    assert "94.90 tokens/s with 8 requests" in together and "all the time" not in together
+    wrong = run(*loaded, "--rate", "batch")
+    assert wrong.exit_code == 2 and "--rate 'batch': use one of together, steady" in wrong.stderr

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.steady import SteadyTimes, steady
+from edgeshard.planning.costs.steady import Chunks, SteadyTimes, steady
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
@@ -85,18 +85,24 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     data: st.DataObject,
 ) -> None:
     batch, rounds = data.draw(st.integers(1, 16)), data.draw(st.integers(0, 600))
-    times = {
-        "round_s": max(round_s, busiest_s),
-        "busiest_s": min(round_s, busiest_s),
-        "chunk_round_s": max(round_s, busiest_s) + more_s + busier_s,
-        "chunk_busiest_s": min(round_s, busiest_s) + busier_s,
-    }
-    times["station_s"] = chunks * times["chunk_busiest_s"] + max(0.0, rounds / batch - chunks) * times["busiest_s"]
+    room, prompt = 16, 16 * chunks - data.draw(st.integers(0, 15))
+    parts = Chunks.of(prompt, np.array([float(room)]), rounds, batch)
+    rest = data.draw(st.floats(0.1, 1.0))
+    times = {"round_s": max(round_s, busiest_s), "busiest_s": min(round_s, busiest_s)}
+    times["full_round_s"] = times["round_s"] + more_s + busier_s
+    times["full_busiest_s"] = times["busiest_s"] + busier_s
+    times["rest_round_s"] = max(times["round_s"], rest * times["full_round_s"])
+    times["rest_busiest_s"] = max(times["busiest_s"], rest * times["full_busiest_s"])
+    times["station_s"] = float(
+        parts.full[0] * times["full_busiest_s"]
+        + parts.rest[0] * times["rest_busiest_s"]
+        + max(0.0, rounds / batch - chunks) * times["busiest_s"]
+    )
 
     def between_s(requests: int = batch * m, **changed: float) -> float:
         arrays = SteadyTimes(**{name: np.array([value]) for name, value in (times | changed).items()})
-        given_m, count, pieces = (np.array([float(value)]) for value in (m, requests, chunks))
-        return float(steady(arrays, count, given_m, stages, pieces, rounds).between_s[0])
+        given_m, count = (np.array([float(value)]) for value in (m, requests))
+        return float(steady(arrays, count, given_m, stages, parts, rounds).between_s[0])
 
     least = between_s()
     assert np.isfinite(least) and least >= times["station_s"] * (1 - SAME)

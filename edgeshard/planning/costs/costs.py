@@ -121,11 +121,11 @@ class Costs:
         """One token of a micro-batch, in the middle of its answer."""
         return self._instance(load, prefill=False)
 
-    def mixed(self, batch: int, chunks: int) -> Instance:
-        """A step of `batch` decodes that carries one of `chunks` equal pieces of a prompt as well."""
-        key = (batch, chunks)
+    def mixed(self, batch: int, chunk: int) -> Instance:
+        """A step of `batch` decodes that carries `chunk` tokens of a prompt as well."""
+        key = (batch, chunk)
         if key not in self._mixed:
-            decode, shape = self.decode(Load(batch)), self._mixed_shape(batch, chunks)
+            decode, shape = self.decode(Load(batch)), self._mixed_shape(batch, chunk)
             hidden = shape.batch * shape.tokens * self.hidden_bytes
             self._mixed[key] = replace(
                 decode,
@@ -136,10 +136,9 @@ class Costs:
             )
         return self._mixed[key]
 
-    def _mixed_shape(self, batch: int, chunks: int) -> StepShape:
-        """Decodes in the middle of their answers, and the mean chunk."""
+    def _mixed_shape(self, batch: int, chunk: int) -> StepShape:
+        """Decodes in the middle of their answers, and a chunk of the middle of a prompt."""
         prompt, middle = self.problem.prompt_tokens, self.problem.prompt_tokens + self.problem.new_tokens / 2
-        chunk = prompt / chunks
         before = (prompt - chunk) / 2
         tokens, count = batch + chunk, batch + 1
         context = (batch * middle + chunk * (before + (chunk + 1) / 2)) / tokens

@@ -1,12 +1,13 @@
 """The steady rate: what a pipeline serves while another request begins whenever one ends. Pure.
 
-C = m b requests run at once. Each sends its prompt of P tokens in n chunks, and then has g = G - 1 rounds of decoding.
-A step that carries a chunk carries decodes too; R0 and B0 are the round and the busiest station of a step of b decodes
-alone, R1 and B1 those of a step with a chunk as well, and w = max(m, stages) steps are in flight at most. Then
+C = m b requests run at once. Each sends its prompt in n chunks, n - 1 full ones and the rest, and then has g = G - 1
+rounds of decoding. A step that carries a chunk carries decodes too; R0 and B0 are the round and the busiest station of
+a step of b decodes alone, R1 and B1 those of a step with a full chunk as well, R2 and B2 with the rest, and
+w = max(m, stages) steps are in flight at most. Then, with x1 = max(B1, R1 / w) and x2 = max(B2, R2 / w),
 
-    T  = R1 + (n - 1) max(B1, R1 / w)       seconds of a prompt, from its first chunk to its first token
-    k  = max(1, n / w)                      rounds of decoding that go on beside it
-    c0 = max(R0, m B0)                      seconds of a round without prompts
+    T  = R1 + (n - 2) x1 + x2, or R2 for n = 1      seconds of a prompt, from its first chunk to its first token
+    k  = 1 + (n - 1) / w                            rounds of decoding that go on beside it
+    c0 = max(R0, m B0)                              seconds of a round without prompts
 
 With u of the C requests decoding, a request ends every W seconds, in which each of the u goes on by g / u rounds:
 
@@ -14,12 +15,15 @@ With u of the C requests decoding, a request ends every W seconds, in which each
     W = T (g / u) / k                       otherwise
     u = C - T / W                           since T / W of them, on average, are at their prompts
 
-No station is busy for longer than the time there is, and chunks follow each other no quicker than they can:
+No station is busy for longer than the time there is, and chunks follow each other no quicker than they can. With s0, s1
+and s2 the seconds that a step takes any one station,
 
-    W >= n s1 + max(0, g / b - n) s0        for the seconds s0 and s1 that a step takes any one station
-    W >= n max(B1, R1 / w)
+    W >= (n - 1) s1 + s2 + max(0, g / b - n) s0
+    W >= (n - 1) x1 + x2
 
-The rate is G / W. It rises whenever a time shrinks. (docs/papers.md#the-steady-rate)
+but where every step carries a chunk, g / b < n, the rest of a prompt goes with the next one: a prompt is then as many
+full chunks as it has tokens for. The rate is G / W. It rises whenever a time shrinks.
+(docs/papers.md#the-steady-rate)
 """
 
 from __future__ import annotations
@@ -33,14 +37,32 @@ from edgeshard.planning.solvers.instance import Floats
 
 @dataclass(frozen=True, slots=True)
 class SteadyTimes:
-    """[K] seconds of steps: R0 and B0 of decodes alone, R1 and B1 with a chunk of a prompt as well; `station_s` is
-    what a request asks of the busiest station, n s1 + max(0, g / b - n) s0."""
+    """[K] seconds of steps: R0 and B0 of decodes alone, R1 and B1 with a full chunk as well, R2 and B2 with the rest of
+    a prompt; `station_s` is what a request asks of the busiest station."""
 
     round_s: Floats
     busiest_s: Floats
-    chunk_round_s: Floats
-    chunk_busiest_s: Floats
+    full_round_s: Floats
+    full_busiest_s: Floats
+    rest_round_s: Floats
+    rest_busiest_s: Floats
     station_s: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """[K] n, and the full chunks and rests that a request asks of the pipeline: fewer where rests go with others."""
+
+    count: Floats
+    full: Floats
+    rest: Floats
+
+    @classmethod
+    def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
+        """Of prompts in steps with `room` tokens for them."""
+        count = np.ceil(prompt_tokens / room)
+        alone = rounds / batch >= count
+        return cls(count, np.where(alone, count - 1, prompt_tokens / room), np.where(alone, 1.0, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +87,23 @@ def steady(
     requests: Floats,
     micro_batches: Floats,
     stages: int,
-    chunks: Floats,
+    chunks: Chunks,
     rounds: float,
-    chunks_beside: Floats | None = None,
+    beside: Floats | None = None,
 ) -> Steady:
-    """The steady state of K cuts of one number of stages: [K] C, m and n, and g rounds.
+    """The steady state of K cuts of one number of stages: [K] C and m, and g rounds.
 
-    `chunks_beside` is n for k, where it is to be bounded from above and the rest from below: W falls as k rises.
+    `beside` is n for k, where it is to be bounded from above and the rest from below: W falls as k rises.
     """
     window = np.maximum(micro_batches, stages)
-    apart_s = np.maximum(times.chunk_busiest_s, times.chunk_round_s / window)
-    prompt_s = times.chunk_round_s + (chunks - 1) * apart_s
-    beside = np.maximum(1.0, (chunks if chunks_beside is None else chunks_beside) / window)
+    full_s = np.maximum(times.full_busiest_s, times.full_round_s / window)
+    rest_s = np.maximum(times.rest_busiest_s, times.rest_round_s / window)
+    several_s = times.full_round_s + np.maximum(0.0, chunks.count - 2) * full_s + rest_s
+    prompt_s = np.where(chunks.count > 1, several_s, times.rest_round_s)
+    turns = 1.0 + ((chunks.count if beside is None else beside) - 1) / window
     round_s = np.maximum(times.round_s, micro_batches * times.busiest_s)
-    between_s = _between_s(requests, rounds, prompt_s, round_s, beside)
-    least_s = np.maximum(times.station_s, chunks * apart_s)
+    between_s = _between_s(requests, rounds, prompt_s, round_s, turns)
+    least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
     return Steady(np.maximum(between_s, least_s), prompt_s, requests, rounds)
 
 

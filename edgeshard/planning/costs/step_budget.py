@@ -128,11 +128,10 @@ def step_tokens(stages: Sequence[StageCost], least_tokens: int) -> int:
     return max(least_tokens, min([STEP_TOKENS, *fitting]))
 
 
-def chunks_of(prompt_tokens: int, budget: Floats, batch: int) -> Floats:
-    """[K] chunks that a prompt goes in: a step has room for `budget` tokens, decodes included, and for a few of a
-    prompt at the least."""
-    room = np.maximum(budget - batch, np.minimum(KV_BLOCK_TOKENS, np.ceil(budget / 2)))
-    return np.asarray(np.ceil(prompt_tokens / room))
+def chunk_room(budget: Floats, batch: int) -> Floats:
+    """[K] tokens of a prompt in a step of `budget` tokens, decodes included: a few at the least."""
+    least = np.minimum(KV_BLOCK_TOKENS, np.ceil(budget / 2))
+    return np.asarray(np.maximum(np.maximum(batch, budget) - batch, least))
 
 
 def link_tokens(costs: Costs) -> Floats:

@@ -6,14 +6,14 @@ requests of a larger one, bound the rates at all between them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
-from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.steady import Steady, SteadyTimes, steady
-from edgeshard.planning.costs.step_budget import chunks_of, link_tokens
+from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
+from edgeshard.planning.costs.steady import Chunks, Steady, SteadyTimes, steady
+from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
 from edgeshard.planning.search.rate_scoring import SAME, Places, Rates, Table, most_micro_batches
 from edgeshard.planning.solvers.all_cuts import Cuts
 from edgeshard.planning.solvers.instance import Cut, Floats
@@ -25,33 +25,37 @@ NEARLY = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class SteadyFigures:
-    """[K] times at one b, n, and the most micro-batches allowed, 0 for none."""
+    """[K] times at one b, the room that a step has for a prompt, and the most micro-batches allowed, 0 for none."""
 
-    rates_of: SteadyRates
+    costs: Costs
     places: Places
     batch: int
-    chunks: Floats
+    budget: Floats
     times: SteadyTimes
-    work_s: tuple[Floats, Floats]
-    """[stations, K] of a step with a chunk, and of one without."""
+    decode_s: Floats
+    full_s: Floats
+    rest_s: Floats
+    """[stations, K] of a step without a chunk, with a full one, and with the rest of a prompt."""
     micro_batches: Integers
 
     def steady(self, micro_batches: Floats, high: int | None = None) -> Steady:
         """[K] the steady state; with `high`, a bound for all b from this one to it."""
-        costs, batch = self.rates_of.costs, high or self.batch
-        limit, rounds = costs.problem.request_limit, costs.problem.new_tokens - 1
+        problem, batch = self.costs.problem, high or self.batch
+        limit, rounds = problem.request_limit, problem.new_tokens - 1
         requests = batch * micro_batches
         if limit is not None:
             requests = np.minimum(requests, limit)
-        chunk_s, decode_s = self.work_s
-        station_s = (self.chunks * chunk_s + np.maximum(0.0, rounds / batch - self.chunks) * decode_s).max(axis=0)
-        beside = None if high is None else self.rates_of.chunks(self.places, high)
-        times = replace(self.times, station_s=station_s)
-        return steady(times, requests, micro_batches, len(self.places.nodes), self.chunks, rounds, beside)
+        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, batch)
+        decodes = np.maximum(0.0, rounds / batch - chunks.count)
+        with np.errstate(invalid="ignore"):  # without a link
+            station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
+        times = replace(self.times, station_s=station_s.max(axis=0))
+        beside = None if high is None else np.ceil(problem.prompt_tokens / chunk_room(self.budget, high))
+        return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, beside)
 
     def _rates(self, micro_batches: Floats, high: int | None = None) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = self.rates_of.costs.problem.new_tokens / self.steady(micro_batches, high).between_s
+            found = self.costs.problem.new_tokens / self.steady(micro_batches, high).between_s
         return np.where((micro_batches >= 1) & np.isfinite(found), found, 0.0)
 
     def rates(self) -> Floats:
@@ -61,7 +65,7 @@ class SteadyFigures:
     def first(self, rates: Floats) -> int:
         """Which of the highest rates to take: the one whose rounds are shortest."""
         same = np.flatnonzero(rates >= rates.max() * (1 - SAME))
-        busy = self.times.chunk_round_s[same] + self.times.round_s[same]
+        busy = self.times.rest_round_s[same] + self.times.round_s[same]
         return int(same[np.argmin(busy)])
 
     def fewest(self, index: int) -> int:
@@ -72,20 +76,17 @@ class SteadyFigures:
         return int(np.argmax(found >= found[-1] * (1 - NEARLY))) + 1
 
     def take(self, index: Integers) -> SteadyFigures:
-        times = SteadyTimes(*(getattr(self.times, name)[index] for name in SteadyTimes.__dataclass_fields__))
-        work_s = self.work_s[0][:, index], self.work_s[1][:, index]
-        return replace(
-            self,
-            places=self.places.take(index),
-            chunks=self.chunks[index],
-            times=times,
-            work_s=work_s,
-            micro_batches=self.micro_batches[index],
-        )
+        times = SteadyTimes(*(getattr(self.times, field.name)[index] for field in fields(SteadyTimes)))
+        stations = {name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")}
+        places, budget, most = self.places.take(index), self.budget[index], self.micro_batches[index]
+        return replace(self, places=places, budget=budget, times=times, micro_batches=most, **stations)
 
     def at_most(self, batch: int) -> Floats:
         """[K] an upper bound for any b from this one to `batch`."""
-        return self._rates(self.micro_batches.astype(np.float64), batch)
+        found = self._rates(self.micro_batches.astype(np.float64), batch)
+        # Over the slowest links a larger b may leave more room to a chunk: nothing is known then.
+        grows = chunk_room(self.budget, batch) > chunk_room(self.budget, self.batch)
+        return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, found)
 
 
 class SteadyRates:
@@ -101,25 +102,42 @@ class SteadyRates:
     def places(self, cuts: Cuts) -> Places:
         return Places(cuts, self.least)
 
-    def chunks(self, places: Places, batch: int) -> Floats:
-        """[K] the chunks that a prompt goes in beside `batch` decodes: slow links make them smaller."""
-        hops = self._link_tokens.take(places.hop_at[:-1])
-        budget = np.maximum(batch, np.min(hops, axis=0, initial=STEP_TOKENS))
-        return chunks_of(self.problem.prompt_tokens, budget, batch)
-
     def figures(self, places: Places, batch: int) -> SteadyFigures:
         """Times and the most micro-batches at one b."""
-        chunks = self.chunks(places, batch)
+        hops = self._link_tokens.take(places.hop_at[:-1])
+        budget = np.min(hops, axis=0, initial=STEP_TOKENS)
+        prompt, rooms = self.problem.prompt_tokens, chunk_room(budget, batch).astype(np.int64)
         decode = _Stations.of(places, self._table(batch, 0))
-        chunk = decode.copy()
-        for count in np.unique(chunks):
-            index = np.flatnonzero(chunks == count)
-            chunk.put(index, _Stations.of(places.take(index), self._table(batch, int(count))))
-        times = SteadyTimes(decode.round_s, decode.busiest_s, chunk.round_s, chunk.busiest_s, np.zeros(len(places)))
+        full, rest = decode.copy(), decode.copy()
+        for room in np.unique(rooms).tolist():
+            index = np.flatnonzero(rooms == room)
+            some = places if len(index) == len(places) else places.take(index)
+            full.put(index, _Stations.of(some, self._table(batch, room)))
+            rest.put(index, _Stations.of(some, self._table(batch, (prompt - 1) % room + 1)))
+        times = SteadyTimes(
+            decode.round_s,
+            decode.station_s.max(axis=0),
+            full.round_s,
+            full.station_s.max(axis=0),
+            rest.round_s,
+            rest.station_s.max(axis=0),
+            np.zeros(len(places)),
+        )
         most = np.minimum(self._memory.fitting(places, batch), most_micro_batches(self.costs, batch))
         micro_batches = np.maximum(most, 0).astype(np.int64)
-        found = SteadyFigures(self, places, batch, chunks, times, (chunk.station_s, decode.station_s), micro_batches)
-        return self._in_time(found)
+        return self._in_time(
+            SteadyFigures(
+                self.costs,
+                places,
+                batch,
+                budget,
+                times,
+                decode.station_s,
+                full.station_s,
+                rest.station_s,
+                micro_batches,
+            )
+        )
 
     def _in_time(self, figures: SteadyFigures) -> SteadyFigures:
         """With as many micro-batches as keep the time per token."""
@@ -135,11 +153,11 @@ class SteadyRates:
             late = late[kept[late] > 0]
         return replace(figures, micro_batches=kept)
 
-    def _table(self, batch: int, chunks: int) -> Table:
-        if (batch, chunks) not in self._tables:
-            instance = self.costs.mixed(batch, chunks) if chunks else self.costs.decode(Load(batch))
-            self._tables[batch, chunks] = Table.of(instance)
-        return self._tables[batch, chunks]
+    def _table(self, batch: int, chunk: int) -> Table:
+        if (batch, chunk) not in self._tables:
+            instance = self.costs.mixed(batch, chunk) if chunk else self.costs.decode(Load(batch))
+            self._tables[batch, chunk] = Table.of(instance)
+        return self._tables[batch, chunk]
 
 
 @dataclass(slots=True)
@@ -152,10 +170,6 @@ class _Stations:
     @classmethod
     def of(cls, places: Places, table: Table) -> _Stations:
         return cls(*places.stations(table))
-
-    @property
-    def busiest_s(self) -> Floats:
-        return np.asarray(self.station_s.max(axis=0))
 
     def copy(self) -> _Stations:
         return _Stations(self.round_s.copy(), self.station_s.copy())

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isqrt
+from math import ceil, isqrt
 from typing import Any
 
 import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.step_budget import chunks_of, link_tokens
+from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
 from edgeshard.planning.search.rate_bound import QUESTIONS, TOLERANCE, WORK
 from edgeshard.planning.search.rate_scoring import Best, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
@@ -30,7 +30,7 @@ from edgeshard.planning.solvers import classes, general
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import STEP_TIMES, Instance, with_tokens
 from edgeshard.planning.solvers.thresholds import Answer
-from edgeshard.planning.solvers.walks import INFINITY, Integers, Kinds, Problem, single_kinds
+from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
 
 _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
 """A single load that may have better cuts is asked for cuts that are better by these parts."""
@@ -128,13 +128,16 @@ class _SteadyBound:
         """The least W of the region's cuts, as far as it is below V, the threshold."""
         if self._slowest_s(region) >= threshold_s:
             return threshold_s
-        chunks = self._chunks(region)
-        many, problem = float(chunks.max()), self._costs.problem
-        prompt, decode = self._phases(region, chunks)
-        stations = with_tokens(prompt, decode, max(0.0, self._rounds / region.high_b - many))
-        # Of n chunks, n R1 is a whole prompt: T = n R1 (1 / n + (1 - 1 / n) / w).
+        rooms, problem = self._rooms(region), self._costs.problem
+        many = ceil(problem.prompt_tokens / min(rooms))
+        decodes = self._rounds / region.high_b - many
+        decode = self._costs.decode(Load(region.low_b, region.low_m))
+        prompt = self._prompt(region, rooms, decode, alone=True)
+        asked = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
+        stations = with_tokens(asked, decode, max(0.0, decodes))
+        # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), for the full ones are the longest.
         share = 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)
-        beside = max(1.0, many / max(region.low_m, problem.min_nodes))
+        beside = 1.0 + (many - 1) / max(region.low_m, problem.min_nodes)
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
         kept, more = [(stations, threshold_s)], 0.0
         for _ in range(2):  # the second time, with what the first says of a decode's stations
@@ -171,30 +174,32 @@ class _SteadyBound:
         self._pool.offer(answer.cut)
         return answer
 
-    def _chunks(self, region: _Region) -> Integers:
-        """The numbers of chunks that prompts go in, in this region."""
-        budgets, prompt = np.array(region.budgets), self._costs.problem.prompt_tokens
-        found = [
-            chunks_of(prompt, np.maximum(batch, budgets), batch) for batch in range(region.low_b, region.high_b + 1)
-        ]
-        return np.unique(np.concatenate(found)).astype(np.int64)
+    def _rooms(self, region: _Region) -> list[int]:
+        """The tokens that a step of this region may have room for beside its decodes."""
+        budgets = np.array(region.budgets)
+        found = [chunk_room(budgets, batch) for batch in range(region.low_b, region.high_b + 1)]
+        return [int(room) for room in np.unique(np.concatenate(found))]
 
-    def _phases(self, region: _Region, chunks: Integers) -> tuple[Instance, Instance]:
-        """A whole prompt in steps with decodes, the least that it takes in any number of chunks; and a step of decodes.
-        Both with the memory of the smallest load, and without slower links than the region's."""
-        costs, decode = self._costs, self._costs.decode(Load(region.low_b, region.low_m))
+    def _prompt(self, region: _Region, rooms: Sequence[int], decode: Instance, *, alone: bool) -> Instance:
+        """The steps of a whole prompt together, the least that they take with any of these rooms, without slower links
+        than the region's; unless `alone`, its rest may go with another prompt."""
+        costs, tokens, batch = self._costs, self._costs.problem.prompt_tokens, region.low_b
         times: dict[str, Any] = {}
-        for count in chunks.tolist():
-            one = costs.mixed(region.low_b, count)
+        for room in rooms:
+            count = ceil(tokens / room)
+            full, rest = costs.mixed(batch, room), costs.mixed(batch, tokens - (count - 1) * room)
             for name in STEP_TIMES:
-                value = count * getattr(one, name)
+                one = getattr(full, name)
+                # A missing link takes for ever, and no full chunk over it would be no number.
+                value = getattr(rest, name) + (count - 1) * one if count > 1 else getattr(rest, name)
+                value = value if alone else np.minimum(value, tokens / room * one)
                 times[name] = np.minimum(times.get(name, value), value)
         times["hop_s"] = np.where(self._link_tokens < region.budgets[0], INFINITY, times["hop_s"])
-        return replace(decode, **times), decode
+        return replace(decode, **times)
 
     def _split(self, region: _Region) -> list[_Region]:
         """Halve the region by links, by b or by m; one that is a single load is done. Returns the new half."""
-        if len(region.budgets) > 1 and len(self._chunks(region)) > 1:
+        if len(region.budgets) > 1:
             middle = len(region.budgets) // 2
             upper = replace(region, budgets=region.budgets[middle:])
             region.budgets = region.budgets[:middle]

@@ -39,19 +39,21 @@ def steady(
 ) -> tuple[float, float]:
     """Tokens a second, and the mean seconds between two tokens of a request."""
     problem = counted.problem
-    rounds, requests = problem.new_tokens - 1, batch * m
-    chunks = chunks_of(counted, nodes, batch)
+    rounds, requests, prompt = problem.new_tokens - 1, batch * m, problem.prompt_tokens
+    room = room_of(counted, nodes, batch)
+    chunks = ceil(prompt / room)
     round_s, alone = _step(counted, nodes, counts, batch, 0)
-    chunk_round_s, mixed = _step(counted, nodes, counts, batch, chunks)
+    full_round_s, full = _step(counted, nodes, counts, batch, room)
+    rest_round_s, rest = _step(counted, nodes, counts, batch, prompt - (chunks - 1) * room)
     if round_s == inf:
         return 0.0, inf
     window = max(m, len(nodes))
-    apart_s = max(*mixed, chunk_round_s / window) if len(mixed) > 1 else max(mixed[0], chunk_round_s / window)
-    prompt_s = chunk_round_s + (chunks - 1) * apart_s
-    beside, turn_s = max(1.0, chunks / window), max(round_s, m * max(alone))
+    full_s, rest_s = max(*full, full_round_s / window), max(*rest, rest_round_s / window)
+    prompt_s = rest_round_s if chunks == 1 else full_round_s + (chunks - 2) * full_s + rest_s
+    beside, turn_s = 1 + (chunks - 1) / window, max(round_s, m * max(alone))
+    fulls, rests = (chunks - 1, 1.0) if rounds / batch >= chunks else (prompt / room, 0.0)
     busy_s = max(
-        chunks * with_chunk + max(0.0, rounds / batch - chunks) * without
-        for with_chunk, without in zip(mixed, alone, strict=True)
+        fulls * a + rests * b + max(0.0, rounds / batch - chunks) * c for a, b, c in zip(full, rest, alone, strict=True)
     )
 
     def between_s(decoding: float) -> float:
@@ -66,12 +68,12 @@ def steady(
         else:
             high = middle
     found_s = between_s(low) if rounds and low else prompt_s / requests
-    found_s = max(found_s, busy_s, chunks * apart_s)
+    found_s = max(found_s, busy_s, fulls * full_s + rests * rest_s)
     return problem.new_tokens / found_s, max(0.0, requests * found_s - prompt_s) / max(1, rounds)
 
 
-def chunks_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
-    """Into how many pieces a prompt goes: a step has 512 tokens, or what a link carries within a second."""
+def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
+    """Tokens of a prompt in a step: of 512 with its decodes, or what a link carries within a second."""
     width = counted.problem.model.shape.frame_width * counted.item
     budget = float(STEP)
     for sender, receiver in pairwise(nodes):
@@ -80,24 +82,21 @@ def chunks_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
             budget = min(budget, max(KV_BLOCK, floor((LONGEST_S - 8 * PER_PART / rate) * rate / (8 * width))))
         else:
             budget = KV_BLOCK
-    budget = max(batch, budget)
-    return ceil(counted.problem.prompt_tokens / max(budget - batch, min(KV_BLOCK, ceil(budget / 2))))
+    return int(max(max(batch, budget) - batch, min(KV_BLOCK, ceil(budget / 2))))
 
 
 def _step(
-    counted: Counted, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, chunks: int
+    counted: Counted, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int, piece: int
 ) -> tuple[float, list[float]]:
-    """Seconds around the ring and at each station: `batch` decodes, with one of so many pieces of a prompt for > 0."""
+    """Seconds around the ring and at each station of a step of `batch` decodes and a piece of a prompt."""
     problem = counted.problem
     prompt, middle = problem.prompt_tokens, problem.prompt_tokens + problem.new_tokens / 2
-    piece = prompt / chunks if chunks else 0.0
     before = (prompt - piece) / 2
-    tokens, rows = batch + piece, batch + (chunks > 0)
+    tokens, rows = batch + piece, batch + (piece > 0)
     seen = (batch * middle + piece * (before + (piece + 1) / 2)) / tokens
-    read_back = (batch * middle + (before + piece) * (chunks > 0)) / rows
-    whole = tokens if not chunks else rows * (tokens / rows)
+    read_back = (batch * middle + (before + piece) * (piece > 0)) / rows
     stages = [
-        counted.stage_s(nodes, counts, index, round(whole), seen, read_back, batch, rows) for index in range(len(nodes))
+        counted.stage_s(nodes, counts, index, tokens, seen, read_back, batch, rows) for index in range(len(nodes))
     ]
     if len(nodes) == 1:
         return stages[0], stages
@@ -106,7 +105,7 @@ def _step(
     hops, delays = list[float](), 0.0
     for index, node in enumerate(nodes):
         rate, delay = counted.link(node, nodes[(index + 1) % len(nodes)])
-        size = back if index == len(nodes) - 1 else frame_of(round(whole * width))
+        size = back if index == len(nodes) - 1 else frame_of(tokens * width)
         hops.append(8 * size / rate if rate else inf)
         delays += delay
     total = sum(stages) + sum(hops) + delays
