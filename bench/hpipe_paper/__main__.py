@@ -2,7 +2,7 @@
 
     python -m bench.hpipe_paper [--output docs/paper] [--check]
 
-It takes about ten seconds and gives the same every time. With --check it writes nothing and exits 1 when a file would
+It takes about half a minute and gives the same every time. With --check it writes nothing and exits 1 when a file would
 change.
 """
 

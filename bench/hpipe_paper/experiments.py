@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.hpipe_paper.schedules import ALL, Schedule, balanced_batches, hpipe
+from bench.hpipe_paper.halves import HalfCosts
+from bench.hpipe_paper.schedules import ALL, Schedule, balanced_batches, hpipe, planned_first_token, planned_rate
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, problem
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.planning.costs.batch_time import batch_times
 from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.inputs.devices import Cluster
-from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.inputs.problem import Objective, StepShape
 from edgeshard.planning.simulation.simulated_pipeline import traffic
 from edgeshard.planning.simulation.simulator import Simulation, simulate
 from edgeshard.planning.simulation.timing import Visit
@@ -22,6 +23,8 @@ from edgeshard.planning.solvers.scoring import stages
 
 BETWEEN_MBPS = (100, 200, 500, 1000, 2000, 5000, 10000)
 DRAWN_PROMPTS = 3
+LENGTHS = tuple(2**power for power in range(12))
+"""Of the slices whose utilisation is asked for, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +113,11 @@ def memory(costs: Costs, schedule: Schedule, in_flight: int) -> tuple[MemoryUse,
     """What each node needs with so many prompts' keys and values and steps of the longest slice."""
     sized = Costs(replace(costs.problem, step_tokens=max(schedule.slices)))
     found = []
-    for use, group in zip(sized.memory(Load(1, in_flight), schedule.cut), schedule.nodes, strict=True):
-        size = len(group)
-        found += [replace(use, weights=-(-use.weights // size), kv=-(-use.kv // size))] * size
+    uses = sized.memory(Load(1, in_flight), schedule.cut)
+    for use, group, parts in zip(uses, schedule.nodes, schedule.parts, strict=True):
+        for node, part in zip(group, parts, strict=True):
+            weights, kv = math.ceil(part * use.weights), math.ceil(part * use.kv)
+            found.append(replace(use, weights=weights, kv=kv, usable=int(costs.nodes[node].device.usable_bytes)))
     return tuple(found)
 
 
@@ -134,19 +139,96 @@ def costs_of(name: str, nodes: Cluster | None = None) -> Costs:
 
 
 @dataclass(frozen=True, slots=True)
+class Halved:
+    """What a schedule reaches with cuts between whole blocks, and with cuts inside them, too; None for what its plan is
+    not about. `gap` is what a plan by halves certifies."""
+
+    name: str
+    ttft_s: tuple[float, float] | None
+    tokens_per_s: tuple[float, float] | None
+    gap: float | None
+
+    @property
+    def gains(self) -> tuple[float | None, float | None]:
+        """How many more first tokens, and prompt tokens, a second, as parts of those without; 0 but for rounding."""
+        sooner = None if self.ttft_s is None else self.ttft_s[0] / self.ttft_s[1] - 1
+        more = None if self.tokens_per_s is None else self.tokens_per_s[1] / self.tokens_per_s[0] - 1
+        return _no_rounding(sooner), _no_rounding(more)
+
+
+def _no_rounding(gain: float | None) -> float | None:
+    return 0.0 if gain is not None and abs(gain) < 1e-9 else gain
+
+
+_HALVED: tuple[tuple[Callable[[Costs], Schedule], bool, bool], ...] = (
+    (balanced_batches, True, True),
+    (hpipe, True, True),
+    (planned_first_token, True, False),
+    (planned_rate, False, True),
+)
+"""Schedules whose layers follow the nodes' speed, and whether they are for the first token and for the rate."""
+
+
+def halved(whole: Sequence[Outcome], name: str, nodes: Cluster | None = None) -> list[Halved]:
+    """By halves, beside a table of the same model and nodes."""
+    costs, found = HalfCosts(costs_of(name, nodes).problem), []
+    for way, first, rate in _HALVED:
+        schedule = way(costs)
+        own = next(row for row in whole if row.name == schedule.name)
+        alone, many = _run(costs, schedule, 1), _run(costs, schedule, PROMPTS)
+        tokens_per_s = PROMPTS * costs.problem.prompt_tokens / many.makespan_s
+        found.append(
+            Halved(
+                own.name,
+                (own.ttft_s, alone.ttft_s) if first else None,
+                (own.tokens_per_s, tokens_per_s) if rate else None,
+                schedule.gap,
+            )
+        )
+    return found
+
+
+def utilisation(name: str, kind: str) -> dict[int, float]:
+    """By a slice's tokens: what a block computes in its time, over what the device could; the slice begins a prompt."""
+    costs = costs_of(name)
+    node = next(index for index, node in enumerate(costs.nodes) if node.device.kind == kind)
+    spec, peak = costs.problem.model, costs.nodes[node].device.flops[costs.problem.dtype]
+    found = {}
+    for tokens in LENGTHS:
+        step = StepShape.of_spans([(tokens, 0)])
+        operations = 2.0 * spec.blocks[0].active_parameters * tokens + spec.attention_flops(tokens, step.context)
+        found[tokens] = operations / peak / costs.times[node].block_s(spec.blocks[0], step)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
-    """By model; `sweeps` also by Mb/s between the computers. `timelines` are of the first model, by schedule."""
+    """By model; `sweeps` and `halves` also by Mb/s between the computers. `timelines` are of the first model, by
+    schedule; `utilisations` are by device and model, and by tokens of a slice."""
 
     tables: dict[str, list[Outcome]]
     sweeps: dict[str, dict[int, list[Outcome]]]
+    halves: dict[str, dict[int, list[Halved]]]
+    utilisations: dict[str, dict[int, float]]
     timelines: dict[str, list[Visit]]
 
 
 def run_all() -> Results:
     costs = costs_of(MODELS[0])
+    links = {mbps: cluster(mbps * 1e6) for mbps in BETWEEN_MBPS}
+    sweeps = {name: {mbps: table(name, nodes) for mbps, nodes in links.items()} for name in MODELS}
     return Results(
         tables={name: table(name) for name in MODELS},
-        sweeps={name: {mbps: table(name, cluster(mbps * 1e6)) for mbps in BETWEEN_MBPS} for name in MODELS},
+        sweeps=sweeps,
+        halves={
+            name: {mbps: halved(sweep[mbps], name, nodes) for mbps, nodes in links.items()}
+            for name, sweep in sweeps.items()
+        },
+        utilisations={
+            f"{words}, {name}": utilisation(name, kind)
+            for name in MODELS
+            for kind, words in (("rtx-3090", "RTX 3090"), ("p100", "P100"))
+        },
         timelines={
             schedule.name: timeline(costs, schedule, DRAWN_PROMPTS)
             for schedule in (balanced_batches(costs), hpipe(costs))

@@ -13,9 +13,9 @@ whether they would change.
 
 **What is known of the paper.** Our notes have the nodes, the models, and two results: up to {speed_up:g} times the
 throughput (and latency, says its abstract), and {energy:.1f} % less energy [S]. The paper
-also names its six baselines, of which TP-T is not here, and a network of 1,000 Mb/s; our notes have neither its meter
-nor its tables. So nothing here stands beside a number of the paper but these two. What is marked [R]
-is recalled and not checked.
+also names its six baselines and a network of 1,000 Mb/s; our notes have neither its meter nor its tables, so neither
+the figures of a baseline nor the curves of its figure 2. So nothing here stands beside a number of the paper but these
+two. What is marked [R] is recalled and not checked.
 
 **Where the numbers come from.** Nodes are rooflines of their data sheets, as on [the page of EdgeShard's
 paper](README.md); their watts, idle and busy, are those of the boards alone, without the computers around them
@@ -32,7 +32,8 @@ what follows what is simulated. Nothing is fitted.
 - The P100 are PCIe boards of 16 GB. GPUs of one kind are in one computer and reach each other at 10 GB/s over PCIe. An
   Ethernet of 1 Gb/s joins the two computers [R]; it is [swept below](#the-link-between-the-computers). No link has a
   delay. Prompts come in at an RTX 3090.
-- Layers are divided at whole blocks, as EdgeShard's agents hold them; HPipe may divide a block at its attention.
+- Layers are divided at whole blocks, as EdgeShard's agents hold them; HPipe also divides a block
+  between attention and MLP, and [what that would bring](#cuts-inside-a-block) is priced below.
 - Slices are multiples of 128 tokens, as EdgeShard's head cuts prompts of this length. Any number may be on their way,
   as HPipe has it; EdgeShard's head sends no more at once than there are nodes.
 """
@@ -40,7 +41,8 @@ what follows what is simulated. Nothing is fitted.
 SCHEDULES = """\
 "Equal shares" are over all six nodes, the RTX 3090 first. "By speed" is HPipe's [balanced
 partition](../../docs/papers.md#slices-of-long-prompts) in that order. "As in" is ours: which baselines the paper has is
-not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R].
+not in our notes. GPipe, Megatron-LM and TeraPipe are among those it sets itself against [R], and so is TP-T, which
+is read here as tensor parallelism over all nodes [R].
 """
 
 FIGURES = """\
@@ -59,6 +61,12 @@ FOUND = """\
   brings {slices:.2f} times the rate of equal slices over equal layers; slices bring {balanced:.2f} times the rate of
   whole prompts over the same layers, because they fill the pipeline at once. With more prompts than {prompts} this
   second factor goes towards 1.
+- **Tensor parallelism over all nodes (TP-T)** takes {all_s:.1f} s for a prompt of LLaMA-7B over 1 Gb/s, and
+  {all_fast_s:.1f} s over {fast_gbps:.0f} Gb/s. Each of its {sums} sums of hidden states, two a block, passes the link
+  between the computers ten times, a sixth of it each time. Sums within each computer first, sent across once, would
+  still take {least_s:.1f} s. Our notes have no figure of the paper for TP-T. The paper's gain of {speed_up:g} times at
+  most, over any baseline, does not agree with this row: its TP-T exchanges less, or over other links, or is another
+  thing than we take it for.
 - **The first token** comes {even_ttft:.1f} times sooner than with whole prompts over equal layers (LLaMA-7B). While a
   whole prompt alone is on one node, the five others are idle.
 - **Energy.** HPipe takes {turn_j:.0f} % less than layers in turn, where five nodes always wait, and {even_j:.0f} % less
@@ -72,10 +80,32 @@ FOUND = """\
   slices can be above it.
 """
 
+HALVES = """\
+HPipe also cuts between a block's attention and its MLP. Here the same searches run on 64 half blocks instead of 32
+blocks. The attention half has its norm, its matrices and all of the block's KV cache, the MLP half the rest; their
+weights, operations and times sum to the block's. Such a cut sends what a cut between blocks sends: the hidden states in
+full width, once, since the attention half has added its residual ({row:,} bytes a position with LLaMA-7B, {row_gpt:,}
+with GPT3-2B). "Gain" is in first tokens or prompt tokens a second; a plan has only what it is for.
+
+The best gain is {best:.1f} %, and over any link [of the sweep](#the-link-between-the-computers) {most:.1f} % (at
+{mbps:,} Mb/s). For less than 5 %, agents [hold whole blocks](../decisions/0115-whole-blocks.md). No cut by halves has
+a rate of whole prompts more than {certified:.1f} % above the plan's, and none brings a first token 5 % sooner (that
+decision says how all were looked at).
+"""
+
+UTILISATION = """\
+What a block computes of a slice in its time, over what the device could compute in that time, for a slice that begins a
+prompt; by `python -m bench.hpipe_paper`, as all of this page. By the roofline a P100 is busy from 32 tokens on and an
+RTX 3090, which has more operations for each byte it reads, from 128: the slices of 128 tokens above cost neither
+anything. Shorter ones read all weights of the block for fewer tokens. Real kernels need longer slices: a roofline has
+neither launches nor tiles that a short slice leaves half empty.
+"""
+
 SWEEP = """\
 A prompt's hidden states are {size:.1f} MB with LLaMA-7B and take {hop:.2f} s over 1 Gb/s, about as long as the busiest
 node computes. Over slower links the link is the bottleneck of all that use both computers, sliced or not, and the two
-RTX 3090 do better alone, as EdgeShard plans. "Layers in turn" is left out of pictures and tables here.
+RTX 3090 do better alone, as EdgeShard plans. "Layers in turn" and "tensor parallel, all nodes" are left out of pictures
+and tables here.
 """
 
 TIMELINES = """\

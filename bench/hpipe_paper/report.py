@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bench.hpipe_paper import prose
-from bench.hpipe_paper.experiments import Outcome, Results
+from bench.hpipe_paper.experiments import LENGTHS, Outcome, Results
 from bench.hpipe_paper.testbed import ANCHORS, MODELS, PROMPTS, cluster, model
 from bench.pages import NONE, markdown_table, number
 from edgeshard.cli.render.svg import bar_chart, line_chart, timeline
@@ -23,18 +23,15 @@ DRAWN = (
 )
 """In the pictures, and one of EdgeShard's plans beside them."""
 FIRST, RATE = "EdgeShard, ttft", "EdgeShard, throughput"
+_TENSOR_ALL = "tensor parallel, all nodes"
 _WHOLE = "whole prompts follow each other"
 _COMPARED = (
     ("one node", "all on one RTX 3090", "prompts one after another", ""),
     ("layers in turn", "equal shares", "a prompt begins when the one before is done", "plain model parallelism"),
     ("batches, even layers", "equal shares", _WHOLE, "GPipe"),
     ("batches, balanced layers", "by speed", _WHOLE, "GPipe, balanced (GP-B)"),
-    (
-        "tensor parallel",
-        "half for each computer, each block divided among its nodes",
-        _WHOLE,
-        "Megatron-LM",
-    ),
+    ("tensor parallel", "half for each computer, each block divided among its nodes", _WHOLE, "Megatron-LM"),
+    (_TENSOR_ALL, "each block divided among all nodes by speed", "prompts one after another", "TP-T"),
     (
         "equal slices, even layers",
         "equal shares",
@@ -46,6 +43,8 @@ _COMPARED = (
     (RATE, f"the plan for {PROMPTS} prompts at once", _WHOLE, ""),
 )
 GB = 1e9
+BED_MBPS = 1000
+"""Of the link between the computers."""
 
 
 def page(results: Results) -> str:
@@ -67,6 +66,8 @@ def page(results: Results) -> str:
         "![Time to first token](hpipe-ttft.svg)\n\n![Rate](hpipe-throughput.svg)\n",
         "![Energy](hpipe-energy.svg)\n\n![Memory](hpipe-memory.svg)\n",
         prose.FOUND.format(**_found(results)),
+        *_halves(results),
+        *_utilisation(results),
         *_sweep(results),
         prose.TIMELINES,
     ]
@@ -142,6 +143,7 @@ def _found(results: Results) -> dict[str, float]:
         "tensor_gpt": ours_gpt.tokens_per_s / _named(gpt, "tensor parallel").tokens_per_s,
         "slices": ours.tokens_per_s / _named(llama, "equal slices, even layers").tokens_per_s,
         "balanced": ours.tokens_per_s / _named(llama, "batches, balanced layers").tokens_per_s,
+        **_tensor_all(results),
         "solo": ours.tokens_per_s / _named(llama, "one node").tokens_per_s,
         "solo_gpt": ours_gpt.tokens_per_s / _named(gpt, "one node").tokens_per_s,
         "prompts": PROMPTS,
@@ -156,13 +158,73 @@ def _found(results: Results) -> dict[str, float]:
     }
 
 
+def _tensor_all(results: Results) -> dict[str, float]:
+    """Of LLaMA-7B divided among all nodes: seconds of a prompt over two links, and what its sums take at the least."""
+    fastest, sums = max(results.sweeps[MODELS[0]]), 2 * model(MODELS[0]).layer_count
+    prompt_bytes = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
+    return {
+        "all_s": _named(results.tables[MODELS[0]], _TENSOR_ALL).ttft_s,
+        "all_fast_s": _named(results.sweeps[MODELS[0]][fastest], _TENSOR_ALL).ttft_s,
+        "fast_gbps": fastest / 1000,
+        "sums": sums,
+        "least_s": sums * 8 * prompt_bytes / (1e6 * BED_MBPS),
+    }
+
+
+def _halves(results: Results) -> list[str]:
+    """Cuts inside blocks beside cuts between them, over the test bed's own link; and the best gain over any link."""
+    found = [(name, row) for name, sweep in results.halves.items() for row in sweep[BED_MBPS]]
+    rows = []
+    for name, row in found:
+        sooner, more = row.gains
+        ms = None if row.ttft_s is None else (1e3 * row.ttft_s[0], 1e3 * row.ttft_s[1])
+        rows.append([name, row.name, *_gained(ms, sooner, 1), *_gained(row.tokens_per_s, more, 0)])
+    gains = {
+        mbps: 100 * max(gain or 0.0 for sweep in results.halves.values() for row in sweep[mbps] for gain in row.gains)
+        for mbps in results.halves[MODELS[0]]
+    }
+    fastest = max(gains, key=gains.__getitem__)
+    words = prose.HALVES.format(
+        row=_hidden_bytes(MODELS[0]),
+        row_gpt=_hidden_bytes(MODELS[1]),
+        best=gains[BED_MBPS],
+        most=gains[fastest],
+        mbps=fastest,
+        certified=100 * max(row.gap or 0.0 for _, row in found if row.name == RATE),
+    )
+    header = ["model", "", "TTFT, ms", "by halves", "gain", "tokens/s", "by halves", "gain"]
+    return ["## Cuts inside a block\n", words, markdown_table(header, rows)]
+
+
+def _gained(pair: tuple[float, float] | None, gain: float | None, digits: int) -> list[str]:
+    if pair is None or gain is None:
+        return [NONE] * 3
+    return [*(number(value, digits) for value in pair), f"{100 * gain:.1f} %"]
+
+
+def _utilisation(results: Results) -> list[str]:
+    lines = results.utilisations
+    rows = [[str(tokens), *(f"{100 * found[tokens]:.1f} %" for found in lines.values())] for tokens in LENGTHS]
+    return [
+        "## Utilisation by slice length: figure 2\n",
+        prose.UTILISATION,
+        markdown_table(["tokens", *lines], rows),
+        "![Utilisation](hpipe-utilisation.svg)\n",
+    ]
+
+
 def _watts_per_tera(kind: str) -> float:
     spec = CATALOGUE[kind]
     return (spec.busy_w or 0.0) / (spec.flops[DType.FLOAT16] / TERA)
 
 
+def _hidden_bytes(name: str) -> int:
+    """Of one position's hidden states."""
+    return model(name).shape.frame_width * DType.FLOAT16.itemsize
+
+
 def _sweep(results: Results) -> list[str]:
-    size = cluster().workload.prompt_tokens * model(MODELS[0]).shape.frame_width * DType.FLOAT16.itemsize
+    size = cluster().workload.prompt_tokens * _hidden_bytes(MODELS[0])
     parts = ["## The link between the computers\n", prose.SWEEP.format(size=size / 1e6, hop=8 * size / 1e9)]
     for name, sweep in results.sweeps.items():
         file = _file(name)
@@ -202,6 +264,10 @@ def pictures(results: Results) -> dict[str, str]:
             files[f"hpipe-{file}-{_file(name)}.svg"] = line_chart(
                 lines, f"{name}: {title.lower()}", link, words, log_x=True, log_y=True
             )
+    used = {name: [(x, 100 * part) for x, part in found.items()] for name, found in results.utilisations.items()}
+    files["hpipe-utilisation.svg"] = line_chart(
+        used, "Utilisation by slice length", "tokens of the slice", "% of the operations a second", log_x=True
+    )
     batches, slices = results.timelines.values()
     names = ("prompt", "token")
     files["hpipe-timeline-batches.svg"] = timeline(batches, "Whole prompts over balanced layers", names=names)

@@ -1,4 +1,4 @@
-"""HPipe, six other ways of using its nodes, and EdgeShard's own plans: which layers where, and what follows what.
+"""HPipe, seven other ways of using its nodes, and EdgeShard's own plans: which layers where, and what follows what.
 
 Each is a `Schedule`: a ring of stages for the simulator, the slices of a prompt, and the mode. Times of blocks, links
 and slices are the planner's. The only time made here is that of tensor parallelism, which the planner does not have.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from bench.hpipe_paper.partition import balanced_partition
 from bench.hpipe_paper.testbed import MACHINES
 from edgeshard.domain.deployments.mode import Mode
@@ -17,11 +19,13 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.report.baselines import cut_of, even
-from edgeshard.planning.search.plan import plan
+from edgeshard.planning.search.load_search import search_rate
+from edgeshard.planning.search.plan import predict
+from edgeshard.planning.search.request_search import search_request
 from edgeshard.planning.simulation.simulated_pipeline import ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
 from edgeshard.planning.simulation.timing import Pipeline, StageTimes
-from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.instance import Cut, gap_of
 
 MOST_SLICES = 16
 """Of equal length: shorter ones than HPipe's are not tried."""
@@ -29,7 +33,8 @@ MOST_SLICES = 16
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`cut` names the first node of each stage, `nodes` all that share it; `slices` are a prompt's.
+    """`cut` names the first node of each stage, `nodes` all that share it, and `parts` the part of each; `slices` are a
+    prompt's.
 
     `sums_share` is the part of a stage's time in which its nodes compute nothing but wait for each other's sums.
     `gap` is what a plan certifies: how much better its objective could at most be.
@@ -38,6 +43,7 @@ class Schedule:
     name: str
     cut: Cut
     nodes: tuple[tuple[int, ...], ...]
+    parts: tuple[tuple[float, ...], ...]
     pipeline: Pipeline
     slices: tuple[int, ...]
     mode: Mode = Mode.NO_BUBBLES
@@ -84,41 +90,53 @@ def hpipe(costs: Costs) -> Schedule:
 
 def planned_first_token(costs: Costs) -> Schedule:
     """EdgeShard's plan for the first token of a prompt alone, with its slices."""
-    return _planned("EdgeShard, ttft", costs, Objective.TTFT)
+    found = search_request(costs, Objective.TTFT)
+    if found is None:
+        raise EdgeShardError("the model has no plan on HPipe's test bed")
+    slices = PromptTimes(costs).first_token(found.cut).slices
+    return replace(_schedule("EdgeShard, ttft", costs, found.cut, slices), gap=found.gap)
 
 
 def planned_rate(costs: Costs) -> Schedule:
     """EdgeShard's plan for the rate of all prompts together."""
-    return _planned("EdgeShard, throughput", costs, Objective.THROUGHPUT)
-
-
-def _planned(name: str, costs: Costs, objective: Objective) -> Schedule:
-    result = plan(replace(costs.problem, objective=objective), alternatives=0)
-    if result.prediction is None:
+    found = search_rate(costs)
+    if found.cut is None:
         raise EdgeShardError("the model has no plan on HPipe's test bed")
-    return replace(_schedule(name, costs, result.prediction.cut, result.prediction.slices), gap=result.gap)
+    gap = gap_of(predict(costs, found.load, found.cut).throughput_tps, found.rate_bound, 0.0)
+    return replace(_schedule("EdgeShard, throughput", costs, found.cut), gap=gap)
 
 
 def tensor_parallel(costs: Costs) -> Schedule:
     """Each block divided among the nodes of one computer; the two computers have half the layers each, in a pipeline.
 
-    A node computes 1/D of each block: a roofline's time of 1/D of the bytes and operations. Then D nodes add up what
-    each has of the hidden states, once behind attention and once behind the MLP: a ring all-reduce, 2 (D - 1) hops of
-    1/D of the bytes.
+    A node computes its part of each block, by its speed: a roofline's time of that part of the bytes and operations.
+    Then D nodes add up what each has of the hidden states, once behind attention and once behind the MLP: a ring
+    all-reduce, 2 (D - 1) hops of 1/D of the bytes, each as long as on the slowest link between two of them.
     """
     groups = tuple(
         tuple(index for index, node in enumerate(costs.nodes) if node.group == machine) for machine in MACHINES
     )
+    return _divided("tensor parallel", costs, groups, MACHINES)
+
+
+def tensor_parallel_all(costs: Costs) -> Schedule:
+    """Each block divided among all nodes, whose sums pass the link between the computers."""
+    return _divided("tensor parallel, all nodes", costs, (tuple(_in_order(costs)),), ("all nodes",))
+
+
+def _divided(name: str, costs: Costs, groups: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Schedule:
+    """Equal layers for the groups in order, each block divided among a group's nodes."""
     cut = cut_of(even([group[0] for group in groups], costs.problem.model.layer_count))
     whole, tokens = ring(costs, cut, 1), costs.problem.prompt_tokens
-    layers = (end - first for first, end in zip((0, *cut.ends), cut.ends, strict=False))
+    speeds = 1 / costs.prefill(Load()).compute_s.sum(axis=1)
+    parts = tuple(tuple((speeds[list(group)] / speeds[list(group)].sum()).tolist()) for group in groups)
+    layers = np.diff((0, *cut.ends)).tolist()
     sums = [_sums_s(costs, group, 2 * count) for group, count in zip(groups, layers, strict=True)]
     stages = tuple(
-        _divided(stage, len(group), waiting) for stage, group, waiting in zip(whole.stages, groups, sums, strict=True)
+        _shared(stage, part[0], waiting) for stage, part, waiting in zip(whole.stages, parts, sums, strict=True)
     )
     shares = tuple(waiting(tokens) / stage.prefill_s(tokens, 0) for waiting, stage in zip(sums, stages, strict=True))
-    pipeline = replace(whole, stages=stages, names=MACHINES)
-    return Schedule("tensor parallel", cut, groups, pipeline, (tokens,), sums_share=shares)
+    return Schedule(name, cut, groups, parts, replace(whole, stages=stages, names=names), (tokens,), sums_share=shares)
 
 
 def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], float]:
@@ -133,11 +151,11 @@ def _sums_s(costs: Costs, group: Sequence[int], count: int) -> Callable[[int], f
     return seconds
 
 
-def _divided(stage: StageTimes, size: int, sums_s: Callable[[int], float]) -> StageTimes:
-    """The stage with its work divided among so many nodes, and the time that they take to add up."""
+def _shared(stage: StageTimes, part: float, sums_s: Callable[[int], float]) -> StageTimes:
+    """The stage with only this part of the work for its first node, and the time that all take to add up."""
     return StageTimes(
-        prefill_s=lambda tokens, context: stage.prefill_s(tokens, context) / size + sums_s(tokens),
-        decode_s=lambda sequences, context: stage.decode_s(sequences, context) / size + sums_s(sequences),
+        prefill_s=lambda tokens, context: part * stage.prefill_s(tokens, context) + sums_s(tokens),
+        decode_s=lambda sequences, context: part * stage.decode_s(sequences, context) + sums_s(sequences),
     )
 
 
@@ -147,6 +165,7 @@ BASELINES: tuple[Callable[[Costs], Schedule], ...] = (
     even_batches,
     balanced_batches,
     tensor_parallel,
+    tensor_parallel_all,
     even_slices,
 )
 ALL = (*BASELINES, hpipe, planned_first_token, planned_rate)
@@ -186,5 +205,5 @@ def _in_order(costs: Costs) -> list[int]:
 def _schedule(
     name: str, costs: Costs, cut: Cut, slices: tuple[int, ...] = (), mode: Mode = Mode.NO_BUBBLES
 ) -> Schedule:
-    nodes = tuple((node,) for node in cut.nodes)
-    return Schedule(name, cut, nodes, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode)
+    nodes, parts = tuple((node,) for node in cut.nodes), ((1.0,),) * len(cut.nodes)
+    return Schedule(name, cut, nodes, parts, ring(costs, cut, 1), slices or (costs.problem.prompt_tokens,), mode)

@@ -40,8 +40,8 @@ _GPT3_2B = {
     "vocab_size": 50257,
 }
 """The GPT-3 paper's table 2.1, "GPT-3 2.7B". Its sparse attention layers count as dense ones."""
-_CONFIGS = {"LLaMA-7B": _LLAMA_7B, "GPT3-2B": _GPT3_2B}
-MODELS = tuple(_CONFIGS)
+CONFIGS = {"LLaMA-7B": _LLAMA_7B, "GPT3-2B": _GPT3_2B}
+MODELS = tuple(CONFIGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ ANCHORS = Anchors()
 
 
 def model(name: str) -> ModelSpec:
-    return model_from_config(name, _CONFIGS[name])
+    return model_from_config(name, CONFIGS[name])
 
 
 def cluster(between_bps: float | None = None) -> Cluster:

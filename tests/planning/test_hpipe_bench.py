@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.hpipe_paper import __main__ as command
 from bench.hpipe_paper import schedules
-from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, outcome, table
+from bench.hpipe_paper.experiments import Outcome, costs_of, in_flight, memory, outcome, table, utilisation
 from bench.hpipe_paper.testbed import MODELS, PROMPTS, cluster, model
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.energy import energy_j
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.simulation.simulated_pipeline import ring
 from edgeshard.planning.simulation.timing import HopTimes, StageTimes
+from edgeshard.planning.solvers.instance import Cut
 from tests.planning.oracles.slicings import StageSeconds, slicing_seconds
 
 LLAMA, GPT = MODELS
@@ -96,6 +98,34 @@ def test_tensor_parallel_nodes_share_a_block_and_pay_for_their_sums(costs: Costs
         # 16 blocks, 2 sums each: every node sends its part of the hidden states 2 (D - 1) times.
         assert seconds * share == pytest.approx(16 * 2 * 2 * (size - 1) * hidden / size / 10e9, rel=0.01)
     assert len(outcome(costs, divided).placement.split(",")) == 2
+
+
+def test_tensor_parallel_nodes_of_both_computers_work_as_long_and_wait_for_the_link(costs: Costs) -> None:
+    divided, tokens = schedules.tensor_parallel_all(costs), costs.problem.prompt_tokens
+    ((stage,), (group,), (parts,), (share,)) = (
+        divided.pipeline.stages,
+        divided.nodes,
+        divided.parts,
+        divided.sums_share,
+    )
+    alone = costs.prefill(Load()).compute_s.sum(axis=1)
+    assert sum(parts) == pytest.approx(1) and sorted(group) == list(range(6))
+    assert np.ptp([part * alone[node] for node, part in zip(group, parts, strict=True)]) < 1e-9
+    # 32 blocks, 2 sums each: every node sends a sixth of the hidden states ten times, at the pace of 1 Gb/s.
+    seconds = stage.prefill_s(tokens, 0)
+    assert seconds * share == pytest.approx(32 * 2 * 10 * tokens * 4096 * 2 / 6 * 8 / 1e9, rel=0.01)
+    whole = sum(use.weights for use in costs.memory(Load(), Cut((0,), (32,))))
+    assert sum(use.weights for use in memory(costs, divided, 1)) == pytest.approx(whole, abs=6)
+
+
+def test_a_slice_uses_no_less_of_a_device_when_it_is_longer() -> None:
+    for name in MODELS:
+        rtx, p100 = (list(utilisation(name, kind).values()) for kind in ("rtx-3090", "p100"))
+        for used in (rtx, p100):
+            assert used == sorted(used) and used[-1] == pytest.approx(1)
+        assert all(slow >= fast * (1 - 1e-9) for slow, fast in zip(p100, rtx, strict=True))  # fewer operations a byte
+    # One token: two operations for each weight of two bytes.
+    assert p100[0] == pytest.approx(732e9 / 18.7e12, rel=0.01)
 
 
 def test_a_prompt_holds_memory_as_long_as_it_is_on_its_way() -> None:
