@@ -38,7 +38,7 @@ def search_rate(costs: Costs, target: float | None = None) -> RateSearch:
     """
     some, kinds, index = without_spare(costs, kinds_of(costs))
     if costs.problem.is_steady:
-        best, bound = search_steady(some, kinds)
+        best, bound = search_steady(some, kinds, target)
     else:
         best, bound = _search_together(some, kinds, target)
     if best.cut is None:

@@ -36,14 +36,14 @@ _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
 """A single load that may have better cuts is asked for cuts that are better by these parts."""
 
 
-def search_steady(costs: Costs, kinds: Kinds | None) -> tuple[Best, float]:
-    """The best, and tokens a second that no cut exceeds."""
+def search_steady(costs: Costs, kinds: Kinds | None, target: float | None = None) -> tuple[Best, float]:
+    """The best, and tokens a second that no cut exceeds; with a target, once it is known whether a cut exceeds it."""
     rates = SteadyRates(costs)
     best = count_out(rates, kinds)
     if best is not None:
         return best, best.rate
     pool = Pool(rates, kinds)
-    bound = _SteadyBound(costs, pool, kinds).run()
+    bound = _SteadyBound(costs, pool, kinds, target).run()
     return pool.best, max(bound, pool.best.rate)
 
 
@@ -69,8 +69,8 @@ class _Region:
 class _SteadyBound:
     """Looks for cuts with the solvers, and bounds the rates of all."""
 
-    def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None) -> None:
-        self._costs, self._pool = costs, pool
+    def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None, target: float | None) -> None:
+        self._costs, self._pool, self._target = costs, pool, target
         few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
         self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
         self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
@@ -85,7 +85,7 @@ class _SteadyBound:
         regions = self._first()
         while self._left > 0:
             region = max(regions, key=lambda one: one.most)
-            if region.closed or region.most <= self._goal:
+            if region.closed or region.most <= self._goal or self._is_exceeded:
                 break
             before = self._pool.best.rate
             self._ask(region)
@@ -93,12 +93,18 @@ class _SteadyBound:
                 self._pool.climb()
             if region.most > self._goal:
                 regions += self._split(region)
-        self._pool.climb()
+        if not self._is_exceeded:
+            self._pool.climb()
         return max(region.most for region in regions)
 
     @property
+    def _is_exceeded(self) -> bool:
+        return self._target is not None and self._pool.best.rate > self._target
+
+    @property
     def _goal(self) -> float:
-        return self._pool.best.rate * (1 + TOLERANCE)
+        """Cuts of no higher rate than this are of no interest."""
+        return max(self._pool.best.rate * (1 + TOLERANCE), self._target or 0.0)
 
     def _first(self) -> list[_Region]:
         """The largest b alone, and below it ranges in which it doubles."""
