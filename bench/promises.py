@@ -162,11 +162,11 @@ async def changing(site: Promises, short: tuple[int, int], long: tuple[int, int]
     promises is of the mean lengths it saw, so these are what is measured, on both placements in turns.
     """
     await site.deploy()
-    await site.requests(*short, 4 * rounds)
+    await site.requests(*short, rounds)
     await site.delete()
     first = await site.deploy()
     quiet = await site.outlook()
-    await site.requests(*long, 12 * rounds)
+    await site.requests(*long, 3 * rounds)
     asked = await site.outlook()
     outlook = asked.outlook
     assert outlook is not None and outlook.expected is not None
