@@ -96,7 +96,7 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     times["station_s"] = float(
         parts.full[0] * times["full_busiest_s"]
         + parts.rest[0] * times["rest_busiest_s"]
-        + max(0.0, rounds / batch - chunks) * times["busiest_s"]
+        + max(0.0, rounds / batch - parts.full[0] - parts.rest[0]) * times["busiest_s"]
     )
 
     def between_s(requests: int = batch * m, **changed: float) -> float:

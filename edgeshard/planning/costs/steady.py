@@ -21,8 +21,8 @@ and s2 the seconds that a step takes any one station,
     W >= (n - 1) s1 + s2 + max(0, g / b - n) s0
     W >= (n - 1) x1 + x2
 
-but where every step carries a chunk, g / b < n, the rest of a prompt goes with the next one: a prompt is then as many
-full chunks as it has tokens for. The rate is G / W. It rises whenever a time shrinks.
+but where every step could carry a chunk, g / b < n, the rest of a prompt goes with the next one: n is then P / room,
+the full chunks that it has tokens for, and no rest. The rate is G / W. It rises whenever a time shrinks.
 (docs/papers.md#the-steady-rate)
 """
 
@@ -66,6 +66,14 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
+class Most:
+    """[K] the largest n and m of a range of loads: with n, k rises and W falls, and with m, T does."""
+
+    chunks: Floats
+    micro_batches: Floats
+
+
+@dataclass(frozen=True, slots=True)
 class Steady:
     """[K] W and T in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
 
@@ -89,18 +97,18 @@ def steady(
     stages: int,
     chunks: Chunks,
     rounds: float,
-    beside: Floats | None = None,
+    most: Most | None = None,
 ) -> Steady:
-    """The steady state of K cuts of one number of stages: [K] C and m, and g rounds.
-
-    `beside` is n for k, where it is to be bounded from above and the rest from below: W falls as k rises.
-    """
+    """The steady state of K cuts of one number of stages: [K] C and m, and g rounds; with `most`, W is a lower bound
+    for all loads up to it."""
     window = np.maximum(micro_batches, stages)
+    turns = 1.0 + ((chunks.count if most is None else most.chunks) - 1) / window
+    if most is not None:
+        window = np.maximum(most.micro_batches, stages)
     full_s = np.maximum(times.full_busiest_s, times.full_round_s / window)
     rest_s = np.maximum(times.rest_busiest_s, times.rest_round_s / window)
     several_s = times.full_round_s + np.maximum(0.0, chunks.count - 2) * full_s + rest_s
     prompt_s = np.where(chunks.count > 1, several_s, times.rest_round_s)
-    turns = 1.0 + ((chunks.count if beside is None else beside) - 1) / window
     round_s = np.maximum(times.round_s, micro_batches * times.busiest_s)
     between_s = _between_s(requests, rounds, prompt_s, round_s, turns)
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)

@@ -53,7 +53,8 @@ def steady(
     beside, turn_s = 1 + (chunks - 1) / window, max(round_s, m * max(alone))
     fulls, rests = (chunks - 1, 1.0) if rounds / batch >= chunks else (prompt / room, 0.0)
     busy_s = max(
-        fulls * a + rests * b + max(0.0, rounds / batch - chunks) * c for a, b, c in zip(full, rest, alone, strict=True)
+        fulls * a + rests * b + max(0.0, rounds / batch - fulls - rests) * c
+        for a, b, c in zip(full, rest, alone, strict=True)
     )
 
     def between_s(decoding: float) -> float:
