@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
+from edgeshard.domain.deployments.rules import Condition
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
@@ -120,6 +121,8 @@ class PlanProblem:
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
+    rules: tuple[Condition, ...] = ()
+    """What the set of used nodes must meet."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
