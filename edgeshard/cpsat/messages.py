@@ -31,6 +31,7 @@ def question_values(question: Question) -> dict[str, Any]:
         "conditions": [[list(one.weights), one.least, one.most] for one in question.conditions],
         "without": [[list(cut.nodes), list(cut.ends)] for cut in question.without],
         "below": question.below,
+        "any": question.any_will_do,
     }
 
 
@@ -49,6 +50,7 @@ def read_question(values: Mapping[str, Any]) -> Question:
         conditions=tuple(Linear(tuple(weights), least, most) for weights, least, most in values["conditions"]),
         without=tuple(Cut(tuple(nodes), tuple(ends)) for nodes, ends in values["without"]),
         below=values["below"],
+        any_will_do=values["any"],
     )
 
 

@@ -12,6 +12,7 @@ import selectors
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -25,7 +26,7 @@ PLAN_S = 20.0
 """On the clock, for all questions of one plan."""
 VERIFY_S = 60.0
 """The same for a plan that is verified."""
-QUESTION_EFFORT = 10.0
+QUESTION_EFFORT = 6.0
 """Deterministic time of CP-SAT for one question of a plan, about as many seconds: beyond it the answer is a bound."""
 MEMORY_BYTES = 3 << 30
 """That the process may grow by, of addresses; beyond half of it CP-SAT ends by itself."""
@@ -89,13 +90,14 @@ class CpSat:
         """
         check_installed(self._field, "a rule" if self._field == "rule" else "it")
         process = self._started()
-        wall_s = max(0.05, self._left_s)
+        wall_s = max(0.0, self._left_s)
         line = {"question": question_values(question), "deterministic": self._effort, "wall_s": wall_s}
         began_s = time.monotonic()
         try:
-            return read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
+            found = read_answer(json.loads(self._exchanged(process, json.dumps(line).encode() + b"\n", wall_s)))
         finally:
             self._left_s -= time.monotonic() - began_s
+        return replace(found, spent=self._left_s <= 0)
 
     def close(self) -> None:
         """End the process."""

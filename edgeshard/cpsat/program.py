@@ -29,13 +29,15 @@ from edgeshard.planning.solvers.scoring import SLACK
 
 UNIT = 1e-8
 """Of a lower bound of the goal."""
+LIMIT_UNITS = 10**11
+"""Of a limit."""
 MOST = 1 << 50
 """Units; a longer time is taken for this one."""
 _MOST_WEIGHT = 1 << 45
 FIRST_EFFORT = 2.0
 """Of CP-SAT's deterministic time (about seconds), for a first good cut before the program is made smaller by it."""
-_SMALLER = 0.7
-"""Only a program with so many of its variables, or fewer, is worth to begin again with."""
+LEAST_WALL_S = 0.1
+"""With less time only the bound that needs no program is given."""
 MEMORY_MB = 1536
 
 
@@ -69,7 +71,9 @@ def answer(question: Question, effort: Effort) -> Answer:
     bound = max(relaxed.bound_s, 0.0)
     if bound >= question.below:
         return Answer(None, math.inf)
-    if not question.sides:
+    if effort.wall_s < LEAST_WALL_S:
+        return Answer(None, bound)
+    if not question.sides or question.any_will_do:
         return _solved(question, relaxed, None, bound, effort)
     first = Effort(min(FIRST_EFFORT, effort.deterministic), effort.wall_s / 4)
     found = _solved(question, relaxed, None, bound, first)
@@ -96,6 +100,11 @@ def _solved(question: Question, relaxed: _Relaxed, hint: Cut | None, bound_s: fl
     parameters.num_workers = 1
     parameters.random_seed = 1
     parameters.linearization_level = 2
+    # Of a path, more of this finds nothing and takes most of the time.
+    parameters.symmetry_level = parameters.cp_model_probing_level = parameters.presolve_bve_threshold = 0
+    parameters.merge_at_most_one_work_limit = 0.0
+    parameters.max_presolve_iterations = 1
+    parameters.stop_after_first_solution = question.any_will_do
     parameters.max_deterministic_time = effort.deterministic
     parameters.max_time_in_seconds = max(effort.wall_s, 0.01)
     parameters.max_memory_in_mb = MEMORY_MB
@@ -180,9 +189,7 @@ class _Relaxed:
         return held_s, sent_s
 
 
-def walks_through(
-    relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool
-) -> tuple[Floats, Floats]:
+def walks_through(relaxed: _Relaxed, stage: Floats, hop: Floats, back: Floats, *, add: bool) -> tuple[Floats, Floats]:
     """The least sum (or the least largest) of seconds over the walks with such a stage, and with such a hop.
 
     A walk goes from the source through all layers as a cut does, but may come to a node again.
@@ -264,7 +271,7 @@ class _Program:
                     model.add(sum(beginning[node, end]) == sum(coming[node, end]))
             model.add(sum(ending[node, instance.layers]) == self.returns[node])
         for end in range(1, instance.layers):
-            # Every block is held once, which follows; said, it makes the linear relaxation find cliques.
+            # Every block is held once, which follows; said, it makes the linear relaxation closer.
             over = [chosen for held, chosen in self.held.items() if held.first < end <= held.end]
             model.add_exactly_one(over)
         model.add_exactly_one(self.returns)
@@ -302,8 +309,7 @@ class _Program:
         self.model.minimize(value)
 
     def _at_most(self, side: Sequence[tuple[Part, _Times]], most_s: float) -> None:
-        unit_s = most_s * UNIT
-        self.model.add(self._total(side, unit_s) <= math.floor(most_s * (1 + SLACK) / unit_s))
+        self.model.add(self._total(side, most_s / LIMIT_UNITS) <= LIMIT_UNITS)
 
     def _total(self, side: Sequence[tuple[Part, _Times]], unit_s: float) -> cp_model.LinearExpr:
         """A side in whole units, rounded down."""

@@ -201,9 +201,16 @@ class PlanProblem:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:
             raise invalid("allow_streaming", "is not for the objective energy: what a disk takes is not known")
+        self._check_rules()
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
         self._check_nodes()
+
+    def _check_rules(self) -> None:
+        if self.rules and self.allow_streaming:
+            raise invalid("allow_streaming", "is not for plans under rules; leave it out, or the rules")
+        if self.rules and self.objective is Objective.ENERGY:
+            raise invalid("objective", "energy is not for plans under rules; use another one, or leave out the rules")
 
     def _check_nodes(self) -> None:
         for name in self.exclude:

@@ -63,6 +63,8 @@ class Question:
     """Cuts that are known and not asked for."""
     below: float = float("inf")
     """Only a cut whose goal is below is of use, in seconds."""
+    any_will_do: bool = False
+    """Whether the first cut found is the answer."""
 
     def seconds(self, cut: Cut) -> float:
         """The goal of a cut."""
@@ -76,6 +78,8 @@ class Answer:
 
     cut: Cut | None
     bound_s: float
+    spent: bool = False
+    """Whether the time for all questions is over: another one gets a bound alone."""
 
     @property
     def impossible(self) -> bool:
