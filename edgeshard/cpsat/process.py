@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
 from edgeshard.cpsat.messages import question_values, read_answer
 from edgeshard.domain.errors import FailedPreconditionError, ResourceExhaustedError, extra_line
 from edgeshard.planning.solvers.linear import Answer, Question
+from edgeshard.process.extras import missing
 
 EXTRA = "rules"
 PLAN_S = 20.0
@@ -36,14 +36,9 @@ _LATE_S = 15.0
 _PART = 1 << 16
 
 
-def installed() -> bool:
-    """Whether the extra is there."""
-    return find_spec("ortools") is not None
-
-
 def check_installed(field: str, what: str) -> None:
     """Raise FailedPreconditionError naming `field` where `what` needs the extra and it is not installed."""
-    if not installed():
+    if missing(EXTRA):
         raise FailedPreconditionError(
             f"{field}: {what} needs CP-SAT, which is not installed; {extra_line(EXTRA)}",
             field=field,

@@ -12,6 +12,7 @@ import typer
 from edgeshard.cli.commands.options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
+from edgeshard.domain.deployments.rules import Rule, parse_rule
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
 
@@ -29,11 +30,14 @@ class ProblemOptions:
     ] = None
     min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
     max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
+    rule: Annotated[
+        list[str] | None, option("RULE", "As 'apart a,b', 'use zone=hall1' or 'max-watts 90'; may be repeated.")
+    ] = None
     head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
 
     def given(self) -> dict[str, Any]:
         """Fields of `PlanProblem`. Raises InvalidArgumentError for a share that is none."""
-        values = asdict(self) | {"max_share": _shares(self.max_share or ())}
+        values = asdict(self) | {"max_share": _shares(self.max_share or ()), "rule": None}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -45,6 +49,17 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
+    return found
+
+
+def _rules(texts: Sequence[str]) -> list[Rule]:
+    """`--rule RULE`, repeated. Raises InvalidArgumentError naming `rule[i]`."""
+    found = []
+    for index, text in enumerate(texts):
+        try:
+            found.append(parse_rule(text))
+        except InvalidArgumentError as error:
+            raise error.within(f"rule[{index}]") from None
     return found
 
 
@@ -66,10 +81,22 @@ class QuestionOptions:
             "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
         ),
     ] = None
+    verify: Annotated[
+        bool, switch("--verify", "Check the plan with CP-SAT, for up to 60 s; exits 1 if one is better.")
+    ] = False
     plot: Annotated[Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation.")] = None
 
     def check(self, allow_streaming: bool) -> None:
         """Raise InvalidArgumentError for options that do not go together."""
+        if self.verify and (self.compare or self.sweep is not None or self.simulate is not None):
+            raise InvalidArgumentError(
+                "--verify checks one plan: leave out --compare, --sweep and --simulate", field="verify"
+            )
+        if self.verify and allow_streaming:
+            raise InvalidArgumentError(
+                "--allow-streaming: --verify knows only nodes that hold their weights; give one of them",
+                field="allow_streaming",
+            )
         if self.plot is not None and self.sweep is None and self.simulate is None and not self.compare:
             raise InvalidArgumentError(
                 "--plot draws a --sweep, a --compare or a --simulate: give one too", field="plot"
@@ -87,24 +114,32 @@ class QuestionOptions:
         """Whether it is about other nodes, links, loads or strategies than the site's: what nodes hold says nothing."""
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
-    def show(self, problem: PlanProblem, output: Output) -> bool:
-        """Print the answer. False where no plan was found that was asked for."""
+    def show(self, problem: PlanProblem, rules: Sequence[Rule], output: Output) -> bool:
+        """Print the answer. False where no plan was found that was asked for, or one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
+        from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed
         from edgeshard.planning.inputs.what_if import changed
 
-        with_changes = changed(problem, tuple(self.what_if or ()))
-        if self.sweep is not None:
-            show_sweep(with_changes, self.sweep, self.plot, output)
-            return True
-        if self.compare:
-            show_comparison(with_changes, self.plot, output)
-            return True
-        if self.simulate is not None:
-            from edgeshard.cli.commands.deployments.plan_load import show_simulation
+        if self.verify:
+            check_installed("verify", "--verify")
+        asked, before = (
+            replace(one, rules=one.cluster.under(rules)) for one in (changed(problem, self.what_if or ()), problem)
+        )
+        asked.check()
+        with CpSat() as prover, CpSat(VERIFY_S, VERIFY_S, field="verify") as verifier:
+            if self.sweep is not None:
+                show_sweep(asked, self.sweep, self.plot, output, prover)
+                return True
+            if self.compare:
+                show_comparison(asked, self.plot, output, prover)
+                return True
+            if self.simulate is not None:
+                from edgeshard.cli.commands.deployments.plan_load import show_simulation
 
-            return show_simulation(with_changes, self.simulate, self.plot, output)
-        return show_plan(with_changes, problem if self.what_if else None, self.explain, output)
+                return show_simulation(asked, self.simulate, self.plot, output, prover)
+            earlier = before if self.what_if else None
+            return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None)
 
 
 _SPEC = spec_options(
@@ -139,6 +174,7 @@ def plan(
     """
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
 
+    rules = _rules(own.rule or ())
     question.check(options.get("allow_streaming", False))
     if not model:
         raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
@@ -153,5 +189,5 @@ def plan(
         problem, notes = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, output):
+    if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, rules, output):
         raise typer.Exit(1)
