@@ -133,6 +133,17 @@ def parse_rule(text: str) -> Rule:
     return rule
 
 
+def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
+    """The rules of lines. Raises as `parse_rule`, naming `rule[i]`."""
+    found = []
+    for index, text in enumerate(texts):
+        try:
+            found.append(parse_rule(text))
+        except InvalidArgumentError as error:
+            raise error.within(f"rule[{index}]") from None
+    return tuple(found)
+
+
 def _number_of(words: list[str], kind: RuleKind) -> float:
     """The number at the beginning of `words`, which is taken off them."""
     try:

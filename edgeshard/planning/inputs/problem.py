@@ -122,7 +122,7 @@ class PlanProblem:
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
     rules: tuple[Condition, ...] = ()
-    """What the set of used nodes must meet."""
+    """What the set of used nodes must meet. Names that are not of the cluster are those of nodes that are away."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

@@ -13,6 +13,7 @@ from math import isfinite
 from typing import Any
 
 from edgeshard.architectures import ModelShape
+from edgeshard.domain.deployments import rules
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
@@ -38,10 +39,12 @@ from edgeshard_coordinator.core.placement import by_memory, describe_planned, re
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
+from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 
+RULES_NEED_CPSAT = "RULES_NEED_CPSAT"
 _MIXED = "nodes that keep their weights in different ways are not planned together"
 
 
@@ -91,9 +94,13 @@ class PlanningPlacer:
         problem = replace(problem, candidates=usable)
         # A link that stands still may be gone round by doing without either of its nodes.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
-        left = [repair.survivors(broken, candidates, gone, problem.spec.exclude) for gone in without]
+        conditions = conditions_of(problem.spec, candidates)
+        barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
+        unusable = (*problem.spec.exclude, *barred)
+        left = [repair.survivors(broken, candidates, gone, unusable) for gone in without]
         found: list[Placement] = []
-        for stages in itertools.chain.from_iterable(map(repair.ways, left)):
+        ways = [repair.ways(one, lambda used: not rules.broken(conditions, used)) for one in left]
+        for stages in itertools.chain.from_iterable(ways):
             with suppress(EdgeShardError):
                 placement = _Site(problem.with_spec(layers=stages, source=stages[0].node)).kept(broken)
                 if not lost.crosses(placement):
@@ -111,10 +118,11 @@ class PlanningPlacer:
         spec = problem.spec
         sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
+        sources = [*allowed_sources(spec, problem.candidates, sources)]
         error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
         for source in sources[: repair.MOST_SPARES]:
             try:
-                placement = self._noted(_Site(problem.with_spec(layers=(), source=source.name)))
+                placement = self._anew(_Site(problem.with_spec(layers=(), source=source.name)))
             except EdgeShardError as refused:
                 error = refused
                 continue
@@ -122,6 +130,15 @@ class PlanningPlacer:
                 return placement
             error = UnavailableError("every placement needs a link that stands still", field="link", reason="NO_LINK")
         raise error
+
+    def _anew(self, site: _Site) -> Placement:
+        """A placement to go on with: by memory where rules want a solver that is not installed."""
+        try:
+            return self._noted(site)
+        except FailedPreconditionError as error:
+            if error.reason != RULES_NEED_CPSAT:
+                raise
+            return replace(site.by_memory(), note=f"Placed by memory, since nothing can be planned: {error.message}.")
 
     def _with_starting(self, site: _Site) -> Placement:
         starting = () if site.spec.layers else _starting(site.spec, site.candidates)
@@ -221,7 +238,8 @@ class _Site:
     def planned(self) -> Placement:
         spec = self.spec
         site = self._cluster([])
-        problem = self._problem(site)
+        # Of stages that are given, the placement's check has looked at the rules.
+        problem = replace(self._problem(site), rules=conditions_of(spec, self._nodes.values()))
         result = plan(problem, alternatives=0)
         if result.prediction is None:
             assert result.shortage is not None
