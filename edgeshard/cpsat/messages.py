@@ -76,7 +76,7 @@ def _instance_values(instance: Instance) -> dict[str, Any]:
 
 
 def _read_instance(values: Mapping[str, Any]) -> Instance:
-    known = {
+    known: dict[str, Any] = {
         name: np.array(value, dtype=np.int64 if name in _COUNTS else np.float64) if isinstance(value, list) else value
         for name, value in values.items()
     }

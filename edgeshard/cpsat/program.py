@@ -316,8 +316,9 @@ class _Program:
         rounds = [times for part, times in side if not part.busiest]
         terms: list[cp_model.LinearExpr] = []
         if rounds:
-            stage, hop = sum(one.stage for one in rounds), sum(one.hop + one.delay for one in rounds)
-            back = sum(one.back + one.back_delay for one in rounds)
+            stage = np.sum([one.stage for one in rounds], axis=0)
+            hop = np.sum([one.hop + one.delay for one in rounds], axis=0)
+            back = np.sum([one.back + one.back_delay for one in rounds], axis=0)
             terms += [item for items in self._weighed(stage, hop, back, unit_s) for item in items]
         terms += [self._busiest(part, times, unit_s) for part, times in side if part.busiest]
         return cp_model.LinearExpr.sum(terms)
@@ -389,7 +390,9 @@ def _scale(values: Sequence[float]) -> int:
     """What makes whole numbers of decimal ones, as far as they stay small enough."""
     digits = max((-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in values), default=0)
     largest = max(map(abs, values), default=1.0) or 1.0
-    return 10 ** max(0, min(digits, int(math.log10(_MOST_WEIGHT / largest)) if largest < _MOST_WEIGHT else 0))
+    room = int(math.log10(_MOST_WEIGHT / largest)) if largest < _MOST_WEIGHT else 0
+    whole: int = 10 ** max(0, min(digits, room))
+    return whole
 
 
 def _whole(value: float, scale: int, *, up: bool) -> int:

@@ -51,6 +51,9 @@ class SiteNode(Protocol):
     @property
     def placeable(self) -> bool: ...
 
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class SiteCluster:
@@ -106,7 +109,12 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         )
     # Memory as the coordinator counts it: what the node grants less what others hold there.
     planned = tuple(
-        ClusterNode(node.name, replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0), node.name)
+        ClusterNode(
+            node.name,
+            replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0),
+            node.name,
+            labels=node.labels,
+        )
         for node, device in zip(usable, devices, strict=True)
         if device is not None
     )

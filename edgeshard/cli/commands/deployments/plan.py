@@ -12,7 +12,7 @@ import typer
 from edgeshard.cli.commands.options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
-from edgeshard.domain.deployments.rules import Rule, parse_rule
+from edgeshard.domain.deployments.rules import Rule, parse_rules
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
 
@@ -49,17 +49,6 @@ def _shares(items: Sequence[str]) -> dict[str, float]:
             found[name] = float(value)
         except ValueError:
             raise InvalidArgumentError(f"--max-share {name}={value} is not a number", field="max_share") from None
-    return found
-
-
-def _rules(texts: Sequence[str]) -> list[Rule]:
-    """`--rule RULE`, repeated. Raises InvalidArgumentError naming `rule[i]`."""
-    found = []
-    for index, text in enumerate(texts):
-        try:
-            found.append(parse_rule(text))
-        except InvalidArgumentError as error:
-            raise error.within(f"rule[{index}]") from None
     return found
 
 
@@ -174,7 +163,7 @@ def plan(
     """
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
 
-    rules = _rules(own.rule or ())
+    rules = parse_rules(own.rule or ())
     question.check(options.get("allow_streaming", False))
     if not model:
         raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
