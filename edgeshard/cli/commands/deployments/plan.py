@@ -109,7 +109,7 @@ class QuestionOptions:
 
 _SPEC = spec_options(
     *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
-    *("exclude", "reserve", "allow_streaming"),
+    *("exclude", "reserve", "allow_streaming", "rule"),
     source="Node of the first layer, else the file's.",
     dtype="float32, float16 or bfloat16.",
     prompt_tokens="Tokens of a prompt.",
