@@ -18,7 +18,7 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.packed import DropCall, PackedUnit
 from edgeshard.domain.nodes.device import Node
-from edgeshard.domain.nodes.labels import check_labels
+from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
@@ -29,6 +29,7 @@ from edgeshard.wire.site import (
     audit_checks_from_wire,
     audit_entry_from_wire,
     drop_call_to_wire,
+    label_call_to_wire,
     measure_request_to_wire,
     node_details_from_wire,
     node_progress_from_wire,
@@ -110,8 +111,8 @@ class SiteCalls(Calls):
 
         They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for what is no label.
         """
-        request = admin_pb2.LabelNodeRequest(node=node, labels=check_labels(labels, "labels"), removed=removed)
-        return node_from_wire((await self._admin("LabelNode", request)).node)
+        call = label_call_to_wire(LabelCall(node, labels, tuple(removed)))
+        return node_from_wire((await self._admin("LabelNode", call)).node)
 
     async def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
         """The packed units that a node (its name or id) keeps.

@@ -239,15 +239,11 @@ def _check_together(spec: DeploymentSpec) -> None:
 
 def _check_rules(spec: DeploymentSpec) -> None:
     """Raise InvalidArgumentError naming a rule, or "rule"."""
-    about = InvalidArgumentError.about
     if len(spec.rule) > MOST_RULES:
-        raise about("rule", f"a deployment has at most {MOST_RULES} rules, not {len(spec.rule)}", "INVALID_SPEC")
+        why = f"a deployment has at most {MOST_RULES} rules, not {len(spec.rule)}"
+        raise InvalidArgumentError.about("rule", why, "INVALID_SPEC")
     for index, rule in enumerate(spec.rule):
         _rule_of(rule, index)
-    if spec.rule and spec.allow_streaming:
-        raise about("rule", "nodes that stream their weights are not placed under rules yet", "RULES_NOT_SUPPORTED")
-    if spec.rule and spec.objective == "energy":
-        raise about("rule", "the objective energy is not planned for under rules yet", "RULES_NOT_SUPPORTED")
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:

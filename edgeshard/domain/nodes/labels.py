@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -35,6 +37,19 @@ def check_labels(labels: Mapping[str, str], field: str) -> Mapping[str, str]:
 
 def _wrong(field: str, why: str) -> InvalidArgumentError:
     return InvalidArgumentError.about(field, why, "INVALID_LABEL")
+
+
+@dataclass(frozen=True, slots=True)
+class LabelCall:
+    """Labels to set of a node (its name or id), and keys of those to remove."""
+
+    node: str
+    labels: Annotated[Mapping[str, str], check_labels]
+    removed: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        for key in self.removed:
+            check_key(key, "removed")
 
 
 def parse_labels(text: str, field: str = "labels") -> dict[str, str]:
@@ -73,8 +88,3 @@ def parse_changes(items: Sequence[str], field: str = "labels") -> tuple[dict[str
 def labels_text(labels: Mapping[str, str]) -> str:
     """`gpu=yes,zone=hall1`, in the order of the keys; "" for none."""
     return ",".join(f"{key}={labels[key]}" for key in sorted(labels))
-
-
-def changed(labels: Mapping[str, str], given: Mapping[str, str], removed: Collection[str]) -> dict[str, str]:
-    """Labels with those `given`, and without the keys `removed`."""
-    return {key: value for key, value in {**labels, **given}.items() if key not in removed}

@@ -211,7 +211,7 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
     disk = profile.disk
     if profile.energy is not None:
-        idle_w, busy_w = profile.energy.idle_w, max(profile.energy.idle_w, profile.energy.busy_w)
+        idle_w, busy_w = profile.energy.idle_w, profile.energy.working_w
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)

@@ -130,6 +130,13 @@ def test_a_rule_about_nothing_there_is_is_refused(place: Any) -> None:
         assert refused.value.field.startswith("rule[0]")
 
 
+def test_streaming_and_energy_do_not_go_with_rules_yet(place: Any) -> None:
+    for changes in ({"allow_streaming": True}, {"objective": "energy"}):
+        with pytest.raises(InvalidArgumentError) as refused:
+            place(spec_of("avoid e", **changes))
+        assert refused.value.reason == "RULES_NOT_SUPPORTED" and refused.value.field == "rule"
+
+
 def test_a_source_is_chosen_that_rules_allow(manifest: ModelManifest) -> None:
     big = [replace(one, free_bytes=2 << 30) if one.name in "ab" else one for one in ALL]
     spec = spec_of("together by zone", "use d", source="")

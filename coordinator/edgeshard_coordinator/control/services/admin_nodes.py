@@ -13,11 +13,11 @@ from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.control.site import MeasureRequest
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
-from edgeshard.domain.nodes.labels import check_key, check_labels
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.site import (
     drop_call_from_wire,
+    label_call_from_wire,
     measure_request_from_wire,
     node_details_to_wire,
     node_progress_to_wire,
@@ -49,13 +49,11 @@ class NodeCalls(AdminCalls):
 
     async def LabelNode(self, request: pb.LabelNodeRequest, context: Any) -> pb.LabelNodeResponse:
         """On disk before it holds, so that a disk that refuses changes nothing."""
-        node = self._loop.state.node_named(request.node)
-        labels, removed = dict(check_labels(request.labels, "labels")), tuple(request.removed)
-        for key in removed:
-            check_key(key, "labels")
+        call = label_call_from_wire(request)
+        node = self._loop.state.node_named(call.node)
         if node.joined:
-            await answered(self._store.save_node(node.relabelled(labels, removed)))
-        await self._loop.ask(NodeLabelled(node.node_id, labels, removed, self._loop.now()))
+            await answered(self._store.save_node(node.relabelled(call.labels, call.removed)))
+        await self._loop.ask(NodeLabelled(node.node_id, call.labels, call.removed, self._loop.now()))
         found = node_details(
             self._loop.state, self._loop.state.node_named(node.node_id), self._models, self._loop.now()
         )

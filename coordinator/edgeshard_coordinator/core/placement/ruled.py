@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.rules import Condition, ConditionKind, RuledNode, barred, broken, resolve
-from edgeshard.domain.errors import FailedPreconditionError, PlacementError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, PlacementError
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 RULES_CONFLICT = "RULES_CONFLICT"
@@ -17,9 +17,14 @@ MOST_STEPS = 1 << 16
 
 
 def conditions_of(spec: DeploymentSpec, candidates: Collection[Candidate]) -> tuple[Condition, ...]:
-    """The conditions of a spec's rules. Raises InvalidArgumentError naming the rule that is about nothing there is."""
+    """The conditions of a spec's rules. Raises InvalidArgumentError naming the rule that is about nothing there is,
+    or for an option that does not go with rules."""
     if not spec.rule:
         return ()
+    if spec.allow_streaming or spec.objective == "energy":
+        what = "allow_streaming" if spec.allow_streaming else "the objective energy"
+        why = f"{what} is not placed under rules yet; leave out one of the two"
+        raise InvalidArgumentError.about("rule", why, "RULES_NOT_SUPPORTED")
     by_name = {node.name: node for node in sorted(candidates, key=lambda node: node.connected)}
     return resolve(spec.rule, [RuledNode(node.name, node.labels, node.busy_w) for node in by_name.values()])
 

@@ -99,7 +99,7 @@ def busy_w_of(known: Measurements | None) -> float | None:
     profiles = () if known is None else known.profiles.values()
     newest = max((p for p in profiles if p.value.energy is not None), key=lambda p: p.reported_at, default=None)
     energy = None if newest is None else newest.value.energy
-    return None if energy is None else max(energy.idle_w, energy.busy_w)
+    return None if energy is None else energy.working_w
 
 
 def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:

@@ -12,7 +12,7 @@ import typer
 from edgeshard.cli.commands.options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
-from edgeshard.domain.deployments.rules import Rule, parse_rules
+from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
 
@@ -30,14 +30,11 @@ class ProblemOptions:
     ] = None
     min_nodes: Annotated[int, option("N", "Use at least so many nodes.")] = 1
     max_nodes: Annotated[int | None, option("N", "Use at most so many nodes.")] = None
-    rule: Annotated[
-        list[str] | None, option("RULE", "As 'apart a,b', 'use zone=hall1' or 'max-watts 90'; may be repeated.")
-    ] = None
     head_on_source: Annotated[bool, switch("--head-on-source", "No other node sees a token.")] = False
 
     def given(self) -> dict[str, Any]:
         """Fields of `PlanProblem`. Raises InvalidArgumentError for a share that is none."""
-        values = asdict(self) | {"max_share": _shares(self.max_share or ()), "rule": None}
+        values = asdict(self) | {"max_share": _shares(self.max_share or ())}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -112,10 +109,9 @@ class QuestionOptions:
 
         if self.verify:
             check_installed("verify", "--verify")
-        asked, before = (
-            replace(one, rules=one.cluster.under(rules)) for one in (changed(problem, self.what_if or ()), problem)
-        )
-        asked.check()
+        asked = changed(problem, self.what_if or ())
+        if self.what_if and rules:
+            asked = replace(asked, rules=asked.cluster.under(rules))
         with CpSat() as prover, CpSat(VERIFY_S, VERIFY_S, field="verify") as verifier:
             if self.sweep is not None:
                 show_sweep(asked, self.sweep, self.plot, output, prover)
@@ -127,13 +123,13 @@ class QuestionOptions:
                 from edgeshard.cli.commands.deployments.plan_load import show_simulation
 
                 return show_simulation(asked, self.simulate, self.plot, output, prover)
-            earlier = before if self.what_if else None
+            earlier = problem if self.what_if else None
             return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None)
 
 
 _SPEC = spec_options(
     *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
-    *("exclude", "reserve", "allow_streaming"),
+    *("exclude", "reserve", "allow_streaming", "rule"),
     source="Node of the first layer, else the file's.",
     dtype="float32, float16 or bfloat16.",
     prompt_tokens="Tokens of a prompt.",
@@ -163,7 +159,6 @@ def plan(
     """
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, offline_problem, online_problem
 
-    rules = parse_rules(own.rule or ())
     question.check(options.get("allow_streaming", False))
     if not model:
         raise InvalidArgumentError("--model is missing: name what is to be planned", field="model")
@@ -178,5 +173,7 @@ def plan(
         problem, notes = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, rules, output):
+    if not question.show(
+        replace(problem, held={}) if question.is_of_other_nodes else problem, spec.get("rule", ()), output
+    ):
         raise typer.Exit(1)
