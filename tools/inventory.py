@@ -142,7 +142,7 @@ def uses(project: dict[str, Any], entries: Mapping[str, Locked]) -> dict[str, st
     found = dict.fromkeys(entries, DEVELOPMENT)
     for use, sections in (
         (AGENT, ("agent",)),
-        (RUN_TIME, ("dependencies", "coordinator", "drawings", "gateway", "models", "top")),
+        (RUN_TIME, ("dependencies", "coordinator", "drawings", "gateway", "models", "rules", "top")),
     ):
         reached: set[str] = set()
         following = {str(canonicalize_name(wanted.name)) for wanted in requirements(project, *sections)}

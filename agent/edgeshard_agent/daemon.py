@@ -193,7 +193,7 @@ class _Node:
         own, settings = self._own, self._settings
         name, address, incarnation = NodeName(settings.name), _advertised(settings, self._address), secrets.token_hex(8)
         facts = own.shown(own.facts)
-        registration = Registration(own.node_id, name, address, WIRE_VERSION, facts, incarnation, starting=True)
+        registration = Registration(own.node_id, name, address, WIRE_VERSION, facts, incarnation, True, settings.labels)
         return ControlClient(
             self._ends.control,
             settings.coordinator,

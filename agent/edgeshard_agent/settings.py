@@ -5,13 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic_settings import NoDecode
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.nodes.labels import check_labels, parse_labels
 from edgeshard.process.config import ByteCount, DaemonSettings
 
 LEAST_MEMORY_BYTES = 16 << 20
 """Less is a unit forgotten: not even the demo's layers fit, and every deployment would be refused later."""
+
+
+def _labels(value: object) -> object:
+    return parse_labels(value) if isinstance(value, str) else value
+
+
+Labels = Annotated[
+    dict[str, str], NoDecode, BeforeValidator(_labels), AfterValidator(lambda found: check_labels(found, "labels"))
+]
 
 
 class AgentSettings(DaemonSettings):
@@ -32,6 +43,9 @@ class AgentSettings(DaemonSettings):
         le=1,
         description="seconds after a step for which cores do not halt, so that the next one finds them ready; 0 saves "
         "power. Only where the agent is pinned to some cores; not under a CPU quota, on an accelerator or in the lab",
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="labels for the rules of deployments, such as zone=hall1,gpu=yes"
     )
     emulate: Path | None = Field(default=None, description="lab file: pretend to be the node of this name in it")
     shared_store: Path | None = Field(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from edgeshard import WIRE_VERSION, __version__
+from edgeshard.cpsat.process import CpSat
 from edgeshard.domain.errors import DeniedError, FailedPreconditionError, InvalidArgumentError, extra_line
 from edgeshard.domain.identity import Role
 from edgeshard.gateway.access.cors import Origins, parse_origins
@@ -279,7 +280,7 @@ async def _assemble(settings: CoordinatorSettings, site: _Site, most_connections
         StateStore(settings.state_dir / "state.sqlite"),
         models,
         ModelStoreServicer(models),
-        PlanningPlacer(),
+        PlanningPlacer(CpSat),
         SystemClock(),
         membership=site.membership,
         quotas=_quotas(settings.quotas),

@@ -72,6 +72,7 @@ COMMANDS = (
     Lazy("token", ".commands.site.token:app", "Let another process in."),
     Lazy("join", ".commands.site.join:join", "Become part of a site, by a token."),
     Lazy("node", ".commands.site.node:app", "Take a node's certificate away."),
+    Lazy("label", ".commands.site.label:app", "Set and remove labels of a node."),
     Lazy("install", ".commands.site.install:app", "Lay out a daemon as a service of systemd."),
     Lazy("uninstall", ".commands.site.install:uninstall_app", "Remove what edgectl install laid out."),
     Lazy("lab", ".commands.site.lab:app", "Emulate nodes and links on this machine."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from edgeshard.domain.ids import Digest
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.packed import DropCall, PackedUnit
 from edgeshard.domain.nodes.device import Node
+from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.proto.v1 import admin_pb2, identity_pb2
 from edgeshard.rpc.addresses import is_of_this_machine
 from edgeshard.rpc.tls import split_address
@@ -28,6 +29,7 @@ from edgeshard.wire.site import (
     audit_checks_from_wire,
     audit_entry_from_wire,
     drop_call_to_wire,
+    label_call_to_wire,
     measure_request_to_wire,
     node_details_from_wire,
     node_progress_from_wire,
@@ -103,6 +105,14 @@ class SiteCalls(Calls):
     async def node_details(self, name: str) -> NodeDetails:
         """One node by name or id, with what was measured of it and of its links; raises NotFoundError."""
         return node_details_from_wire(await self._admin("GetNode", admin_pb2.GetNodeRequest(node=name)))
+
+    async def label_node(self, node: str, labels: Mapping[str, str], removed: Sequence[str] = ()) -> Node:
+        """Set labels of a node (its name or id) and remove those of some keys, also the agent's own; returns the node.
+
+        They outlive restarts of both daemons. Raises NotFoundError, InvalidArgumentError for what is no label.
+        """
+        call = label_call_to_wire(LabelCall(node, labels, tuple(removed)))
+        return node_from_wire((await self._admin("LabelNode", call)).node)
 
     async def packed_units(self, node: str) -> tuple[PackedUnit, ...]:
         """The packed units that a node (its name or id) keeps.

@@ -101,6 +101,7 @@ class SyncClient:
     nodes = _call(Client.nodes)
     node = _call(Client.node)
     node_details = _call(Client.node_details)
+    label_node = _call(Client.label_node)
     packed_units = _call(Client.packed_units)
     drop_packed = _call(Client.drop_packed)
     site = _call(Client.site)

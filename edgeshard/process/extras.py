@@ -10,6 +10,7 @@ _NEEDED = {
     "agent": ("torch", "transformers", "safetensors", "tokenizers", "psutil"),
     "coordinator": ("psutil",),
     "gateway": ("fastapi", "uvicorn"),
+    "rules": ("ortools",),
 }
 """Modules that come with an extra and not with the bare package."""
 

@@ -21,7 +21,7 @@ CONFIGURATION = "/etc/edgeshard"
 JOINED = f"{CONFIGURATION}/agent-pki"
 """The directory in which `edgectl join` keeps a node's certificate for its service."""
 _CONFIGURED = {
-    Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise"),
+    Daemon.AGENT: ("name", "coordinator", "listen", "memory", "device", "advertise", "labels"),
     Daemon.COORDINATOR: ("listen", "enrol_listen"),
 }
 """Options that stand in a daemon's configuration, in this order."""
@@ -34,8 +34,8 @@ class Options:
     """Choices of an operator; "" where one was not made.
 
     `programs` is the directory of the daemons, `credentials` that of the TLS files. `name`, `coordinator`, `memory`,
-    `device` and `advertise` are of an agent; `ca_key` and `enrol_listen`, with which a site makes certificates, of a
-    coordinator.
+    `device`, `advertise` and `labels` are of an agent; `ca_key` and `enrol_listen`, with which a site makes
+    certificates, of a coordinator.
     """
 
     listen: str
@@ -46,6 +46,7 @@ class Options:
     memory: str = ""
     device: str = ""
     advertise: str = ""
+    labels: str = ""
     ca_key: str = ""
     enrol_listen: str = ""
 

@@ -26,8 +26,11 @@ _METHODS: Mapping[tuple[str, frozenset[Role]], str] = {
     ("HeadService", _AGENT): "Attach",
     ("StageService", _AGENT): "Exchange Probe",
     ("InferenceService", _USER): "Generate Listen Cancel ListModels RenderChat Tokenize Detokenize",
-    ("AdminService", _OPERATOR): "ListNodes GetNode ListPacked DropPacked ListModels DeleteModel GetSite Profile Plan "
-    "Deploy ListDeployments GetDeployment DeleteDeployment Replan Trace Dump ListAudit ListEvents",
+    (
+        "AdminService",
+        _OPERATOR,
+    ): "ListNodes GetNode LabelNode ListPacked DropPacked ListModels DeleteModel GetSite "
+    "Profile Plan Deploy ListDeployments GetDeployment DeleteDeployment Replan Trace Dump ListAudit ListEvents",
     ("ModelStoreService", _OPERATOR): "RegisterModel AddLocalModel PutBlob",
     ("ModelStoreService", _AGENT | _OPERATOR): "GetManifest",
     ("ModelStoreService", _AGENT): "ReadBlob",

@@ -16,6 +16,7 @@ from edgeshard.domain.control.site import (
 from edgeshard.domain.control.site_event import SiteEvent
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.models.packed import DropCall, PackedOn, PackedUnit
+from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.proto.v1 import common_pb2, inference_pb2, profile_pb2, trace_pb2
@@ -44,6 +45,7 @@ audit_entry_to_wire, audit_entry_from_wire = pair(AuditEntry, pb.AuditEntry)
 _check_to_wire, _check_from_wire = pair(AuditCheck, pb.AuditCheck)
 site_event_to_wire, site_event_from_wire = pair(SiteEvent, pb.SiteEvent)
 packed_unit_to_wire, packed_unit_from_wire = pair(PackedUnit, common_pb2.PackedUnit)
+label_call_to_wire, label_call_from_wire = pair(LabelCall, pb.LabelNodeRequest)
 drop_call_to_wire, drop_call_from_wire = pair(DropCall, pb.DropPackedRequest)
 trace_to_wire, trace_from_wire = pair(StageTrace, trace_pb2.StageTrace)
 measure_request_to_wire, _measure_request_from_wire = pair(MeasureRequest, pb.ProfileRequest)

@@ -84,6 +84,7 @@ CASES = [
     Case("delete deployment tales", TEXT_ONLY),
     Case("delete packed a --unused"),
     Case("delete model cellar", TEXT_ONLY),
+    Case("label node a zone=hall1 rack-", TEXT_ONLY),
     Case("node revoke app --role client", TEXT_ONLY),
     Case("delete node b", TEXT_ONLY),
 ]

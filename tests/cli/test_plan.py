@@ -466,3 +466,106 @@ def test_a_rate_is_steady_unless_all_requests_start_together() -> None:
     assert "94.90 tokens/s with 8 requests" in together and "all the time" not in together
     wrong = run(*loaded, "--rate", "batch")
     assert wrong.exit_code == 2 and "--rate 'batch': use one of together, steady" in wrong.stderr
+
+
+HALLS = """
+source = "a"
+
+[[device]]
+name = "a"
+kind = "agx-orin"
+labels = { zone = "hall1", cost_per_hour = "0.5" }
+
+[[device]]
+name = "b"
+kind = "orin-nx"
+count = 2
+labels = { zone = "hall1", cost_per_hour = "0.1" }
+
+[[device]]
+name = "c"
+kind = "rtx-3090"
+labels = { zone = "hall2", cost_per_hour = "1.5" }
+
+[[link]]
+bandwidth_bps = 1e9
+latency_s = 0.001
+"""
+
+
+@pytest.fixture
+def halls(tmp_path: Path) -> Path:
+    (tmp_path / "halls.toml").write_text(HALLS)
+    return tmp_path / "halls.toml"
+
+
+def test_rules_choose_the_nodes_by_the_labels_of_the_cluster_file(halls: Path) -> None:
+    def nodes(*rules: str) -> set[str]:
+        options = [word for rule in rules for word in ("--rule", rule)]
+        found = run("-o", "name", *options, cluster=halls, model="llama2-13b")
+        assert found.exit_code == 0, found.output
+        return {part.partition("=")[0] for part in found.stdout.strip().split(",")}
+
+    assert "c" in nodes()
+    assert "c" not in nodes("together by zone")
+    assert nodes("max-cost-per-hour 0.5") == {"a"}
+    assert {"a", "b-2"} <= nodes("use b-2", "avoid c")
+
+
+def test_rules_that_cannot_hold_together_are_named_and_the_exit_code_is_1(halls: Path) -> None:
+    options = ("--rule", "use c", "--rule", "together by zone", "--rule", "avoid b-1", "--verify")
+    result = run(*options, cluster=halls, model="llama2-13b")
+    assert result.exit_code == 1
+    words = " ".join(result.stdout.split())
+    assert "'use c'; 'together by zone'" in words and "avoid" not in words
+    assert "verified: CP-SAT proved that there is no plan" in words
+
+
+@pytest.mark.parametrize("option", [("--compare",), ("--sweep", "bandwidth=100:1000"), ("--what-if", "+1 orin-nx")])
+def test_other_questions_keep_the_rules(halls: Path, option: tuple[str, ...]) -> None:
+    result = run("--rule", "avoid c", *option, "-o", "json", cluster=halls, model="llama2-13b")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    placements = [row["placement"] for row in found] if isinstance(found, list) else [found["placement"]]
+    assert placements and not any("c=" in placement for placement in placements)
+
+
+def test_a_plan_is_verified(halls: Path) -> None:
+    found = data("--verify", cluster=halls, model="llama2-13b")["verified"]
+    assert found == {
+        "better": "",
+        "cheaper": 0.0,
+        "gap": 0.0,
+        "proven": True,
+        "text": "CP-SAT proved that no plan is better",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--rule", "avoid x"), "rule[0].nodes: there is no node x"),
+        (("--rule", "use a", "--rule", "near b"), "rule[1].rule: 'near b' is no rule"),
+        (("--rule", "avoid c", "--allow-streaming"), "allow_streaming is not for plans under rules"),
+        (("--rule", "avoid c", "--objective", "energy"), "objective energy is not for plans under rules"),
+        (("--verify", "--compare"), "--verify checks one plan"),
+        (("--verify", "--allow-streaming"), "--verify knows only nodes that hold their weights"),
+        (("--verify", "--objective", "energy"), "verify is not for the objective energy"),
+    ],
+)
+def test_what_rules_and_verify_do_not_go_with_is_refused(halls: Path, options: tuple[str, ...], words: str) -> None:
+    result = run(*options, cluster=halls, model="llama2-13b")
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("option", [("--rule", "avoid c"), ("--verify",)])
+def test_without_the_extra_rules_and_verify_name_it(
+    halls: Path, option: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgeshard.cpsat import process
+
+    monkeypatch.setattr(process, "missing", lambda *extras: list(extras))
+    result = run(*option, cluster=halls, model="llama2-13b")
+    assert result.exit_code != 0
+    assert "pip install '.[rules]'" in " ".join(result.stderr.split())

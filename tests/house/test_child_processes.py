@@ -15,6 +15,7 @@ STARTS = {
     "agent/edgeshard_agent/guides/guides.py",
     "agent/edgeshard_agent/measuring/process.py",
     "edgeshard/chat/lane.py",
+    "edgeshard/cpsat/process.py",
     "edgeshard/local/child_daemons.py",
     "edgeshard/cli/commands/observing/debug.py",
 }

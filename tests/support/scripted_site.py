@@ -299,6 +299,14 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         answer(self.site, "ListPacked", request, context)
         return admin_pb2.ListPackedResponse(units=[packed_unit_to_wire(unit) for unit in self.site.packed])
 
+    def LabelNode(self, request: Any, context: grpc.ServicerContext) -> Any:
+        answer(self.site, "LabelNode", request, context)
+        node = next(node for node in self.site.nodes if request.node in (node.name, node.node_id))
+        kept = {key: value for key, value in node.labels.items() if key not in request.removed}
+        labels = {**kept, **request.labels}
+        self.site.nodes = [replace(one, labels=labels) if one is node else one for one in self.site.nodes]
+        return admin_pb2.LabelNodeResponse(node=node_to_wire(replace(node, labels=labels)))
+
     def DropPacked(self, request: Any, context: grpc.ServicerContext) -> Any:
         answer(self.site, "DropPacked", request, context)
         chosen = [unit for unit in self.site.packed if (unit.id in request.ids if request.ids else not unit.in_use)]

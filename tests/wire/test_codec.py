@@ -35,6 +35,7 @@ from edgeshard.domain.control.commands import (
 from edgeshard.domain.control.site import BlobHeader, BlobRange, LocalFile, MeasureRequest
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement
+from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.identity import ApiKey, Enrolment, Role, TokenRequest
@@ -43,6 +44,7 @@ from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes import profile
 from edgeshard.domain.nodes.condition import Support
 from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase, StageStatus, WeightLoadingWork
+from edgeshard.domain.nodes.labels import LabelCall
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason
 from edgeshard.domain.requests.head import HeldRequest, StartRequest
@@ -188,6 +190,7 @@ REFUSED: dict[tuple[type, str], Any] = {
     (HeartbeatChange, "stages"): TOO_MANY_STAGES,
     (KeepStandby, "manifest_digest"): "a",
     (KeepStandby, "node"): "A",
+    (LabelCall, "labels"): {"a b": "c"},
     (LocalFile, "head_sha256"): "a" * 63,
     (MeasureRequest, "operation_id"): "",
     (PackedUnit, "id"): "\n",
@@ -198,6 +201,7 @@ REFUSED: dict[tuple[type, str], Any] = {
     (PrepareStage, "manifest_digest"): "A" * 64,
     (Registration, "address"): "",
     (Registration, "incarnation"): "",
+    (Registration, "labels"): {"zone": "\x1b"},
     (Registration, "name"): "a/b",
     (Registration, "node_id"): "",
     (StageTrace, "reads"): None,
@@ -307,6 +311,8 @@ UNFIT: dict[type, dict[str, Any]] = {
     PrepareStage: {"stage": 9},
     ProfileReport: {"links": (replace(examples_of(profile.MeasuredLink)[0], sender="another"),)},
     ReadRecord: {"began_s": math.inf},
+    LabelCall: {"removed": ("a b",)},
+    Rule: {"limit": None},
     Registration: {"facts": replace(examples_of(DeviceFacts)[0], kind="\n")},
     StageCost: {"rows": ()},
     StepRecord: {"returned_s": math.nan},

@@ -23,6 +23,7 @@ import edgeshard.wire
 from edgeshard.debugging.dump import ProcessDump
 from edgeshard.domain.control.commands import PrepareStage, ProfileReport, TraceSteps
 from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.rules import Rule, RuleKind
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.identity import Principal, Role, TokenRequest
 from edgeshard.domain.ids import Digest, NodeName
@@ -38,6 +39,7 @@ from tests.support.examples import Examples, comparable
 
 MADE: dict[Any, Callable[[Examples], Any]] = {
     Digest: lambda examples: Digest(f"{examples.number():064x}"),
+    Rule: lambda examples: Rule(RuleKind.AT_MOST, (f"n{examples.number()}",), limit=1),
     Frame: lambda examples: Frame(header=b"h", crc32c=examples.number(), payload=b"p"),
 }
 FIELDS: dict[tuple[type, str], Any] = {
@@ -48,6 +50,8 @@ FIELDS: dict[tuple[type, str], Any] = {
     (DeploymentSpec, "micro_batches"): 3,
     (DeploymentSpec, "prompt_tokens"): 2,
     (DeploymentSpec, "new_tokens"): 1,
+    # No rule has both names and a label.
+    (DeploymentSpec, "rule"): (Rule(RuleKind.AT_MOST, ("r1", "r2"), limit=1), Rule(RuleKind.APART, label="zone")),
     (TokenRequest, "role"): Role.OPERATOR,
     (TokenRequest, "id"): "kim",
     (Principal, "site"): "mill",

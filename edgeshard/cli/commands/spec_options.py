@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from edgeshard.cli.commands.options import OptionGroup, declared, named_only
 from edgeshard.domain.deployments.deployment import EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import parse_layers
+from edgeshard.domain.deployments.rules import parse_rules
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import MODEL_FORMATS
 from edgeshard.domain.options import OptionField, option_fields
@@ -47,7 +48,7 @@ def _parameter(item: OptionField, help: str) -> Parameter:
     if item.kind is bool:
         return named_only(item.name, Annotated[bool, declared(item, help)], False)
     kind: Any = str
-    if get_origin(item.kind) is dict or item.kind == tuple[str, ...]:
+    if get_origin(item.kind) is dict or item.kind == tuple[str, ...] or item.metavar == "RULE":
         kind = list[str]
     elif item.metavar not in _READERS:
         kind = next((number for number in (int, float) if number in (item.kind, *get_args(item.kind))), str)
@@ -101,6 +102,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "SIZE": _size,
     "NODE=SIZE": lambda items, key: {node: _size(size, f"{key}.{node}") for node, size in pairs(items, key)},
     "FORMAT|NODE=FORMAT": _quantisation,
+    "RULE": lambda texts, _: parse_rules(texts),
     "a=0:4,b=4:9": lambda text, _: parse_layers(text),
 }
 """How options are read that are written in another form than the spec's value, by what stands for it in the help."""

@@ -20,6 +20,7 @@ from edgeshard.planning.inputs.site import listed
 from edgeshard.planning.report.baselines import StrategyRow, compare, strategies
 from edgeshard.planning.report.verdict import verdict
 from edgeshard.planning.search.plan import PlanResult, figure_of, figures_of, plan
+from edgeshard.planning.solvers.linear import Prover
 
 SWEEP_POINTS = 13
 SWEPT = ("edge-solo", "cloud-edge-opt", "edgeshard")
@@ -62,12 +63,12 @@ _LABELS = {
 }
 
 
-def show_comparison(problem: PlanProblem, plot: Path | None, output: Output) -> None:
+def show_comparison(problem: PlanProblem, plot: Path | None, output: Output, prover: Prover | None = None) -> None:
     """Print a row for each strategy and whether to split at all, and draw the figures of the objective to `plot`.
 
     The words go below a table, else to stderr, so that a list stays a list; names come without.
     """
-    rows = compare(problem)
+    rows = compare(problem, prover)
     if plot is not None:
         draw(plot, _bars(rows, problem))
     show_list(rows, output, ROW_COLUMNS, lambda row: row.strategy)
@@ -109,13 +110,15 @@ def _drawn(figures: StrategyRow | SweepPoint, goal: Objective) -> float | None:
     return 1000 * value if in_seconds and value is not None else value
 
 
-def show_sweep(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> None:
+def show_sweep(
+    problem: PlanProblem, text: str, plot: Path | None, output: Output, prover: Prover | None = None
+) -> None:
     """Plan at many link rates; print the figures, and draw them to `plot`."""
     pair, rates = parse_sweep(text)
     points = []
     for rate in rates:
         at_rate = replace(problem, cluster=with_bandwidth(problem.cluster, rate, pair))
-        results = strategies(at_rate, plan(at_rate, alternatives=0), SWEPT)
+        results = strategies(at_rate, plan(at_rate, alternatives=0, prover=prover), SWEPT)
         points += [_point(rate, name, results[name]) for name in SWEPT]
     if plot is not None:
         draw(plot, _lines(points, problem))

@@ -36,6 +36,8 @@ from edgeshard.planning.report.describe_tiers import (
 from edgeshard.planning.report.explain import bottleneck, describe_locality, explain
 from edgeshard.planning.report.verdict import advice
 from edgeshard.planning.search.plan import Alternative, CutPrediction, PlannedStage, PlanResult, figures_of, plan
+from edgeshard.planning.search.verify import verify
+from edgeshard.planning.solvers.linear import Prover
 
 STAGE_COLUMNS: list[Column[PlannedStage]] = [
     Column("NODE", lambda stage: stage.node),
@@ -61,10 +63,19 @@ ALTERNATIVE_COLUMNS: list[Column[Alternative]] = [
 ]
 
 
-def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation: bool, output: Output) -> bool:
-    """Print the plan; `before` is the problem without what-if changes. Returns whether there is a plan."""
-    result = plan(problem)
-    earlier = plan(before, alternatives=0) if before is not None else None
+def show_plan(
+    problem: PlanProblem,
+    before: PlanProblem | None,
+    with_explanation: bool,
+    output: Output,
+    prover: Prover | None = None,
+    verifier: Prover | None = None,
+) -> bool:
+    """Print the plan; `before` is the problem without what-if changes. Returns whether there is a plan, and no better
+    one as far as the `verifier` knows."""
+    result = plan(problem, prover=prover)
+    earlier = plan(before, alternatives=0, prover=prover) if before is not None else None
+    verified = verify(result, verifier) if verifier is not None else None
     if output in (Output.JSON, Output.YAML):
         data = plan_data(result)
         data["advice"] = _advice(result) or None
@@ -72,6 +83,8 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
             data["explanation"] = list(explain(result))
         if earlier is not None:
             data["before"] = _figures(earlier)
+        if verified is not None:
+            data["verified"] = plain(verified) | {"text": verified.text}
         show_data(data, output)
     elif output is Output.NAME:
         if result.feasible:
@@ -79,9 +92,11 @@ def show_plan(problem: PlanProblem, before: PlanProblem | None, with_explanation
             typer.echo(result.placement)
     else:
         _show_tables(result, earlier, with_explanation, output)
+    if verified is not None and output not in (Output.JSON, Output.YAML):
+        typer.echo(f"verified: {verified.text}", err=output is Output.NAME)
     if not result.feasible and output not in TABLES:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)
-    return result.feasible
+    return result.feasible and (verified is None or not verified.better)
 
 
 def _show_tables(result: PlanResult, earlier: PlanResult | None, with_explanation: bool, output: Output) -> None:
@@ -134,6 +149,8 @@ def _fields(result: PlanResult, earlier: PlanResult | None) -> dict[str, str]:
         fields["energy"] = f"{prediction.joules_per_token:.2f} J per token, that of these nodes alone"
     if result.streams:
         fields |= {"streaming": "; ".join(describe_speed(result)), "disk": "; ".join(describe_daily(result))}
+    if problem.rules:
+        fields["rules"] = "; ".join(dict.fromkeys(rule.text for rule in problem.rules))
     said = {"packed": describe_locality(result), "advice": _advice(result)}
     fields |= {name: words for name, words in said.items() if words}
     measured, estimated = _measured_nodes(result)

@@ -16,6 +16,7 @@ from edgeshard.domain.deployments.placement import LengthsFrom, PlacedStage, Pla
 from edgeshard.domain.deployments.traffic import Outlook
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes.device import Node, StagePhase, StageStatus
+from edgeshard.domain.nodes.labels import labels_text
 
 if TYPE_CHECKING:
     from edgeshard.client import StoredModel
@@ -35,6 +36,7 @@ NODE_COLUMNS: list[Column[Node]] = [
     Column("SEEN", lambda node: f"{node.heartbeat_age_s:.1f} s ago", wide=True),
     Column("MODEL", lambda node: node.facts.model, wide=True),
     Column("SOFTWARE", lambda node: node.facts.software, wide=True),
+    Column("LABELS", lambda node: labels_text(node.labels) or "-", wide=True),
     Column("ID", lambda node: node.node_id, wide=True),
 ]
 
@@ -243,6 +245,7 @@ def node_fields(node: Node) -> dict[str, str]:
         "Software": facts.software,
         "Bits": facts.bits_fingerprint or _NO_BITS,
         "Wire version": str(node.wire_version),
+        "Labels": labels_text(node.labels) or "-",
     }
 
 

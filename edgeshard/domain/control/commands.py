@@ -6,7 +6,7 @@ For an agent the id of a command is opaque. The coordinator, which made it of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -31,6 +31,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StageStatus
+from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
@@ -63,7 +64,8 @@ class Registration:
     """A node announcing itself. `address` is its stage listener (host:port).
 
     `node_id` outlives restarts; `incarnation` is random per process and tells a restart from a reconnect. A node is
-    `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete.
+    `starting` until it has imported what computes: nothing is placed on it, and its facts may be incomplete. `labels`
+    are those of its settings.
     """
 
     node_id: Annotated[NodeId, check_id]
@@ -73,6 +75,7 @@ class Registration:
     facts: DeviceFacts
     incarnation: Annotated[str, check_id]
     starting: bool = False
+    labels: Annotated[Mapping[str, str], check_labels] = field(default_factory=dict)
 
     def check(self) -> None:
         self.facts.check_told()

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement, parse_layers
+from edgeshard.domain.deployments.rules import MOST_RULES, Rule, parse_rule
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, check_name
@@ -93,6 +94,9 @@ class DeploymentSpec:
         metavar="FORMAT",
         alias="head_quantization",
     )
+    rule: tuple[Rule, ...] = option(
+        (), "Which nodes may, must or must not hold layers together; may be repeated.", metavar="RULE"
+    )
     layers: tuple[ExplicitStage, ...] = option((), "Place it by hand.", metavar="a=0:4,b=4:9")
 
     def check(self) -> None:
@@ -174,12 +178,26 @@ def _spec_of(values: Mapping[str, Any]) -> DeploymentSpec:
     values = dict(values)
     if isinstance(values.get("layers"), str):
         values["layers"] = parse_layers(values["layers"])
+    if isinstance(rules := values.get("rule"), list | tuple):
+        values["rule"] = tuple(map(_rule_of, rules, range(len(rules))))
     if isinstance(values.get("standby"), str):
         values["standby"] = tuple(name.strip() for name in values["standby"].split(","))
     spec = _adapter().validate_python(values)
     if spec.layers and not spec.source:
         return replace(spec, source=str(spec.layers[0].node))
     return spec
+
+
+def _rule_of(written: Any, index: int) -> Any:
+    """A rule of its line; of a table or a `Rule` that same one, checked where it is one already."""
+    try:
+        if isinstance(written, str):
+            return parse_rule(written)
+        if isinstance(written, Rule):
+            written.check()
+    except InvalidArgumentError as error:
+        raise error.within(f"rule[{index}]") from None
+    return written
 
 
 @cache
@@ -203,6 +221,7 @@ def _check_together(spec: DeploymentSpec) -> None:
     if spec.allow_streaming and spec.objective == "energy":
         why = "it is not for the objective energy; what a disk takes is not known"
         raise about("allow_streaming", why, "INVALID_SPEC")
+    _check_rules(spec)
     # A typical request must be one that the deployment takes.
     if spec.new_tokens is not None and spec.new_tokens > spec.max_new_tokens:
         why = f"{spec.new_tokens} is beyond max_new_tokens {spec.max_new_tokens}; raise that, or give fewer"
@@ -216,6 +235,15 @@ def _check_together(spec: DeploymentSpec) -> None:
     if AUTO_STANDBY in spec.standby and len(spec.standby) > 1:
         why = '"auto" has the coordinator choose; name nodes, or give it alone'
         raise about("standby", why, "INVALID_SPEC")
+
+
+def _check_rules(spec: DeploymentSpec) -> None:
+    """Raise InvalidArgumentError naming a rule, or "rule"."""
+    if len(spec.rule) > MOST_RULES:
+        why = f"a deployment has at most {MOST_RULES} rules, not {len(spec.rule)}"
+        raise InvalidArgumentError.about("rule", why, "INVALID_SPEC")
+    for index, rule in enumerate(spec.rule):
+        _rule_of(rule, index)
 
 
 def check_typical(spec: DeploymentSpec, max_context: int) -> None:

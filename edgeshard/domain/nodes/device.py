@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, check_plain
@@ -192,7 +193,7 @@ class Node:
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
     it to nodes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
-    it is away.
+    it is away. `labels` are those that an operator set, and of the agent's own the others.
     """
 
     node_id: NodeId
@@ -209,6 +210,7 @@ class Node:
     unknown_profiles: int = 0
     unknown_links: int = 0
     condition: Condition | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def placeable(self) -> bool:

@@ -107,6 +107,11 @@ class EnergyProfile:
     busy_w: NotNegative
     source: str
 
+    @property
+    def working_w(self) -> float:
+        """While it computes: a sensor may show less then than at rest, by its noise."""
+        return max(self.idle_w, self.busy_w)
+
 
 @dataclass(frozen=True, slots=True)
 class DiskProfile:

@@ -23,9 +23,9 @@ _SYSTEM_BYTES = 3e9
 class Shortage:
     """What is short.
 
-    `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token or constraints (several
-    together). `amount` is what is missing in `unit` (bytes, layers, nodes, seconds); 0 where there is no such number.
-    `text` says it all in words, with what would help.
+    `constraint` is memory, source_memory, max_share, max_nodes, min_nodes, max_time_per_token, constraints (several
+    together) or rules. `amount` is what is missing in `unit` (bytes, layers, nodes, seconds); 0 where there is no such
+    number. `text` says it all in words, with what would help.
     """
 
     constraint: str
@@ -85,6 +85,17 @@ def too_slow(fastest_s: float, limit_s: float) -> Shortage:
         f"{1000 * limit_s:.1f} ms; raise it, or add a faster node or link"
     )
     return Shortage("max_time_per_token", over, "seconds", text)
+
+
+def rules_conflict(texts: Sequence[str], limit_s: float | None) -> Shortage:
+    """Rules that no placement keeps together, though one keeps all limits without them."""
+    named = "; ".join(f"'{text}'" for text in texts)
+    within = "" if limit_s is None else f" within max_time_per_token {1000 * limit_s:.1f} ms"
+    if len(texts) == 1:
+        text = f"no placement keeps the rule {named}{within}; loosen it, or add a node"
+    else:
+        text = f"no placement keeps these rules together{within}: {named}; drop or loosen one of them, or add a node"
+    return Shortage("rules", 0.0, "", text)
 
 
 def node_room_text(names: Sequence[str], needs: Sequence[float], rooms: Sequence[float]) -> str:

@@ -12,9 +12,11 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+from edgeshard.domain.deployments.rules import Condition, Rule, RuledNode, resolve
 from edgeshard.domain.errors import InvalidArgumentError, invalid
 from edgeshard.domain.ids import check_name
 from edgeshard.domain.models.dtypes import DType, KvFormat
+from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.planning.inputs.catalogue import CATALOGUE, DeviceSpec
 from edgeshard.planning.inputs.fields import Fields
 
@@ -34,6 +36,8 @@ class ClusterNode:
     group: str
     up_bps: float | None = None
     down_bps: float | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """For rules (`domain.deployments.rules`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Cluster:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(node.name for node in self.nodes)
+
+    def under(self, rules: Sequence[Rule]) -> tuple[Condition, ...]:
+        """Rules as conditions on these nodes. Raises InvalidArgumentError naming `rule[i]`."""
+        return resolve(rules, [RuledNode(node.name, node.labels, node.device.busy_w) for node in self.nodes])
 
     def link(self, sender: ClusterNode, receiver: ClusterNode) -> Link:
         """The link from one node to another, within what both ends can do."""
@@ -130,7 +138,7 @@ _FIGURES = (
     *("memory_bytes", "system_bytes", "bandwidth_bytes_per_s", "flops", "unified"),
     *("idle_w", "busy_w", "disk_bytes_per_s", "disk_bytes"),
 )
-_DEVICE_KEYS = ("name", "kind", "count", *_FIGURES, "step_overhead_s", "up_bps", "down_bps", "figures_source")
+_DEVICE_KEYS = ("name", "kind", "count", *_FIGURES, "step_overhead_s", "up_bps", "down_bps", "figures_source", "labels")
 
 
 def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
@@ -149,6 +157,7 @@ def _nodes(tables: Sequence[Fields]) -> tuple[ClusterNode, ...]:
             group=name,
             up_bps=table.positive("up_bps", None),
             down_bps=table.positive("down_bps", None),
+            labels=_labels(table.table("labels")),
         )
         numbered = count > 1 or table.given("count")
         nodes += [replace(node, name=f"{name}-{n}") for n in range(1, count + 1)] if numbered else [node]
@@ -193,6 +202,11 @@ def _device(table: Fields) -> DeviceSpec:
         disk_bytes_per_s=table.positive("disk_bytes_per_s", base.disk_bytes_per_s if base else None),
         disk_bytes=table.positive("disk_bytes", base.disk_bytes if base else None),
     )
+
+
+def _labels(table: Fields) -> Mapping[str, str]:
+    labels = {key: str(table.text(key)) for key in table.values}
+    return check_labels(labels, table.path)
 
 
 def _power(table: Fields, base: DeviceSpec | None) -> tuple[float | None, float | None]:
@@ -269,7 +283,7 @@ def _named(name: str, field_name: str, nodes: Sequence[ClusterNode]) -> list[str
 
 
 def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Cluster:
-    """The cluster with `count` more nodes of a kind: of one it has (with its caps), or of the catalogue."""
+    """The cluster with `count` more nodes of a kind: of one it has (with its caps and labels), or of the catalogue."""
     like = node_like(cluster, kind)
     if like is None and kind not in CATALOGUE:
         why = f"{kind!r} is neither in the cluster nor in the catalogue ({', '.join(CATALOGUE)})"
@@ -277,10 +291,10 @@ def with_nodes(cluster: Cluster, kind: str, count: int, field_name: str) -> Clus
     if len(cluster.nodes) + count > MAX_NODES:
         raise invalid(field_name, f"asks for {count} more nodes; a cluster has at most {MAX_NODES}")
     device = like.device if like is not None else CATALOGUE[kind]
-    up_bps, down_bps = (like.up_bps, like.down_bps) if like is not None else (None, None)
+    base = ClusterNode("", device, f"{kind}-new") if like is None else replace(like, group=f"{kind}-new")
     names, taken = (f"{kind}-new-{number}" for number in numbers(1)), set(cluster.names)
     free = islice((name for name in names if name not in taken), count)
-    added = (ClusterNode(name, device, f"{kind}-new", up_bps, down_bps) for name in free)
+    added = (replace(base, name=name) for name in free)
     return replace(cluster, nodes=(*cluster.nodes, *added))
 
 

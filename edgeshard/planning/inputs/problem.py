@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from edgeshard.architectures import check_quantisation
+from edgeshard.domain.deployments.rules import Condition
 from edgeshard.domain.errors import invalid
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import attended_pairs
@@ -131,6 +132,8 @@ class PlanProblem:
     max_time_per_token_s: float | None = None
     exclude: tuple[str, ...] = ()
     """Nodes that may not be used."""
+    rules: tuple[Condition, ...] = ()
+    """What the set of used nodes must meet. Names that are not of the cluster are those of nodes that are away."""
     reserve: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Bytes to leave free, by node."""
     max_share: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -214,9 +217,16 @@ class PlanProblem:
             check_number(self.max_time_per_token_s, "max_time_per_token_s", 0.0, above=True)
         if self.allow_streaming and self.objective is Objective.ENERGY:
             raise invalid("allow_streaming", "is not for the objective energy: what a disk takes is not known")
+        self._check_rules()
         if self.max_nodes is not None and self.max_nodes < self.min_nodes:
             raise invalid("max_nodes", f"is {self.max_nodes}, below min_nodes {self.min_nodes}")
         self._check_nodes()
+
+    def _check_rules(self) -> None:
+        if self.rules and self.allow_streaming:
+            raise invalid("allow_streaming", "is not for plans under rules; leave it out, or the rules")
+        if self.rules and self.objective is Objective.ENERGY:
+            raise invalid("objective", "energy is not for plans under rules; use another one, or leave out the rules")
 
     def _check_nodes(self) -> None:
         for name in self.exclude:

@@ -51,6 +51,9 @@ class SiteNode(Protocol):
     @property
     def placeable(self) -> bool: ...
 
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class SiteCluster:
@@ -106,7 +109,12 @@ def site_cluster(  # noqa: PLR0913 - the site's figures, and the request
         )
     # Memory as the coordinator counts it: what the node grants less what others hold there.
     planned = tuple(
-        ClusterNode(node.name, replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0), node.name)
+        ClusterNode(
+            node.name,
+            replace(device, memory_bytes=float(node.free_bytes), system_bytes=0.0),
+            node.name,
+            labels=node.labels,
+        )
         for node, device in zip(usable, devices, strict=True)
         if device is not None
     )
@@ -207,7 +215,7 @@ def _figures(profile: ComputeProfile, known: DeviceSpec | None) -> DeviceSpec:
     idle_w, busy_w = (known.idle_w, known.busy_w) if known is not None else (None, None)
     disk = profile.disk
     if profile.energy is not None:
-        idle_w, busy_w = profile.energy.idle_w, max(profile.energy.idle_w, profile.energy.busy_w)
+        idle_w, busy_w = profile.energy.idle_w, profile.energy.working_w
     block = next(layer for layer in profile.layers if layer.kind in (LayerKind.BLOCK, LayerKind.MOE_BLOCK))
     step = min(block.decode, key=lambda sample: (sample.count, sample.context))
     prompt = max(block.prefill, key=lambda sample: sample.count)

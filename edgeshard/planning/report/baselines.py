@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from edgeshard.domain.deployments.rules import Condition, broken
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.shortage import Shortage, node_room_text, too_slow
 from edgeshard.planning.inputs.problem import PlanProblem
@@ -24,6 +25,7 @@ from edgeshard.planning.search.load_search import loads
 from edgeshard.planning.search.plan import CutPrediction, PlanResult, figures_of, plan, predict, result_of
 from edgeshard.planning.search.replicas import Replicas, replicas, whole_fastest
 from edgeshard.planning.solvers.instance import Cut, Instance
+from edgeshard.planning.solvers.linear import Prover
 from edgeshard.planning.solvers.paper import Memory, algorithm_1, algorithm_2
 from edgeshard.planning.solvers.scoring import SLACK, stage_bytes, violations
 
@@ -64,19 +66,25 @@ class StrategyRow:
     """The limit that binds it, or the resource that is short."""
 
 
-def compare(problem: PlanProblem) -> tuple[StrategyRow, ...]:
-    """Every strategy on one problem, the plan last. Raises InvalidArgumentError as `plan` does."""
-    best = plan(problem, alternatives=0)
+def compare(problem: PlanProblem, prover: Prover | None = None) -> tuple[StrategyRow, ...]:
+    """Every strategy on one problem, the plan last; under rules with the strategies that keep them. Raises as `plan`
+    does."""
+    best = plan(problem, alternatives=0, prover=prover)
     one_pipeline = [name for name in COMPARED if name != "replicas"]
     rows = {name: _row(name, result, best) for name, result in strategies(problem, best, one_pipeline).items()}
-    shared = replicas(problem)
-    found = shared if shared.replicas else None
-    rows["replicas"] = _row_of("replicas", found, best, len(shared.replicas), shared.placement, shared.reason)
+    if problem.rules:
+        rows["replicas"] = _row_of("replicas", None, best, 0, "", "rules are about the nodes of one plan")
+    else:
+        shared = replicas(problem)
+        found = shared if shared.replicas else None
+        rows["replicas"] = _row_of("replicas", found, best, len(shared.replicas), shared.placement, shared.reason)
     return tuple(rows[name] for name in COMPARED)
 
 
 def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = STRATEGIES) -> dict[str, PlanResult]:
-    """The results of these strategies of one pipeline by name; `best` is the plan itself."""
+    """The results of these strategies of one pipeline by name; `best` is the plan itself. None of a strategy that
+    breaks rules."""
+    rules, problem = problem.rules, replace(problem, rules=())
     costs = Costs(problem)
     layers, source = problem.model.layer_count, costs.source
     chosen = list(best.prediction.cut.nodes) if best.prediction is not None else [source]
@@ -90,7 +98,15 @@ def strategies(problem: PlanProblem, best: PlanResult, names: Sequence[str] = ST
         "whole-fastest": lambda: whole_fastest(problem),
         "edgeshard": lambda: best,
     }
-    return {name: known[name]() for name in names}
+    return {name: _kept(known[name](), rules) for name in names}
+
+
+def _kept(result: PlanResult, rules: Sequence[Condition]) -> PlanResult:
+    """The result, if its nodes keep the rules."""
+    if result.prediction is None or not (texts := broken(rules, [stage.node for stage in result.stages])):
+        return result
+    words = ", ".join(f"'{text}'" for text in texts)
+    return PlanResult(result.problem, shortage=Shortage("rules", 0.0, "", f"it breaks {words}"))
 
 
 def _with_cloud(costs: Costs, strategy: Callable[[Costs, int], PlanResult]) -> PlanResult:

@@ -76,8 +76,8 @@ def plan_wins(problem: PlanProblem) -> bool:
 def advice(result: PlanResult) -> str:
     """One sentence where the model whole on each node, or on another one, is clearly better than this plan; else ''."""
     problem = result.problem
-    if result.prediction is None or len(problem.cluster.nodes) > MOST_ADVISED:
-        return ""
+    if result.prediction is None or len(problem.cluster.nodes) > MOST_ADVISED or problem.rules:
+        return ""  # rules are about the nodes of one plan
     whole = replicas(problem)
     if not whole.replicas:
         return ""
@@ -89,10 +89,11 @@ def advice(result: PlanResult) -> str:
 
 
 def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
-    """Whether to split, by the rows of `compare`, and the changes that would reverse it; '' for one node only."""
+    """Whether to split, by the rows of `compare`, and the changes that would reverse it; '' for one node only,
+    and under rules."""
     by_name = {row.strategy: row for row in rows}
     planned, shared = by_name["edgeshard"], by_name["replicas"]
-    if len(problem.cluster.nodes) - len(set(problem.exclude)) < 2:
+    if len(problem.cluster.nodes) - len(set(problem.exclude)) < 2 or problem.rules:
         return ""
     if not shared.feasible:
         return f"{'Split it' if planned.feasible else 'There is no plan'}: {shared.reason}."

@@ -20,17 +20,18 @@ Energy is the joules that a token takes (`energy`), of one request alone or of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.deployments.rules import Condition, broken
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, extra_line
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.batch_time import batch_times
 from edgeshard.planning.costs.costs import Costs, Load, MemoryUse
 from edgeshard.planning.costs.energy import Power, energy_j, power_of, without_power
-from edgeshard.planning.costs.shortage import Shortage, shortage_of, too_slow
+from edgeshard.planning.costs.shortage import Shortage, rules_conflict, shortage_of, too_slow
 from edgeshard.planning.costs.tier_costs import Streaming, StreamTables
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.inputs.site import listed
@@ -38,9 +39,14 @@ from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import search_request
+from edgeshard.planning.search.ruled_search import Ruled, conflict, unusable
+from edgeshard.planning.search.ruled_search import search_rate as search_ruled_rate
+from edgeshard.planning.search.ruled_search import search_request as search_ruled_request
 from edgeshard.planning.search.steady_scoring import steady_of
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
 from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of, with_tokens
+from edgeshard.planning.solvers.linear import ROUNDING as PROVEN
+from edgeshard.planning.solvers.linear import Answer, Prover
 from edgeshard.planning.solvers.scoring import score, stages, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
@@ -197,13 +203,17 @@ class PlanResult:
         return ",".join(f"{stage.node}={stage.layers}" for stage in self.stages)
 
 
-def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
-    """The best plan for a problem.
+def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover | None = None) -> PlanResult:
+    """The best plan for a problem; one with rules needs a `prover`.
 
     Raises InvalidArgumentError naming the field when the problem cannot be, with reason UNKNOWN_POWER for energy where
-    the watts of a node that may be used are unknown.
+    the watts of a node that may be used are unknown; FailedPreconditionError with reason RULES_NEED_CPSAT for rules
+    without a prover; and what the prover raises.
     """
     problem.check()
+    if problem.rules:
+        # Questions to CP-SAT are linear, and the steady rate is not.
+        return _under_rules(replace(problem, rate=Rate.TOGETHER), alternatives, prover)
     if problem.is_steady and problem.allow_streaming:
         # The sweeps of nodes that stream are rated together, so that both ways are compared by that rate.
         together = plan(replace(problem, rate=Rate.TOGETHER), alternatives)
@@ -233,6 +243,69 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES) -> PlanResult:
     if result.prediction is None or result.streams or alternatives < 1:
         return result
     return replace(result, alternatives=runner_ups(costs, result.prediction, alternatives))
+
+
+def _under_rules(problem: PlanProblem, alternatives: int, prover: Prover | None) -> PlanResult:
+    """The best plan that keeps the rules, or which of them cannot hold together."""
+    if prover is None:
+        raise FailedPreconditionError(
+            f"rule: a rule needs CP-SAT, which is not there; {extra_line('rules')}",
+            field="rule",
+            reason="RULES_NEED_CPSAT",
+        )
+    free = replace(problem, rules=(), held={})
+    result = plan(free, 0)
+    if result.shortage is not None:
+        return PlanResult(problem, shortage=result.shortage)
+    ruled = Ruled(Costs(free), problem.rules, prover)
+    answer = ruled.quickest()
+    if answer.cut is None:
+        return PlanResult(problem, shortage=_rules_shortage(ruled, answer))
+    spare = unusable(ruled.costs, problem.rules)
+    fewer = replace(free, exclude=(*free.exclude, *spare))
+    few = Ruled(Costs(fewer), problem.rules, prover)
+    start = Cut(tuple(few.costs.names.index(ruled.costs.names[node]) for node in answer.cut.nodes), answer.cut.ends)
+    result = plan(fewer, 0) if spare else result
+    assert result.prediction is not None  # `start` is a plan
+    if not few.keeps(result.prediction.cut.nodes):
+        result = _searched(few, start, answer.bound_s, result)
+    result = replace(_nearest(Costs(replace(fewer, held=problem.held)), result, few.keeps), problem=problem)
+    if result.prediction is None or alternatives < 1:
+        return result
+    return replace(result, alternatives=runner_ups(few.costs, result.prediction, alternatives, few.conditions))
+
+
+def _searched(ruled: Ruled, start: Cut, quickest_s: float, free: PlanResult) -> PlanResult:
+    """The best plan under rules; `free` is that without them, which bounds it too. `start` has the least time per
+    token, which `quickest_s` bounds."""
+    costs, goal = ruled.costs, ruled.costs.problem.goal
+    assert free.prediction is not None
+    bound = free.prediction.cost(goal) * (1.0 - (free.gap or 0.0))
+    if goal is Objective.THROUGHPUT:
+        rated = search_ruled_rate(ruled, start, 1.0 / bound)
+        best, bound = predict(costs, rated.load, rated.cut), max(bound, 1.0 / rated.rate_bound)
+    elif goal is Objective.LATENCY:
+        best, bound = predict(costs, Load(), start), max(bound, quickest_s)
+    else:
+        found = search_ruled_request(ruled, goal, start)
+        best, bound = predict(costs, Load(), found.cut), max(bound, found.bound)
+    return result_of(costs, best, gap_of(bound, best.cost(goal), PROVEN), _GAPS.get(goal, GAP_OF_RATE))
+
+
+def _rules_shortage(ruled: Ruled, answer: Answer) -> Shortage:
+    """Which rules cannot hold together where there are plans without them."""
+    if not answer.impossible:
+        raise ResourceExhaustedError(
+            "rule: CP-SAT found neither a plan under these rules in its time nor that there is none; plan with "
+            "fewer rules or nodes",
+            field="rule",
+            reason="CPSAT_EXHAUSTED",
+        )
+
+    def impossible(conditions: Sequence[Condition]) -> bool:
+        return Ruled(ruled.costs, conditions, ruled.prover).quickest(any_will_do=True).impossible
+
+    return rules_conflict(conflict(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s)
 
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:
@@ -346,14 +419,21 @@ def _better(resident: PlanResult, streaming: PlanResult | None) -> PlanResult:
     return replace(chosen, gap=gap_of(bound, min(stays, streams), _SAME_ENERGY))
 
 
-def _nearest(costs: Costs, result: PlanResult) -> PlanResult:
-    """The plan for which least is fetched and packed, of those nearly as good. Nodes that stream stay as they are."""
+def _nearest(
+    costs: Costs, result: PlanResult, keeps: Callable[[Sequence[int]], bool] = lambda nodes: True
+) -> PlanResult:
+    """The plan for which least is fetched and packed, of those nearly as good. Nodes that stream stay as they are.
+
+    `keeps` says of the nodes of a cut whether they keep the rules.
+    """
     best, problem = result.prediction, costs.problem
     if best is None or result.streams or not problem.held:
         return result
     limit = problem.max_time_per_token_s
 
     def cost(cut: Cut) -> float:
+        if not keeps(cut.nodes):
+            return INFINITY
         figures = predict(costs, best.load, cut)
         in_time = limit is None or figures.time_per_token_s <= limit
         return figures.cost(problem.goal) if in_time else INFINITY
@@ -423,8 +503,11 @@ def _none(costs: Costs, fastest_s: float | None) -> PlanResult:
     return PlanResult(costs.problem, shortage=shortage_of(costs, Load()))
 
 
-def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternative, ...]:
-    """The best plans that use other nodes: with one fewer of each kind in use, and the source alone."""
+def runner_ups(
+    costs: Costs, best: CutPrediction, count: int, rules: Sequence[Condition] = ()
+) -> tuple[Alternative, ...]:
+    """The best plans that use other nodes: with one fewer of each kind in use, and the source alone. Those that break
+    rules are left out."""
     problem, load = costs.problem, best.load
     others = [Cut((costs.source,), (problem.model.layer_count,))]
     if problem.goal is not Objective.THROUGHPUT:
@@ -442,6 +525,7 @@ def runner_ups(costs: Costs, best: CutPrediction, count: int) -> tuple[Alternati
     kind_of = {costs.names[node]: kind for kind, members in enumerate(groups) for node in members}
     limit = problem.max_time_per_token_s
     found = [item for item in found if limit is None or item[1].time_per_token_s <= limit]
+    found = [item for item in found if not broken(rules, [item[0].names[node] for node in item[1].cut.nodes])]
     distinct, seen = dict[tuple[object, ...], Alternative](), _signature(costs, best.cut, kind_of)
     for other, prediction in found:
         key = _signature(other, prediction.cut, kind_of)

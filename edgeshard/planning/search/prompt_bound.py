@@ -49,15 +49,18 @@ class _Range:
 
 
 class PromptBound:
-    """One search below a value that is known; `cuts` were found on the way, `bound_s` is a lower bound of all."""
+    """One search below a value that is known; `cuts` were found on the way, `bound_s` is a lower bound of all.
+
+    No cut takes less than its R of `rounds` and its B of `stations` together.
+    """
 
     def __init__(self, floor: PromptFloor, decode: Instance, tokens: float, kinds: Kinds) -> None:
         least = _lesser(floor.first, floor.last)
-        self._rounds = with_tokens(least, decode, tokens)
-        self._stations = _beyond(floor.whole, least, decode)
+        self.rounds = with_tokens(least, decode, tokens)
+        self.stations = _beyond(floor.whole, least, decode)
         self._kinds = kinds
         few = len(kinds.members) <= classes.MOST_KINDS + 1
-        self._oracle = Oracle(self._rounds, kinds, classes.EFFORT if few else general.EFFORT_PER_THRESHOLD)
+        self._oracle = Oracle(self.rounds, kinds, classes.EFFORT if few else general.EFFORT_PER_THRESHOLD)
         one = len(kinds.members) ** 2.5 * decode.layers
         self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
         self.cuts: list[Cut] = []
@@ -83,9 +86,9 @@ class PromptBound:
 
     def _ask(self, asked: _Range, value_s: float) -> None:
         self._left -= 1
-        problem = Problem(self._rounds, self._kinds, INFINITY)
+        problem = Problem(self.rounds, self._kinds, INFINITY)
         if asked.high < INFINITY:
-            problem.restrict(Problem(self._stations, self._kinds, asked.high))
+            problem.restrict(Problem(self.stations, self._kinds, asked.high))
         answer = self._oracle.answer(problem, value_s - asked.low)
         asked.round_s = max(asked.round_s, answer.bound_s)
         if answer.cut is not None:

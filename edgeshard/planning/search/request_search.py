@@ -106,14 +106,18 @@ class RequestSearch:
 
     def run(self) -> Found | None:
         """None where no cut keeps every limit."""
-        tables = StepTables(self._costs)
-        floor = PromptFloor.of(tables)
-        if self._costs.problem.sliced and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens:
-            self._closer = CutFloor(tables)
+        floor = self._floor()
         kinds = kinds_of_all(self._instances(floor))
         if count_cuts(self._decode, kinds) <= MOST_CUTS:
             return self._among(floor, every_cut(self._decode, kinds))
         return self._improved(floor, kinds)
+
+    def _floor(self) -> PromptFloor:
+        """The bounds of a prompt, those that are closer among them where it goes in slices."""
+        tables = StepTables(self._costs)
+        if self._costs.problem.sliced and slice_unit(self._prompt_tokens) * 2 <= self._prompt_tokens:
+            self._closer = CutFloor(tables)
+        return PromptFloor.of(tables)
 
     def _among(self, floor: PromptFloor, parts: Iterable[Cuts]) -> Found | None:
         """The best of all cuts, looked at in the order of their bounds."""

@@ -60,6 +60,29 @@ class GetNodeRequest(_message.Message):
     node: str
     def __init__(self, node: _Optional[str] = ...) -> None: ...
 
+class LabelNodeRequest(_message.Message):
+    __slots__ = ("node", "labels", "removed")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    labels: _containers.ScalarMap[str, str]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., removed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LabelNodeResponse(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: _common_pb2.Node
+    def __init__(self, node: _Optional[_Union[_common_pb2.Node, _Mapping]] = ...) -> None: ...
+
 class GetNodeResponse(_message.Message):
     __slots__ = ("node", "profiles", "links", "unknown")
     NODE_FIELD_NUMBER: _ClassVar[int]

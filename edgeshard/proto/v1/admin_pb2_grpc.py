@@ -45,6 +45,11 @@ class AdminServiceStub:
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.FromString,
                 _registered_method=True)
+        self.LabelNode = channel.unary_unary(
+                '/edgeshard.proto.v1.AdminService/LabelNode',
+                request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeRequest.SerializeToString,
+                response_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeResponse.FromString,
+                _registered_method=True)
         self.ListPacked = channel.unary_unary(
                 '/edgeshard.proto.v1.AdminService/ListPacked',
                 request_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.ListPackedRequest.SerializeToString,
@@ -139,6 +144,13 @@ class AdminServiceServicer:
 
     def GetNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LabelNode(self, request, context):
+        """Sets labels of a node and removes others. Asking twice changes nothing more.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -260,6 +272,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetNode,
                     request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.FromString,
                     response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.SerializeToString,
+            ),
+            'LabelNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.LabelNode,
+                    request_deserializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeRequest.FromString,
+                    response_serializer=edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeResponse.SerializeToString,
             ),
             'ListPacked': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPacked,
@@ -397,6 +414,33 @@ class AdminService:
             '/edgeshard.proto.v1.AdminService/GetNode',
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
             edgeshard_dot_proto_dot_v1_dot_admin__pb2.GetNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LabelNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edgeshard.proto.v1.AdminService/LabelNode',
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeRequest.SerializeToString,
+            edgeshard_dot_proto_dot_v1_dot_admin__pb2.LabelNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -153,7 +153,14 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +175,7 @@ class Node(_message.Message):
     UNKNOWN_PROFILES_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_LINKS_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -182,7 +190,8 @@ class Node(_message.Message):
     unknown_profiles: int
     unknown_links: int
     condition: Condition
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s", "certificate_due_s")
@@ -513,7 +522,7 @@ class PlacedStage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., node_name: _Optional[str] = ..., address: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., parameter_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., workspace_bytes: _Optional[int] = ..., weight_budget_bytes: _Optional[int] = ..., streamed_bytes: _Optional[int] = ..., disk_read_bytes_per_s: _Optional[float] = ..., disk_write_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class DeploymentSpec(_message.Message):
-    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk")
+    __slots__ = ("name", "model", "source", "privacy", "objective", "dtype", "kv_dtype", "max_context", "max_new_tokens", "concurrency", "max_time_per_token_s", "mode", "exclude", "reserve", "quantisation", "layers", "max_inter_token_latency_s", "kv_overcommit", "prefix_cache", "micro_batches", "head_quantisation", "prompt_tokens", "new_tokens", "standby", "allow_streaming", "kv_swap_bytes", "kv_swap_on_disk", "rule")
     class ReserveEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -555,6 +564,7 @@ class DeploymentSpec(_message.Message):
     ALLOW_STREAMING_FIELD_NUMBER: _ClassVar[int]
     KV_SWAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_SWAP_ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     source: str
@@ -582,7 +592,20 @@ class DeploymentSpec(_message.Message):
     allow_streaming: bool
     kv_swap_bytes: int
     kv_swap_on_disk: bool
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ...) -> None: ...
+    rule: _containers.RepeatedCompositeFieldContainer[Rule]
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., source: _Optional[str] = ..., privacy: _Optional[str] = ..., objective: _Optional[str] = ..., dtype: _Optional[_Union[DataType, str]] = ..., kv_dtype: _Optional[_Union[DataType, str]] = ..., max_context: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., concurrency: _Optional[int] = ..., max_time_per_token_s: _Optional[float] = ..., mode: _Optional[str] = ..., exclude: _Optional[_Iterable[str]] = ..., reserve: _Optional[_Mapping[str, int]] = ..., quantisation: _Optional[_Mapping[str, str]] = ..., layers: _Optional[_Iterable[_Union[ExplicitStage, _Mapping]]] = ..., max_inter_token_latency_s: _Optional[float] = ..., kv_overcommit: _Optional[bool] = ..., prefix_cache: _Optional[bool] = ..., micro_batches: _Optional[int] = ..., head_quantisation: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., new_tokens: _Optional[int] = ..., standby: _Optional[_Iterable[str]] = ..., allow_streaming: _Optional[bool] = ..., kv_swap_bytes: _Optional[int] = ..., kv_swap_on_disk: _Optional[bool] = ..., rule: _Optional[_Iterable[_Union[Rule, _Mapping]]] = ...) -> None: ...
+
+class Rule(_message.Message):
+    __slots__ = ("kind", "nodes", "label", "limit")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    label: str
+    limit: float
+    def __init__(self, kind: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., label: _Optional[str] = ..., limit: _Optional[float] = ...) -> None: ...
 
 class ExplicitStage(_message.Message):
     __slots__ = ("node", "layers")

@@ -11,7 +11,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "incarnation", "starting")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "incarnation", "starting", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +26,7 @@ class RegisterRequest(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STARTING_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -26,7 +34,8 @@ class RegisterRequest(_message.Message):
     facts: _common_pb2.DeviceFacts
     incarnation: str
     starting: bool
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ..., starting: _Optional[bool] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[_common_pb2.DeviceFacts, _Mapping]] = ..., incarnation: _Optional[str] = ..., starting: _Optional[bool] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("wire_version", "heartbeat_interval_s", "site", "term")

@@ -95,7 +95,7 @@ class Counted:
         self._first: dict[Placement, tuple[list[float], float]] = {}
 
     def placements(self) -> Iterator[Placement]:
-        """Nodes in order and the layers of each, whatever they need."""
+        """Nodes in order and the layers of each, whatever they need, of those that keep the rules."""
         problem = self.problem
         source = problem.cluster.names.index(problem.cluster.source)
         others = [node for node in range(len(self.nodes)) if node != source]
@@ -103,7 +103,9 @@ class Counted:
         for stages in range(problem.min_nodes, most + 1):
             for counts in _counts(problem.model.layer_count, stages):
                 for rest in itertools.permutations(others, stages - 1):
-                    yield (source, *rest), counts
+                    names = [problem.cluster.names[node] for node in (source, *rest)]
+                    if all(rule.holds(names) for rule in problem.rules):
+                        yield (source, *rest), counts
 
     def rates(self, nodes: tuple[int, ...], counts: tuple[int, ...], batch: int) -> np.ndarray[Any, Any]:
         """Tokens a second by micro-batches from 1 on; 0 where a limit is broken."""

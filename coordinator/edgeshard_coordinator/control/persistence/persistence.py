@@ -69,7 +69,7 @@ _MIGRATIONS = (_FIRST_SCHEMA, _MEASUREMENTS, _TRAFFIC, _TERM)
 """The migration from version n to n + 1. Times in the file are of the wall clock, which outlives the monotonic one."""
 
 _DEPLOYMENT_KEYS = ("uid", "spec", "manifest_digest", "placement", "epoch", "phase", "ever_ready", "failure")
-_NODE_KEYS = ("node_id", "name", "address", "wire_version", "facts")
+_NODE_KEYS = ("node_id", "name", "address", "wire_version", "facts", "own_labels", "set_labels")
 _STATE = Forms(
     "state",
     "restore state.sqlite in --state-dir from a copy",

@@ -17,6 +17,7 @@ from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.site import (
     drop_call_from_wire,
+    label_call_from_wire,
     measure_request_from_wire,
     node_details_to_wire,
     node_progress_to_wire,
@@ -28,7 +29,7 @@ from edgeshard_coordinator.control.runtime.calls import MeasureCall
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.site_views import node_details, node_views, site_details
 from edgeshard_coordinator.core.profiling.measuring import chosen_nodes
-from edgeshard_coordinator.core.values.events import MeasureRequested
+from edgeshard_coordinator.core.values.events import MeasureRequested, NodeLabelled
 from edgeshard_coordinator.core.values.state import ServedOperation
 
 
@@ -45,6 +46,18 @@ class NodeCalls(AdminCalls):
         state = self._loop.state
         details = node_details(state, state.node_named(request.node), self._models, self._loop.now())
         return node_details_to_wire(replace(details, node=self._conditions.with_condition(details.node)))
+
+    async def LabelNode(self, request: pb.LabelNodeRequest, context: Any) -> pb.LabelNodeResponse:
+        """On disk before it holds, so that a disk that refuses changes nothing."""
+        call = label_call_from_wire(request)
+        node = self._loop.state.node_named(call.node)
+        if node.joined:
+            await answered(self._store.save_node(node.relabelled(call.labels, call.removed)))
+        await self._loop.ask(NodeLabelled(node.node_id, call.labels, call.removed, self._loop.now()))
+        found = node_details(
+            self._loop.state, self._loop.state.node_named(node.node_id), self._models, self._loop.now()
+        )
+        return pb.LabelNodeResponse(node=node_to_wire(self._conditions.with_condition(found.node)))
 
     async def GetSite(self, request: pb.GetSiteRequest, context: Any) -> pb.GetSiteResponse:
         site = site_details(self._loop.state, self._models, request.model, self._loop.now())

@@ -40,6 +40,7 @@ class Mutation:
 MUTATIONS: Mapping[str, Mutation] = {
     f"{_ADMIN}/DeleteModel": Mutation("name"),
     f"{_ADMIN}/DropPacked": Mutation("node"),
+    f"{_ADMIN}/LabelNode": Mutation("node"),
     f"{_ADMIN}/Profile": Mutation("model"),
     f"{_ADMIN}/Deploy": Mutation("spec.name"),
     f"{_ADMIN}/DeleteDeployment": Mutation("name"),

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.rules import Condition, broken
 from edgeshard.domain.ids import NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase
 from edgeshard_coordinator.core.placement.by_memory import StageSizes
+from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.events import StandbyPlanned
 from edgeshard_coordinator.core.values.state import DeploymentRecord, Progress, Standby, StandbyChoice, State
@@ -33,9 +35,11 @@ def choose(
 
     Named nodes come in their order, each for as many stages as it has room for. With "auto" nodes are taken until every
     stage has one: spare nodes first, then the `former` ones, then those with the most room. A node with a stage of its
-    own stands by for one beside it: those two it could run as one.
+    own stands by for one beside it: those two it could run as one. No node stands by where rules would not let it take
+    over.
     """
     auto = AUTO_STANDBY in spec.standby
+    conditions = conditions_of(spec, candidates)
     own = {stage.node_id: stage.index for stage in placement.stages}
     usable = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     rooms = {
@@ -54,12 +58,19 @@ def choose(
     for node in usable:
         if not uncovered and auto:
             break
-        choice = _best_run(node, own.get(node.node_id), uncovered or set(everything), rooms, placement, sizes)
+        wanted = {index for index in uncovered or everything if _may_take_over(conditions, placement, node.name, index)}
+        choice = _best_run(node, own.get(node.node_id), wanted, rooms, placement, sizes)
         if choice is not None:
             run, layers, reserved = choice
             uncovered -= set(run)
             chosen.append(StandbyChoice(node.node_id, node.name, layers, reserved))
     return tuple(chosen)
+
+
+def _may_take_over(conditions: Sequence[Condition], placement: Placement, name: NodeName, index: int) -> bool:
+    """Whether rules allow a node in place of that of a stage."""
+    others = [stage.node_name for stage in placement.stages if stage.index != index]
+    return not broken(conditions, {*others, name})
 
 
 def _best_run(

@@ -83,7 +83,7 @@ def _changed(before: Mapping[KeyT, ValueT], after: Mapping[KeyT, ValueT]) -> lis
 
 
 def _node_view(node: KnownNode) -> object:
-    return node.name, node.address, node.facts, node.connected, node.starting
+    return node.name, node.address, node.facts, node.connected, node.starting, node.labels
 
 
 def _memory_view(record: DeploymentRecord) -> object:
@@ -313,6 +313,7 @@ _STEPS: Mapping[type, Callable[[State, Any], State]] = {
     events.NodeConnected: node_events.on_connected,
     events.NodeDisconnected: node_events.on_disconnected,
     events.NodeRemoved: node_events.on_removed,
+    events.NodeLabelled: node_events.on_labelled,
     events.HeartbeatsReceived: node_events.on_heartbeats,
     events.LinkReported: suspicion.on_link_reported,
     events.HeadReported: suspicion.on_head_reported,

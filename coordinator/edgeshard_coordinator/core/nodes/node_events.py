@@ -43,6 +43,9 @@ def on_registered(state: State, event: events.NodeRegistered) -> State:
         incarnation=new.incarnation,
         starting=new.starting,
         joined=known is not None and known.joined,
+        own_labels=new.labels,
+        # A box whose agent lost its state directory is still that box.
+        set_labels=(known or namesakes[0]).set_labels if known or namesakes else {},
     )
     if known is not None and known.incarnation == new.incarnation:
         state, node = _registered_again(state, known, node, event.now)
@@ -82,7 +85,11 @@ def _checked_device(state: State, known: KnownNode | None, facts: DeviceFacts) -
 
 
 def _same_identity(old: KnownNode, new: KnownNode) -> bool:
-    return old.saved and (old.name, old.address, old.facts) == (new.name, new.address, new.facts)
+    return old.saved and _identity(old) == _identity(new)
+
+
+def _identity(node: KnownNode) -> object:
+    return node.name, node.address, node.facts, node.own_labels, node.set_labels
 
 
 def on_connected(state: State, event: events.NodeConnected) -> State:
@@ -119,6 +126,13 @@ def on_removed(state: State, event: events.NodeRemoved) -> State:
     if node is None:
         return state
     return unconnected_nodes.without(lost_nodes.died(away(state, node), node.node_id), {node.node_id})
+
+
+def on_labelled(state: State, event: events.NodeLabelled) -> State:
+    node = state.nodes.get(event.node_id)
+    if node is None:
+        raise NotFoundError("node: this node was taken out of the site", field="node")
+    return state.with_node(node.relabelled(event.labels, event.removed))
 
 
 def away(state: State, node: KnownNode) -> State:

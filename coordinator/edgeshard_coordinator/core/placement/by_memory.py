@@ -1,18 +1,21 @@
 """The layers of each node by the operator's own list, or in proportion to free memory, and the check of the memory.
 
 `core.placement.planned` has the placer that knows devices and links. Every placement passes `place_stages`, which
-checks the memory.
+checks the memory and the rules.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain import errors
 from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, PlacedStage, Placement, check_cover
+from edgeshard.domain.deployments.rules import Condition
 from edgeshard.domain.ids import NodeName
 from edgeshard.domain.models.dtypes import UNSUPPORTED_KV_DTYPE, WHOLE_HEAD, DType, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, Unit, units_of_stage
@@ -21,6 +24,7 @@ from edgeshard.planning.costs.costs import Load
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.planning.inputs.workspace import largest_step_tokens, logits_bytes, workspace_bytes
+from edgeshard_coordinator.core.placement.ruled import MOST_SETS, allowed_sets, check_rules, conditions_of, conflict
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 KV_BLOCK_TOKENS = 16
@@ -135,7 +139,7 @@ class SimplePlacer:
         # Memory is counted before the number of stages is known, which is at most that of the nodes.
         load = Load(1, spec.micro_batches or min(len(spec.layers or nodes), most))
         sizes = StageSizes(spec, manifest, shape, load)
-        stages = spec.layers or _proportional(spec, sizes, nodes)
+        stages = spec.layers or _chosen(spec, sizes, nodes)
         return place_stages(spec, sizes, nodes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
 
 
@@ -163,9 +167,11 @@ def place_stages(
 ) -> Placement:
     """The placement with these stages.
 
-    Raises PlacementError for a list that cannot be, ResourceExhaustedError naming the node whose memory is short.
+    Raises PlacementError for a list that cannot be or that breaks a rule, ResourceExhaustedError naming the node whose
+    memory is short.
     """
     check_cover(stages, sizes.layer_count, spec.source)
+    check_rules(conditions_of(spec, nodes.values()), [stage.node for stage in stages])
     return Placement(
         stages=tuple(_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)),
         kv_block_tokens=KV_BLOCK_TOKENS,
@@ -232,21 +238,54 @@ def _room(spec: DeploymentSpec, node: Candidate) -> int:
     return max(0, node.free_bytes - spec.reserve_of(node.name))
 
 
+def _chosen(spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]) -> tuple[ExplicitStage, ...]:
+    """Stages on all nodes, or under rules on the first set that they allow and that has the memory, of those with much
+    memory first. Raises FailedPreconditionError naming rules that no set meets."""
+    usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
+    conditions = conditions_of(spec, nodes.values())
+    if not conditions:
+        return _proportional(spec, sizes, usable)
+    by_room = [str(node.name) for node in sorted(usable, key=lambda node: (-_room(spec, node), node.name))]
+
+    def found(under: Sequence[Condition]) -> tuple[ExplicitStage, ...]:
+        refused: errors.EdgeShardError | None = None
+        for names in itertools.islice(allowed_sets(under, by_room, spec.source), MOST_SETS):
+            if len(names) <= sizes.layer_count:
+                try:
+                    return _proportional(spec, sizes, [node for node in usable if node.name in names], each=True)
+                except errors.ResourceExhaustedError as error:
+                    refused = refused or error
+        raise refused or errors.ResourceExhaustedError("no set of nodes meets the rules", field="rule")
+
+    def is_possible(under: Sequence[Condition]) -> bool:
+        with suppress(errors.ResourceExhaustedError):
+            return bool(found(under))
+        return False
+
+    try:
+        return found(conditions)
+    except errors.ResourceExhaustedError as error:
+        conflicting = conflict(conditions, is_possible, spec.source, error.message if error.field != "rule" else "")
+        if conflicting is None:
+            return _proportional(spec, sizes, usable)  # which says whose memory is short
+        raise conflicting from None
+
+
 def _proportional(
-    spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]
+    spec: DeploymentSpec, sizes: StageSizes, usable: Sequence[Candidate], each: bool = False
 ) -> tuple[ExplicitStage, ...]:
     """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
-    not."""
-    usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
-    usable.sort(key=lambda node: (node.name != spec.source, node.name))
+    not. With `each` every node gets a layer."""
+    usable = sorted(usable, key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]
-    shares = _shares([room for _, room in rooms], sizes.layer_count)
+    own = int(each)
+    shares = [own + share for share in _shares([room for _, room in rooms], sizes.layer_count - own * len(rooms))]
     stages = _cut(zip([name for name, _ in rooms], shares, strict=True))
     room_of = dict(rooms)
     if stages[0].node == spec.source and all(sizes.needed_bytes(s.layers, s.node) <= room_of[s.node] for s in stages):
         return stages
     try:
-        return _fill(spec, sizes, rooms)
+        return _fill(spec, sizes, rooms, each)
     except errors.ResourceExhaustedError:
         if not spec.allow_streaming or stages[0].node != spec.source:
             raise
@@ -278,17 +317,19 @@ def _cut(shares: zip[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
     return tuple(stages)
 
 
-def _fill(spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeName, int]]) -> tuple[ExplicitStage, ...]:
-    """Node after node, as many layers as fit."""
+def _fill(
+    spec: DeploymentSpec, sizes: StageSizes, rooms: Sequence[tuple[NodeName, int]], each: bool
+) -> tuple[ExplicitStage, ...]:
+    """Node after node, as many layers as fit; with `each` a layer is left for every node that follows."""
     stages: list[ExplicitStage] = []
     first = 0
-    for name, room in rooms:
-        end = first
-        while end < sizes.layer_count and sizes.needed_bytes(LayerRange(first, end + 1), name) <= room:
+    for index, (name, room) in enumerate(rooms):
+        end, most = first, sizes.layer_count - (len(rooms) - index - 1 if each else 0)
+        while end < most and sizes.needed_bytes(LayerRange(first, end + 1), name) <= room:
             end += 1
         if end == first:
-            if name == spec.source:
-                raise _short(name, LayerRange(0, 1), sizes, room)
+            if name == spec.source or each:
+                raise _short(name, LayerRange(first, first + 1), sizes, room)
             continue
         stages.append(ExplicitStage(name, LayerRange(first, end)))
         first = end

@@ -6,13 +6,14 @@ Where measurements are missing, free memory decides, and the placement's note na
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from edgeshard.architectures import ModelShape
+from edgeshard.domain.deployments import rules
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
@@ -33,15 +34,19 @@ from edgeshard.planning.search.plan import GAP_OF_LATENCY, PlanResult, given_str
 from edgeshard.planning.search.tier_search import StreamedLoad, stream_loads
 from edgeshard.planning.search.tier_steps import streaming_costs
 from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.solvers.linear import Prover
 from edgeshard.planning.solvers.scoring import violations
 from edgeshard_coordinator.core.placement import by_memory, describe_planned, repair
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.placement.repair import Lost
+from edgeshard_coordinator.core.placement.ruled import allowed_sources, conditions_of
 from edgeshard_coordinator.core.placement.typical_request import typical_request
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements, links_of, profiles_for
 
+RULES_NEED_CPSAT = "RULES_NEED_CPSAT"
+Provers = Callable[[], AbstractContextManager[Prover | None]]
 _MIXED = "nodes that keep their weights in different ways are not planned together"
 
 
@@ -53,8 +58,12 @@ class PlanningPlacer:
     planner counts everything that the check counts, and more.
     """
 
+    def __init__(self, provers: Provers = nullcontext) -> None:
+        """`provers` begins what plans under rules are asked of; without one a rule is an error."""
+        self._provers = provers
+
     def place(self, problem: PlacementProblem) -> Placement:
-        return self._noted(_Site(problem, advises=True))
+        return self._noted(_Site(problem, self._provers, advises=True))
 
     def _noted(self, site: _Site) -> Placement:
         placement = self._with_starting(site)
@@ -67,7 +76,7 @@ class PlanningPlacer:
 
         def with_layers(layers: tuple[ExplicitStage, ...], candidates: Sequence[Candidate]) -> Placement:
             seen = problem.with_spec(prompt_tokens=None, new_tokens=None, layers=layers)
-            return self._placed(_Site(replace(seen, candidates=candidates)))
+            return self._placed(_Site(replace(seen, candidates=candidates), self._provers))
 
         try:
             here, best = with_layers(held, nodes), with_layers((), nodes)
@@ -91,11 +100,15 @@ class PlanningPlacer:
         problem = replace(problem, candidates=usable)
         # A link that stands still may be gone round by doing without either of its nodes.
         without = [lost, *(replace(lost, nodes=lost.nodes | {end}) for end in lost.ends)]
-        left = [repair.survivors(broken, candidates, gone, problem.spec.exclude) for gone in without]
+        conditions = conditions_of(problem.spec, candidates)
+        barred = [node.name for node in candidates if rules.barred(conditions, node.name)]
+        unusable = (*problem.spec.exclude, *barred)
+        left = [repair.survivors(broken, candidates, gone, unusable) for gone in without]
         found: list[Placement] = []
-        for stages in itertools.chain.from_iterable(map(repair.ways, left)):
+        ways = [repair.ways(one, lambda used: not rules.broken(conditions, used)) for one in left]
+        for stages in itertools.chain.from_iterable(ways):
             with suppress(EdgeShardError):
-                placement = _Site(problem.with_spec(layers=stages, source=stages[0].node)).kept(broken)
+                placement = _Site(problem.with_spec(layers=stages, source=stages[0].node), self._provers).kept(broken)
                 if not lost.crosses(placement):
                     found.append(placement)
         # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
@@ -111,10 +124,11 @@ class PlanningPlacer:
         spec = problem.spec
         sources = [node for node in problem.candidates if node.placeable and node.name not in spec.exclude]
         sources.sort(key=lambda node: (node.name != spec.source, -node.free_bytes, node.name))
+        sources = [*allowed_sources(spec, problem.candidates, sources)]
         error: EdgeShardError = ResourceExhaustedError("no node is left", field="node", reason="NO_NODE")
         for source in sources[: repair.MOST_SPARES]:
             try:
-                placement = self._noted(_Site(problem.with_spec(layers=(), source=source.name)))
+                placement = self._anew(_Site(problem.with_spec(layers=(), source=source.name), self._provers))
             except EdgeShardError as refused:
                 error = refused
                 continue
@@ -122,6 +136,15 @@ class PlanningPlacer:
                 return placement
             error = UnavailableError("every placement needs a link that stands still", field="link", reason="NO_LINK")
         raise error
+
+    def _anew(self, site: _Site) -> Placement:
+        """A placement to go on with: by memory where rules want a solver that is not installed."""
+        try:
+            return self._noted(site)
+        except FailedPreconditionError as error:
+            if error.reason != RULES_NEED_CPSAT:
+                raise
+            return replace(site.by_memory(), note=f"Placed by memory, since nothing can be planned: {error.message}.")
 
     def _with_starting(self, site: _Site) -> Placement:
         starting = () if site.spec.layers else _starting(site.spec, site.candidates)
@@ -156,9 +179,9 @@ def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidat
 class _Site:
     """A problem as the planner sees it. Raises as SimplePlacer does for nodes that cannot be."""
 
-    def __init__(self, problem: PlacementProblem, advises: bool = False) -> None:
+    def __init__(self, problem: PlacementProblem, provers: Provers, advises: bool = False) -> None:
         """With `advises`, a note tells what would do without streaming, which takes some plans more."""
-        self._advises = advises
+        self._provers, self._advises = provers, advises
         self.spec, self.candidates = problem.spec, problem.candidates
         self._manifest, self._measured = problem.manifest, problem.measured
         self._shape: ModelShape = by_memory.checked_shape(self.spec, self._manifest)
@@ -221,8 +244,10 @@ class _Site:
     def planned(self) -> Placement:
         spec = self.spec
         site = self._cluster([])
-        problem = self._problem(site)
-        result = plan(problem, alternatives=0)
+        # Of stages that are given, the placement's check has looked at the rules.
+        problem = replace(self._problem(site), rules=conditions_of(spec, self._nodes.values()))
+        with self._provers() as prover:
+            result = plan(problem, 0, prover)
         if result.prediction is None:
             assert result.shortage is not None
             return self._without_plan(site, result.shortage, describe_offer(result))

@@ -117,12 +117,17 @@ def _indices(layers: LayerRange | None) -> frozenset[int]:
     return frozenset() if layers is None else frozenset(range(layers.first, layers.end))
 
 
-def ways(left: Survivors) -> Iterator[tuple[ExplicitStage, ...]]:
+def ways(
+    left: Survivors, allows: Callable[[Collection[str]], bool] = lambda _: True
+) -> Iterator[tuple[ExplicitStage, ...]]:
     """Complete placements that leave every surviving stage the layers it has: each hole goes to a spare node, or to a
-    neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`."""
+    neighbour beside its own layers. Those that touch no survivor come first. At most `MOST_WAYS`, on sets of nodes that
+    rules allow."""
     holes = [index for index, stays in enumerate(left.kept) if not stays]
     with_spares = _filled(left, holes, itertools.permutations(left.spares, len(holes)))
-    yield from itertools.islice(itertools.chain(with_spares, _merged(left, holes)), MOST_WAYS)
+    every = itertools.chain(with_spares, _merged(left, holes))
+    allowed = (stages for stages in every if allows([stage.node for stage in stages]))
+    yield from itertools.islice(allowed, MOST_WAYS)
 
 
 def _filled(

@@ -12,6 +12,7 @@ from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
 from edgeshard_coordinator.core.placement.nearest_placement import nearest, without_held
 from edgeshard_coordinator.core.placement.repair import MOST_SPARES
+from edgeshard_coordinator.core.placement.ruled import allowed_sources
 from edgeshard_coordinator.core.values.candidate import Candidate
 
 Place = Callable[[DeploymentSpec, Sequence[Candidate]], Placement]
@@ -32,6 +33,7 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
     plain = without_held(candidates) if any(node.held != NOTHING_HELD for node in candidates) else candidates
     sources = [node for node in candidates if node.placeable and node.name not in spec.exclude]
     sources.sort(key=lambda node: (-node.free_bytes, node.name))
+    sources = [*allowed_sources(spec, candidates, sources)]
     found: list[Placement] = []
     error: EdgeShardError = UnavailableError(
         "source: no node is connected that could be it; `edgectl get nodes` shows them",

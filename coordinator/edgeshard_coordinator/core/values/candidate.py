@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from edgeshard.domain.deployments.placement import PlacedStage
 from edgeshard.domain.ids import NodeId, NodeName
@@ -19,7 +20,7 @@ class Candidate:
     Layers are placed on it when it is connected and not `starting` any more. It keeps the weights of the layers `warm`
     of the deployment in question in memory, and the units with the ids `packed` on its disk: `held` are those of the
     model and the form in question, where somebody looked (`core.placement.nearest_placement`). `disk` is None where
-    nobody measured it.
+    nobody measured it, and so is `busy_w`, its watts while it computes.
     """
 
     node_id: NodeId
@@ -33,6 +34,8 @@ class Candidate:
     packed: tuple[int, ...] = ()
     held: Held = NOTHING_HELD
     disk: DiskProfile | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    busy_w: float | None = None
 
     @property
     def placeable(self) -> bool:

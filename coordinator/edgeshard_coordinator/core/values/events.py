@@ -47,6 +47,16 @@ class NodeRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLabelled:
+    """An operator set labels of a node and removed others."""
+
+    node_id: NodeId
+    labels: Mapping[str, str]
+    removed: tuple[str, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class HeartbeatsReceived:
     """The newest heartbeats of nodes whose control streams are open, together because there are many."""
 
@@ -240,6 +250,7 @@ Event = (
     | NodeConnected
     | NodeDisconnected
     | NodeRemoved
+    | NodeLabelled
     | HeartbeatsReceived
     | LinkReported
     | HeadReported

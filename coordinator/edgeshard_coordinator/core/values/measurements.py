@@ -94,6 +94,14 @@ def disk_of(known: Measurements | None) -> DiskProfile | None:
     return None if newest is None else newest.value.disk
 
 
+def busy_w_of(known: Measurements | None) -> float | None:
+    """A node's watts while it computes, as the newest of its profiles with a sensor has it."""
+    profiles = () if known is None else known.profiles.values()
+    newest = max((p for p in profiles if p.value.energy is not None), key=lambda p: p.reported_at, default=None)
+    energy = None if newest is None else newest.value.energy
+    return None if energy is None else energy.working_w
+
+
 def links_of(measured: Mapping[NodeId, Measurements]) -> Iterator[MeasuredLink]:
     for sender, known in measured.items():
         for receiver, link in known.links.items():

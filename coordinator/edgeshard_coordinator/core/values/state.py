@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, ModelName, NodeId, NodeName, OperationId
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, Node, StagePhase, StageStatus
+from edgeshard.domain.nodes.labels import check_labels
 from edgeshard.domain.nodes.profile import LinkProfile
 from edgeshard_coordinator.core.values.candidate import Candidate, held_bytes
 from edgeshard_coordinator.core.values.jobs import Job, Measured, ProbeTry, Retake
-from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, disk_of
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey, Reported, busy_w_of, disk_of
 
 NO_EPOCH = Epoch(0)
 """An epoch below all that there are."""
@@ -105,6 +106,10 @@ class KnownNode:
     release is under way."""
     excused: bool = False
     """Whether a silence of it was put down to the coordinator since it was last heard."""
+    own_labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the agent's settings."""
+    set_labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Of an operator, who comes first; None for a label of the agent's that is removed."""
     unknown_stages_told: bool = False
     """Whether the log says that it holds stages of unknown deployments; once for each connection."""
 
@@ -116,6 +121,20 @@ class KnownNode:
     def placeable(self) -> bool:
         """Whether layers can be placed on it, and measurements asked of it."""
         return self.connected and not self.starting
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Those that hold."""
+        both = {**self.own_labels, **self.set_labels}
+        return {key: value for key, value in both.items() if value is not None}
+
+    def relabelled(self, given: Mapping[str, str], removed: Collection[str]) -> KnownNode:
+        """The node with an operator's labels. Raises InvalidArgumentError naming `labels` where they are too many."""
+        hidden = dict.fromkeys(key for key in removed if key in self.own_labels)
+        kept = {key: value for key, value in self.set_labels.items() if key not in removed}
+        node = replace(self, set_labels={**kept, **hidden, **given}, saved=False)
+        check_labels(node.labels, "labels")
+        return node
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +453,8 @@ class State:
                 warm=warm.get(node.node_id),
                 packed=node.packed,
                 disk=disk_of(self.measured.get(node.node_id)),
+                labels=node.labels,
+                busy_w=busy_w_of(self.measured.get(node.node_id)),
             )
             for node in ordered
         )
@@ -489,6 +510,7 @@ def node_view(state: State, node: KnownNode, now: float) -> Node:
         stages=node.stages,
         huge_pages=node.huge_pages,
         starting=node.starting,
+        labels=node.labels,
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from edgeshard.cli.commands.options import option, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import Quantise, pairs, read_texts, spec_option, spec_options
 from edgeshard.cli.render.output import Output, OutputOption
+from edgeshard.domain.deployments.rules import Rule
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import parse_quantisation
 
@@ -73,10 +74,22 @@ class QuestionOptions:
             "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
         ),
     ] = None
+    verify: Annotated[
+        bool, switch("--verify", "Check the plan with CP-SAT, for up to 60 s; exits 1 if one is better.")
+    ] = False
     plot: Annotated[Path | None, option("FILE.svg", "Draw the sweep, the comparison or the simulation.")] = None
 
     def check(self, allow_streaming: bool) -> None:
         """Raise InvalidArgumentError for options that do not go together."""
+        if self.verify and (self.compare or self.sweep is not None or self.simulate is not None):
+            raise InvalidArgumentError(
+                "--verify checks one plan: leave out --compare, --sweep and --simulate", field="verify"
+            )
+        if self.verify and allow_streaming:
+            raise InvalidArgumentError(
+                "--allow-streaming: --verify knows only nodes that hold their weights; give one of them",
+                field="allow_streaming",
+            )
         if self.plot is not None and self.sweep is None and self.simulate is None and not self.compare:
             raise InvalidArgumentError(
                 "--plot draws a --sweep, a --compare or a --simulate: give one too", field="plot"
@@ -94,29 +107,36 @@ class QuestionOptions:
         """Whether it is about other nodes, links, loads or strategies than the site's: what nodes hold says nothing."""
         return bool(self.sweep or self.compare or self.simulate or self.what_if)
 
-    def show(self, problem: PlanProblem, output: Output) -> bool:
-        """Print the answer. False where no plan was found that was asked for."""
+    def show(self, problem: PlanProblem, rules: Sequence[Rule], output: Output) -> bool:
+        """Print the answer. False where no plan was found that was asked for, or one that is not the best."""
         from edgeshard.cli.render.plan_compare import show_comparison, show_sweep
         from edgeshard.cli.render.plan_views import show_plan
+        from edgeshard.cpsat.process import VERIFY_S, CpSat, check_installed
         from edgeshard.planning.inputs.what_if import changed
 
-        with_changes = changed(problem, tuple(self.what_if or ()))
-        if self.sweep is not None:
-            show_sweep(with_changes, self.sweep, self.plot, output)
-            return True
-        if self.compare:
-            show_comparison(with_changes, self.plot, output)
-            return True
-        if self.simulate is not None:
-            from edgeshard.cli.commands.deployments.plan_load import show_simulation
+        if self.verify:
+            check_installed("verify", "--verify")
+        asked = changed(problem, self.what_if or ())
+        if self.what_if and rules:
+            asked = replace(asked, rules=asked.cluster.under(rules))
+        with CpSat() as prover, CpSat(VERIFY_S, VERIFY_S, field="verify") as verifier:
+            if self.sweep is not None:
+                show_sweep(asked, self.sweep, self.plot, output, prover)
+                return True
+            if self.compare:
+                show_comparison(asked, self.plot, output, prover)
+                return True
+            if self.simulate is not None:
+                from edgeshard.cli.commands.deployments.plan_load import show_simulation
 
-            return show_simulation(with_changes, self.simulate, self.plot, output)
-        return show_plan(with_changes, problem if self.what_if else None, self.explain, output)
+                return show_simulation(asked, self.simulate, self.plot, output, prover)
+            earlier = problem if self.what_if else None
+            return show_plan(asked, earlier, self.explain, output, prover, verifier if self.verify else None)
 
 
 _SPEC = spec_options(
     *("objective", "concurrency", "head_quantisation", "kv_dtype", "max_time_per_token_s"),
-    *("exclude", "reserve", "allow_streaming"),
+    *("exclude", "reserve", "allow_streaming", "rule"),
     source="Node of the first layer, else the file's.",
     dtype="float32, float16 or bfloat16.",
     prompt_tokens="Tokens of a prompt.",
@@ -160,5 +180,7 @@ def plan(
         problem, notes = online_problem(context, asked)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    if not question.show(replace(problem, held={}) if question.is_of_other_nodes else problem, output):
+    if not question.show(
+        replace(problem, held={}) if question.is_of_other_nodes else problem, spec.get("rule", ()), output
+    ):
         raise typer.Exit(1)

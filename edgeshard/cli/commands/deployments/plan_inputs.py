@@ -14,6 +14,7 @@ from edgeshard.architectures import parse_config
 from edgeshard.architectures.unit_forms import UnitForm, held_of
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
+from edgeshard.domain.deployments.rules import RuledNode, resolve
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
 from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
 from edgeshard.domain.ids import Digest
@@ -68,7 +69,7 @@ class Asked:
             "dtype": self.weights_dtype(dtype),
             "kv_dtype": kept,
         }
-        return {name: value for name, value in fields.items() if name not in ("source", "assumed")}
+        return {name: value for name, value in fields.items() if name not in ("source", "assumed", "rule")}
 
     @property
     def lengths_missing(self) -> list[str]:
@@ -94,7 +95,8 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
         cloud = None if cluster.cloud == asked.source else cluster.cloud
         cluster = replace(cluster, source=asked.source, cloud=cloud)
     fields = asked.fields(cluster.workload, cluster.dtype, cluster.kv_dtype)
-    problem = PlanProblem(model=model, cluster=cluster, **fields)
+    rules = cluster.under(asked.given.get("rule", ()))
+    problem = PlanProblem(model=model, cluster=cluster, rules=rules, **fields)
     problem.check()
     return problem, _lengths_notes(problem, asked, NO_TRAFFIC) if cluster.workload.assumed else ()
 
@@ -122,6 +124,10 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
         asked = replace(asked, quantisation=model.shape.stored_as)  # as it would be deployed
     found = _measured_cluster(site, asked, dtype)
     fields = _of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic)))
+    energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
+    watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
+    nodes = [RuledNode(node.name, node.labels, watts.get(node.node_id)) for node in site.nodes]
+    fields["rules"] = resolve(asked.given.get("rule", ()), nodes)
     problem = site_problem(found, model, held=_held(site, asked, dtype), **fields)
     problem.check()
     return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))

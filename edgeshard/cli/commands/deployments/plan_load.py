@@ -42,6 +42,7 @@ from edgeshard.planning.simulation.forecast import (
     together,
 )
 from edgeshard.planning.simulation.serving import ServedRequest
+from edgeshard.planning.solvers.linear import Prover
 from edgeshard.storage.inputs import read_input
 
 DEFAULT_REQUESTS = 100
@@ -88,7 +89,9 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
     return _drawn(values, problem)
 
 
-def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: Output) -> bool:
+def show_simulation(
+    problem: PlanProblem, text: str, plot: Path | None, output: Output, prover: Prover | None = None
+) -> bool:
     """Plan, simulate the load on the plan, print the figures, draw some steps to `plot`. Returns whether there is a
     plan."""
     load = parse_load(text, problem)
@@ -96,7 +99,7 @@ def show_simulation(problem: PlanProblem, text: str, plot: Path | None, output: 
         raise _wrong("new", f"comes to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
     if not load.requests:
         problem = replace(problem, rate=Rate.TOGETHER)
-    result = plan(problem, alternatives=0)
+    result = plan(problem, alternatives=0, prover=prover)
     if not result.feasible:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)
         return False

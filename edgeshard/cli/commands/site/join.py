@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeshard.cli.commands.options import argument, option, switch
+from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site import install
 from edgeshard.cli.connect import run
 from edgeshard.domain.errors import AlreadyExistsError, DeniedError, EdgeShardError, FailedPreconditionError
@@ -32,15 +33,38 @@ _STOP_GRACE_S = 60.0
 """An agent that is still starting hears of the signal late."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """More settings of an agent."""
+
+    advertise: Annotated[str | None, option("HOST:PORT", "What others dial, where that is another address.")] = None
+    memory: Annotated[str | None, option("SIZE", "Memory that stages may use, as 2GiB.")] = None
+    device: Annotated[str | None, option("DEVICE", "cpu (default) or cuda.")] = None
+    labels: Annotated[str | None, option("KEY=VALUE,...", "For rules of deployments, as zone=hall1.")] = None
+
+    def given(self) -> dict[str, str]:
+        """By their names. What is wrong is said before the token is used up."""
+        from edgeshard.domain.nodes.labels import parse_labels
+        from edgeshard.process.config import parse_bytes
+        from edgeshard.rpc.tls import split_address
+
+        if self.memory is not None:
+            parse_bytes(self.memory, "memory")
+        if self.advertise is not None:
+            split_address(self.advertise, "advertise")
+        parse_labels(self.labels or "")
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@with_option_groups
 def join(
     token: Annotated[str, argument("TOKEN", "Of edgectl token create; - reads it from stdin.")],
     listen: Annotated[
         str | None, option("HOST:PORT", f"Where other nodes reach this one; by default port {AGENT_PORT}.")
     ] = None,
-    advertise: Annotated[str | None, option("HOST:PORT", "What others dial, where that is another address.")] = None,
     state_dir: Annotated[Path | None, option("DIR", "Where the node keeps its identity and its weights.")] = None,
-    memory: Annotated[str | None, option("SIZE", "Memory that stages may use, as 2GiB.")] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu (default) or cuda.")] = None,
+    *,
+    agent: AgentOptions,
     foreground: Annotated[bool, switch("--foreground", "Run the agent here, also where systemd could.")] = False,
     force: Annotated[bool, switch("--force", "In place of this user's credentials for another site.")] = False,
 ) -> None:
@@ -52,26 +76,13 @@ def join(
     from edgeshard.client.joining import invitation_from_text
 
     decoded = invitation_from_text(sys.stdin.readline() if token == "-" else token)
-    extra = _extra(memory, device, advertise)
+    extra = agent.given()
     if decoded.principal.role is not Role.AGENT:
         _join_user(decoded, force)
     elif not foreground and state_dir is None and _can_install():
         _join_service(decoded, listen, extra)
     else:
         _join_here(decoded, listen, state_dir, extra)
-
-
-def _extra(memory: str | None, device: str | None, advertise: str | None) -> dict[str, str]:
-    """More settings of the agent. What is wrong is said before the token is used up."""
-    from edgeshard.process.config import parse_bytes
-    from edgeshard.rpc.tls import split_address
-
-    if memory is not None:
-        parse_bytes(memory, "memory")
-    if advertise is not None:
-        split_address(advertise, "advertise")
-    given = {"memory": memory, "device": device, "advertise": advertise}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _join_user(token: Invitation, force: bool) -> None:

@@ -1,0 +1,315 @@
+"""The best cut of those whose nodes keep an operator's rules, by questions with a linear goal to a `Prover`. Pure.
+
+One request alone: the goal is the time per token, or a lower bound of the whole (`prompt_floor`), whose cuts are valued
+exactly one after the other until no other can be better. A rate: *regions* of b and m. Of one cut and one b the rate
+never falls with m (`rate_scoring`), and the requests are at most C, so for m in [low, high] and b in [first, last]
+
+    rate <= n G / D(first, n / last)      n = min(last high, C)      at least n / last >= low
+
+where D(b, m) are the seconds of a batch: linear in the rounds and stations of one cut. Memory and time limits are those
+of the smallest load of the region. The region of the highest bound is asked for a cut that is better than the best
+known, and split where the bound is not reached.
+
+A cut found is improved by steps of `neighbours`, as far as these keep the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count, pairwise
+from math import inf
+
+import numpy as np
+
+from edgeshard.domain.deployments.rules import Condition, ConditionKind
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.costs.prompt_floor import PromptFloor
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.prompt_bound import PromptBound
+from edgeshard.planning.search.rate_scoring import Places, Rates, most_micro_batches
+from edgeshard.planning.search.rate_search import Pool
+from edgeshard.planning.search.request_search import Found, RequestSearch
+from edgeshard.planning.solvers.all_cuts import Cuts
+from edgeshard.planning.solvers.instance import Cut, with_tokens
+from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Prover, Question, Side, ones
+from edgeshard.planning.solvers.scoring import score
+from edgeshard.planning.solvers.walks import single_kinds
+
+MOST_ASKED = 60
+"""Questions about one plan, whose seconds the `Prover` limits besides."""
+_EVERY_BATCH = 8
+"""Sizes of a micro-batch up to this one are regions of their own at once."""
+
+
+class Ruled:
+    """The conditions on the nodes of one problem, as its searches and its `Prover` need them."""
+
+    def __init__(self, costs: Costs, conditions: Sequence[Condition], prover: Prover) -> None:
+        self.costs, self.conditions, self.prover = costs, tuple(conditions), prover
+        self.linear = tuple(one for condition in conditions for one in linear_of(condition, costs))
+        self._known: dict[frozenset[int], bool] = {}
+
+    def keeps(self, nodes: Sequence[int]) -> bool:
+        """Whether these nodes of a cut keep all conditions."""
+        used = frozenset(nodes)
+        if used not in self._known:
+            names = [self.costs.names[node] for node in used]
+            self._known[used] = all(condition.holds(names) for condition in self.conditions)
+        return self._known[used]
+
+    def quickest(self, any_will_do: bool = False) -> Answer:
+        """The cut of the least time per token of one request alone, or any that keeps all limits; or that there is
+        none."""
+        decode, most_s, without = self.costs.decode(Load()), self.costs.problem.max_time_per_token_s, list[Cut]()
+        while True:
+            answer = self.ask(Load(), ((Part(decode),),), without=without, any_will_do=any_will_do)
+            # A limit of time is kept but for rounding there.
+            if answer.cut is None or most_s is None or score(decode, answer.cut).round_s <= most_s:
+                return answer
+            without.append(answer.cut)
+
+    def ask(
+        self,
+        load: Load,
+        sides: tuple[Side, ...],
+        below: float = inf,
+        without: Sequence[Cut] = (),
+        *,
+        any_will_do: bool = False,
+    ) -> Answer:
+        """The cut of the least goal that a load of at least this one may use."""
+        decode, most_s = self.costs.decode(load), self.costs.problem.max_time_per_token_s
+        limits = []
+        if most_s is not None:
+            limits = [(Part(decode), most_s), (Part(decode, load.micro_batches, busiest=True), most_s)]
+        question = Question(decode, sides, tuple(limits), self.linear, tuple(without), below, any_will_do)
+        return self.prover.ask(question)
+
+
+def linear_of(condition: Condition, costs: Costs) -> list[Linear]:
+    """A condition by weights of the nodes that may be used. The groups of one have no node in common."""
+    names, nodes_count = costs.names, len(costs.names)
+    place = {name: node for node, name in enumerate(names)}
+    match condition.kind:
+        case ConditionKind.AT_MOST:
+            weights = tuple(float(condition.weights.get(name, 0.0)) for name in names)
+            return [Linear(weights, most=condition.limit)]
+        case ConditionKind.AT_LEAST:
+            nodes = [place[name] for name in condition.nodes if name in place]
+            return [Linear(ones(nodes, nodes_count), least=condition.limit)]
+        case ConditionKind.ALL_OR_NONE:
+            nodes = sorted(place[name] for name in condition.nodes if name in place)
+            if len(nodes) < len(condition.nodes):
+                return [Linear(ones(nodes, nodes_count), most=0.0)]
+            pairs = pairwise(nodes)
+            both = [
+                tuple(a - b for a, b in zip(ones([x], nodes_count), ones([y], nodes_count), strict=True))
+                for x, y in pairs
+            ]
+            return [Linear(weights, 0.0, 0.0) for weights in both]
+        case ConditionKind.ONE_GROUP:
+            own = [group for group in condition.groups if names[costs.source] in group]
+            allowed = own[0] if own else frozenset()
+            return [Linear(ones([place[name] for name in names if name not in allowed], nodes_count), most=0.0)]
+
+
+def unusable(costs: Costs, conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """The nodes that no cut can use beside the source under these conditions."""
+    source, strict = costs.names[costs.source], [one for one in conditions if one.is_monotone]
+    others = [name for name in costs.names if name != source]
+    return tuple(name for name in others if any(not condition.holds((source, name)) for condition in strict))
+
+
+def conflict(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
+    """The texts of conditions that cannot hold together, of which none can be left out, where all of them cannot.
+
+    `impossible` says whether it is proven that no cut keeps some of them.
+    """
+    kept = list(dict.fromkeys(condition.text for condition in conditions))
+    for text in tuple(kept):
+        fewer = [other for other in kept if other != text]
+        if impossible([condition for condition in conditions if condition.text in fewer]):
+            kept = fewer
+    return tuple(kept)
+
+
+def _up_to(bound: float, value: float) -> float:
+    """A bound as far as it says something: no more than the value, and that where only rounding is between them."""
+    return value if bound >= value * (1 - ROUNDING) else bound
+
+
+class _RequestSearch(RequestSearch):
+    """`RequestSearch` for cuts that keep the rules."""
+
+    def __init__(self, ruled: Ruled, objective: Objective) -> None:
+        super().__init__(ruled.costs, objective)
+        self._ruled = ruled
+
+    def value(self, cut: Cut) -> float:
+        return super().value(cut) if self._ruled.keeps(cut.nodes) else inf
+
+    def under_rules(self, start: Cut) -> Found:
+        """The best cut found, with a bound of all that keep the rules."""
+        floor, kinds = self._floor(), single_kinds(self._decode)
+        sides = self._sides(floor)
+        values = {start: self.value(start)}
+        best = self._climb(floor, kinds, start, values)
+        without, bound = list[Cut](), 0.0
+        while True:
+            answer = self._ruled.ask(Load(), sides, values[best], without)
+            bound = max(bound, _up_to(answer.bound_s, values[best]))
+            if answer.cut is None:
+                break
+            without.append(answer.cut)
+            if answer.cut not in values:
+                values[answer.cut] = self.value(answer.cut)
+                if len(without) <= 2 or values[answer.cut] < values[best]:
+                    best = min(best, self._climb(floor, kinds, answer.cut, values), key=values.__getitem__)
+            if bound >= values[best] * (1 - ROUNDING) or len(without) == MOST_ASKED or answer.spent:
+                break
+        return Found(best, values[best], _up_to(bound, values[best]))
+
+    def _sides(self, floor: PromptFloor) -> tuple[Side, ...]:
+        """Lower bounds of the objective of every cut."""
+        way = (Part(with_tokens(floor.way, self._decode, self._tokens)),)
+        if self._closer is None:
+            return (way,)
+        bound = PromptBound(floor, self._decode, self._tokens, single_kinds(self._decode))
+        return way, (Part(bound.rounds), Part(bound.stations, busiest=True))
+
+
+def search_request(ruled: Ruled, objective: Objective, start: Cut) -> Found:
+    """The cut of the least time of one request alone, or of its first token."""
+    return _RequestSearch(ruled, objective).under_rules(start)
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRate:
+    """The best cut and its load; `rate_bound` tokens a second are not exceeded under the rules."""
+
+    cut: Cut
+    load: Load
+    rate: float
+    rate_bound: float
+
+
+class _RuledRates(Rates):
+    """`Rates` of the cuts that keep the rules."""
+
+    def __init__(self, ruled: Ruled) -> None:
+        super().__init__(ruled.costs)
+        self._ruled = ruled
+
+    def places(self, cuts: Cuts) -> Places:
+        kept = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
+        return super().places(cuts.take(kept))
+
+
+def batch_sides(costs: Costs, batch: int, micro_batches: float) -> tuple[Side, ...]:
+    """The seconds of a batch of m micro-batches of b requests, from its prompts to its last tokens."""
+    prefill, decode, tokens = costs.prefill(Load(batch)), costs.decode(Load(batch)), costs.problem.new_tokens - 1
+    prompts = (Part(prefill), Part(prefill, micro_batches - 1, busiest=True))
+    waits = (*prompts, Part(decode, tokens)), (*prompts, Part(decode, tokens * micro_batches, busiest=True))
+    return tuple(tuple(part for part in side if part.weight) for side in waits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Loads of b in [first, last] and m in [low, high]."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+
+    def parts(self, fitting: int) -> list[_Region]:
+        """Two regions of half the loads; m is parted where a cut that was found has its most, if that is inside."""
+        if self.first < self.last:
+            middle = (self.first + self.last) // 2
+            return [
+                _Region(self.first, middle, self.low, self.high),
+                _Region(middle + 1, self.last, self.low, self.high),
+            ]
+        if self.low == self.high:
+            return []
+        middle = fitting if self.low <= fitting < self.high else (self.low + self.high) // 2
+        return [_Region(self.first, self.last, self.low, middle), _Region(self.first, self.last, middle + 1, self.high)]
+
+
+def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf) -> RuledRate:
+    """The cut and load of the highest rate; `most_rate` is known not to be exceeded."""
+    return _RateSearch(ruled, start, most_rate).run()
+
+
+class _RateSearch:
+    def __init__(self, ruled: Ruled, start: Cut, most_rate: float) -> None:
+        self._ruled, self._costs, self._most_rate = ruled, ruled.costs, most_rate
+        self._limit = ruled.costs.problem.request_limit
+        self._rates = _RuledRates(ruled)
+        self._pool = Pool(self._rates, single_kinds(self._rates.least))
+        self._spent = False
+        self._pool.offer(start)
+        self._pool.climb()
+
+    def run(self) -> RuledRate:
+        number, asked, bound = count(), 0, 0.0
+        waiting = [(-self._most_rate, next(number), region) for region in self._first()]
+        while waiting:
+            most, _, region = heappop(waiting)
+            if -most <= self._best_rate * (1 + ROUNDING):
+                break
+            if asked == MOST_ASKED or self._spent:
+                bound = max(bound, -most)
+                break
+            asked += 1
+            found, fitting = self._ask(region)
+            found = min(found, -most)
+            if found <= self._best_rate * (1 + ROUNDING):
+                continue
+            parts = self._allowed(region.parts(fitting))
+            if not parts:
+                bound = max(bound, found)
+            for part in parts:
+                heappush(waiting, (-found, next(number), part))
+        best = self._pool.best
+        assert best.cut is not None  # `start` may be used
+        return RuledRate(best.cut, best.load, best.rate, max(bound, best.rate))
+
+    @property
+    def _best_rate(self) -> float:
+        return self._pool.best.rate
+
+    def _first(self) -> list[_Region]:
+        """The largest b first: most often it is the best."""
+        limit = self._costs.problem.batch_limit
+        ends = list(range(1, min(limit, _EVERY_BATCH) + 1))
+        while ends[-1] < limit:
+            ends.append(min(limit, 2 * ends[-1]))
+        found = [_Region(before + 1, end, 1, 1 << 30) for before, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return self._allowed(found[::-1])
+
+    def _allowed(self, regions: Sequence[_Region]) -> list[_Region]:
+        """Regions without the m that the number of requests does not allow."""
+        cut = [
+            _Region(one.first, one.last, one.low, min(one.high, most_micro_batches(self._costs, one.first)))
+            for one in regions
+        ]
+        return [one for one in cut if one.low <= one.high]
+
+    def _ask(self, region: _Region) -> tuple[float, int]:
+        """An upper bound of the region's rates above the best one, and the most m that the cut found may have."""
+        most = region.last * region.high
+        requests = most if self._limit is None else min(most, self._limit)
+        m = min(max(requests / region.last, region.low), region.high)
+        tokens = requests * self._costs.problem.new_tokens
+        below = tokens / self._best_rate if self._best_rate > 0 else inf
+        answer = self._ruled.ask(Load(region.first, region.low), batch_sides(self._costs, region.first, m), below)
+        fitting, self._spent = region.high, answer.spent
+        if answer.cut is not None:
+            self._pool.offer(answer.cut)
+            self._pool.climb()
+            places = self._rates.places(Cuts.of([answer.cut]))
+            fitting = int(self._rates.figures(places, region.first).micro_batches[0])
+        return tokens / answer.bound_s if answer.bound_s > 0 else inf, fitting

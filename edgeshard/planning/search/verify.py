@@ -1,0 +1,82 @@
+"""A plan checked by another way than the one that found it: a `Prover` is asked for the same problem. Pure.
+
+It shares the times and memory of cuts with the planner (`planning.costs`), and none of its solvers and bounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edgeshard.domain.errors import invalid
+from edgeshard.planning.costs.costs import Costs, Load
+from edgeshard.planning.inputs.problem import Objective
+from edgeshard.planning.search.plan import CutPrediction, PlanResult, predict, result_of
+from edgeshard.planning.search.ruled_search import Ruled, search_rate, search_request
+from edgeshard.planning.solvers.instance import gap_of
+from edgeshard.planning.solvers.linear import ROUNDING, Prover
+
+SAME = 2 * ROUNDING
+"""By no more than this part do costs differ that are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found of a plan. `better` is a placement that costs less, `cheaper` by that part of the plan's cost; ""
+    and 0 where none was found. No plan costs less than `gap` below the plan, as a part of it; None where there is no
+    plan and it is proven that there is none."""
+
+    better: str = ""
+    cheaper: float = 0.0
+    gap: float | None = None
+    proven: bool = True
+    """Whether nothing is left open."""
+
+    @property
+    def text(self) -> str:
+        if self.better and not self.cheaper:
+            return f"there is a plan: {self.better}"
+        if self.better:
+            return f"not the best: {self.better} is better by {100 * self.cheaper:.2g} %"
+        if self.gap is None:
+            return "CP-SAT proved that there is no plan" if self.proven else "CP-SAT found no plan in its time either"
+        if not self.gap:
+            return "CP-SAT proved that no plan is better"
+        return f"CP-SAT found no better plan; bound, gap {100 * self.gap:.2g} %"
+
+
+def verify(result: PlanResult, prover: Prover) -> Verified:
+    """Whether a plan is the best, or there is none. Raises InvalidArgumentError for one that cannot be checked."""
+    problem = replace(result.problem, rules=(), held={})
+    if problem.allow_streaming:
+        raise invalid("verify", "is not for plans with allow_streaming; leave one of them out")
+    if problem.objective is Objective.ENERGY:
+        raise invalid("verify", "is not for the objective energy; leave it out, or use another objective")
+    if problem.is_steady and result.prediction is not None:
+        raise invalid("verify", "is for requests that all start together; add --rate together")
+    costs = Costs(problem)
+    ruled = Ruled(costs, result.problem.rules, prover)
+    if result.prediction is None:
+        answer = ruled.quickest(any_will_do=True)
+        if answer.cut is None:
+            return Verified(proven=answer.impossible)
+        return Verified(better=result_of(costs, predict(costs, Load(), answer.cut)).placement)
+    found, bound = _best(ruled, result.prediction)
+    # A plan that was taken for what its nodes hold is to be as good as the best one but for what that costs.
+    plan_cost = result.prediction.cost(problem.goal) / (1.0 + (result.locality.slower if result.locality else 0.0))
+    cost = found.cost(problem.goal)
+    if cost < plan_cost * (1 - SAME):
+        return Verified(result_of(costs, found).placement, 1.0 - cost / plan_cost, gap_of(bound, plan_cost))
+    return Verified(gap=gap_of(bound, plan_cost, SAME), proven=bound >= plan_cost * (1 - SAME))
+
+
+def _best(ruled: Ruled, known: CutPrediction) -> tuple[CutPrediction, float]:
+    """The best plan found, and a lower bound of the cost of all."""
+    costs, goal = ruled.costs, ruled.costs.problem.goal
+    if goal is Objective.THROUGHPUT:
+        rated = search_rate(ruled, known.cut)
+        return predict(costs, rated.load, rated.cut), 1.0 / rated.rate_bound
+    if goal is Objective.LATENCY:
+        answer = ruled.quickest()
+        return (known if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s
+    found = search_request(ruled, goal, known.cut)
+    return predict(costs, Load(), found.cut), found.bound

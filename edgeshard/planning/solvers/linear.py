@@ -1,0 +1,99 @@
+"""Questions about all cuts whose goal and limits are linear, with conditions on the nodes that hold stages. Pure.
+
+A *side* is a weighted sum of rounds R and busiest stations B, each of one instance (`planning.solvers.instance`); the
+goal is the largest of its sides. So one question holds both phases of a batch:
+
+    R_pre + (m - 1) B_pre + (G - 1) max(R_dec, m B_dec)
+
+has the sides with R_dec and with m B_dec. What answers it is given to a search as a `Prover`: `edgeshard.cpsat` is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeshard.planning.solvers.instance import Cut, Instance
+from edgeshard.planning.solvers.scoring import score
+
+ROUNDING = 1e-6
+"""Largest part by which a `Prover` may take a value for less than it is: it counts in whole units of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`weight` times the round of an instance, or times its busiest station."""
+
+    instance: Instance
+    weight: float = 1.0
+    busiest: bool = False
+
+    def seconds(self, cut: Cut) -> float:
+        """What it is of a cut."""
+        found = score(self.instance, cut)
+        return self.weight * (found.bottleneck_s if self.busiest else found.round_s)
+
+
+Side = tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`least` <= the sum of `weights` over the nodes that hold stages <= `most`; None for no such end."""
+
+    weights: tuple[float, ...]
+    """One for each node."""
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which cut has the least goal, of all that keep the limits and conditions."""
+
+    memory: Instance
+    """Limits of memory, layers, links and stages."""
+    sides: tuple[Side, ...] = ()
+    """The goal is their largest; none where any cut will do."""
+    limits: tuple[tuple[Part, float], ...] = ()
+    """Most seconds that a part may be."""
+    conditions: tuple[Linear, ...] = ()
+    without: tuple[Cut, ...] = ()
+    """Cuts that are known and not asked for."""
+    below: float = float("inf")
+    """Only a cut whose goal is below is of use, in seconds."""
+    any_will_do: bool = False
+    """Whether the first cut found is the answer."""
+
+    def seconds(self, cut: Cut) -> float:
+        """The goal of a cut."""
+        return max((sum(part.seconds(cut) for part in side) for side in self.sides), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The best cut found, None for none; and a proven lower bound, in seconds, of the goal of all cuts below `below`:
+    infinite where there is none of them."""
+
+    cut: Cut | None
+    bound_s: float
+    spent: bool = False
+    """Whether the time for all questions is over: another one gets a bound alone."""
+
+    @property
+    def impossible(self) -> bool:
+        """Whether it is proven that no cut is below `below`."""
+        return self.cut is None and self.bound_s == float("inf")
+
+
+class Prover(Protocol):
+    """Answers questions, in bounded time: what it has not proven by then its bound says."""
+
+    def ask(self, question: Question) -> Answer: ...
+
+
+def ones(nodes: Sequence[int], count: int, weight: float = 1.0) -> tuple[float, ...]:
+    """Weights of `count` nodes that count these alone."""
+    chosen = set(nodes)
+    return tuple(weight if node in chosen else 0.0 for node in range(count))

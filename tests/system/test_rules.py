@@ -1,0 +1,106 @@
+"""A node that is killed under rules: its deployment goes on within them, or waits and names the rule."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from edgeshard.client import Client
+from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.requests.generation import Token
+from edgeshard.local.cluster import LocalCluster
+from tests.support.site import Site
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timing]
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "edgeshard" / "demo_model"
+NODES = ("a", "b", "c", "d")
+SPEC = {
+    "name": "tales",
+    "model": "tiny-tales",
+    "source": "a",
+    "dtype": "float32",
+    "layers": "a=0:6,b=6:12",
+    "concurrency": 2,
+    "max_context": 128,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Four nodes. The agents of c and d say their labels, an operator those of a and b."""
+    directory = tmp_path_factory.mktemp("rules")
+    own = {"c": ("--labels", "zone=hall1,rack=r1"), "d": ("--labels", "zone=hall2,rack=r1")}
+    cluster = LocalCluster(directory, NODES, threads=1, arguments_by_agent=own)
+    async with cluster, Client(cluster.address) as client:
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        for name in "ab":
+            await client.label_node(name, {"zone": "hall1"})
+        yield Site(cluster, client)
+
+
+async def answer(client: Client) -> list[int]:
+    stream = client.generate("tales", "Once upon a time", max_new_tokens=12, ignore_eos=True, timeout_s=60)
+    return [event.token async for event in stream if isinstance(event, Token)]
+
+
+def used(deployment: Deployment) -> set[str]:
+    return {str(stage.node_name) for stage in deployment.placement.stages}
+
+
+async def back(site: Site, name: str) -> None:
+    await site.cluster.start_agent(name)
+
+    async def placeable() -> bool:
+        return all(node.placeable for node in await site.client.nodes())
+
+    await site.until(placeable)
+
+
+async def test_labels_are_those_of_the_agents_and_of_the_operator(site: Site) -> None:
+    labels = {str(node.name): dict(node.labels) for node in await site.client.nodes()}
+    assert labels["a"] == {"zone": "hall1"} and labels["d"] == {"zone": "hall2", "rack": "r1"}
+
+
+async def test_layers_by_hand_that_break_a_rule_are_refused(site: Site) -> None:
+    with pytest.raises(InvalidArgumentError, match="apart a,b") as refused:
+        await site.client.deploy(parse_spec({**SPEC, "rule": ["apart a,b"]}))
+    assert refused.value.reason == "RULE_BROKEN" and await site.client.deployments() == ()
+
+
+async def test_a_killed_node_is_replaced_within_the_rules(site: Site) -> None:
+    await site.client.deploy(parse_spec({**SPEC, "rule": ["together by zone", "at-most 2 of a,b,c,d"]}))
+    undisturbed = await answer(site.client)
+    await site.cluster.agents["b"].kill()
+
+    async def goes_on() -> bool:
+        found = await site.client.deployment("tales")
+        return found.phase is DeploymentPhase.READY and "b" not in used(found)
+
+    await site.until(goes_on)
+    assert await answer(site.client) == undisturbed
+    nodes = used(await site.client.deployment("tales"))
+    assert nodes <= {"a", "c"}, "d is in another hall"
+    await back(site, "b")
+    await site.client.delete_deployment("tales")
+
+
+async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_serves_again(site: Site) -> None:
+    await site.client.deploy(parse_spec({**SPEC, "rule": ["avoid zone=hall2", "use b"]}))
+    undisturbed = await answer(site.client)
+    await site.cluster.agents["b"].kill()
+
+    async def waits() -> bool:
+        found = await site.client.deployment("tales")
+        named = found.failure is not None and "'use b'" in found.failure.message
+        return found.phase is DeploymentPhase.WAITING and named
+
+    await site.until(waits)
+    assert used(await site.client.deployment("tales")) == {"a", "b"}
+    await back(site, "b")
+    await site.client.wait_ready("tales", timeout_s=60)
+    assert await answer(site.client) == undisturbed
+    assert used(await site.client.deployment("tales")) == {"a", "b"}
