@@ -12,6 +12,7 @@ from edgeshard_agent.core.actions import CloseStage
 from edgeshard_agent.hosting.host import Hosting
 from edgeshard_coordinator.control.coordinator import Coordinator
 from edgeshard_coordinator.control.requests.running_request import RunningRequest
+from edgeshard_coordinator.core.placement.ruled import conditions_of
 from edgeshard_coordinator.core.values.actions import Action, SendCommand
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
@@ -33,6 +34,7 @@ from edgeshard_coordinator.core.values.state import DeploymentRecord, State, val
 
 from edgeshard.domain.control.commands import CommandKey, PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
+from edgeshard.domain.deployments.rules import broken
 from edgeshard.domain.errors import EdgeShardError, InternalError
 from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, RequestId
 from edgeshard.domain.requests.generation import Finished, GenerationEvent, Started, Token
@@ -147,6 +149,9 @@ class Watch:
                 self.hold(record.epoch >= former.epoch, f"the epoch of {name} fell from {former.epoch}")
 
     def _prepares(self, command: PrepareStage, state: State) -> None:
+        used = [stage.node_name for stage in command.placement.stages]
+        against = broken(conditions_of(command.spec, state.candidates()), used)
+        self.hold(not against, f"{command.spec.name} is placed on {used} against {against}")
         key = command.deployment, command.epoch
         record = state.deployments[command.deployment]
         mine = record.uid, state.instance

@@ -198,6 +198,11 @@ class World:
             self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_overcommit": True, "kv_swap_bytes": kept}
         if planned:
             del self.specs[0]["layers"]
+        elif (ruled := random.Random(f"rules {self.seed}")).random() < 0.3:
+            held = [part.partition("=")[0] for part in layers.split(",")]
+            rules = [f"at-most {len(held)} of {','.join(self.names)}"]
+            rules += [f"avoid {name}" for name in self.names if name not in held and ruled.random() < 0.5]
+            self.specs[0]["rule"] = rules
         if dice.random() < 0.15:
             self.specs.append({**base, "name": "poem", "source": "b", "layers": "b=0:3,c=3:6", "concurrency": 2})
         self.operator = Operator(self, random.Random(f"operator {self.seed}"))
