@@ -191,8 +191,8 @@ class Node:
     `huge_pages` is None while the node is away, and where its system does not tell.
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to nodes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
-    it is away.
+    it to nodes that layers can be placed on; it is `measuring` itself or them now. `condition` is
+    what it said of its machine in the last minute, None while it is away.
     """
 
     node_id: NodeId
@@ -209,6 +209,7 @@ class Node:
     unknown_profiles: int = 0
     unknown_links: int = 0
     condition: Condition | None = None
+    measuring: bool = False
 
     @property
     def placeable(self) -> bool:

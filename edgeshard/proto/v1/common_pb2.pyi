@@ -153,7 +153,7 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition")
+    __slots__ = ("node_id", "name", "address", "wire_version", "facts", "connected", "heartbeat_age_s", "free_bytes", "stages", "huge_pages", "starting", "unknown_profiles", "unknown_links", "condition", "measuring")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class Node(_message.Message):
     UNKNOWN_PROFILES_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_LINKS_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FIELD_NUMBER: _ClassVar[int]
+    MEASURING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     name: str
     address: str
@@ -182,7 +183,8 @@ class Node(_message.Message):
     unknown_profiles: int
     unknown_links: int
     condition: Condition
-    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
+    measuring: bool
+    def __init__(self, node_id: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., wire_version: _Optional[int] = ..., facts: _Optional[_Union[DeviceFacts, _Mapping]] = ..., connected: _Optional[bool] = ..., heartbeat_age_s: _Optional[float] = ..., free_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., huge_pages: _Optional[_Union[HugePages, _Mapping]] = ..., starting: _Optional[bool] = ..., unknown_profiles: _Optional[int] = ..., unknown_links: _Optional[int] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ..., measuring: _Optional[bool] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("version", "utc_s", "cores", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "swap_used_bytes", "disk_total_bytes", "disk_free_bytes", "disk_write_bps", "huge_pages", "kernels", "cuda", "certificate_ends_s", "clock_ahead_s", "certificate_due_s")

@@ -378,3 +378,35 @@ async def test_nobody_waits_for_a_long_solve(open_site: Any, measuring: Any) -> 
     placer.released.set()
     await deploying
     await site.until_phase("tale", "ready")
+
+
+async def test_a_deployment_has_unmeasured_nodes_measured_first(site: Any, measuring: Any) -> None:
+    for agent in await site.connected("a", "b"):
+        measuring(agent)
+    request = site.deploy_request(layers=())
+    request.measure_s = DEADLINE_S
+    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    assert deployed.placement.predicted is not None and "not measured" not in deployed.placement.note
+    assert not site.state.jobs
+
+
+async def test_what_is_not_measured_in_time_is_named_and_assumed(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    measuring(b)
+    a.silent = frozenset({"MeasureCompute"})
+    request = site.deploy_request(layers=())
+    request.measure_s = 1.0
+    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    assert [stage.node_name for stage in deployed.placement.stages] == ["a"]
+    assert deployed.placement.note.startswith("Placed by memory, on as few nodes as hold it: not measured for tiny")
+    assert deployed.placement.predicted is None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan"), float("inf")])
+async def test_a_time_to_measure_for_that_cannot_be(site: Any, seconds: float) -> None:
+    await site.connected("a")
+    request = site.deploy_request()
+    request.measure_s = seconds
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await site.admin.Deploy(request, timeout=DEADLINE_S)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and not site.state.deployments
