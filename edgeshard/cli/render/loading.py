@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from edgeshard.domain.nodes.device import StagePhase
-from edgeshard.planning.inputs.site import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +38,8 @@ class DeployReporter:
         """Nodes measure themselves before anything is placed."""
         if not nodes or self.begun:
             return
+        from edgeshard.planning.inputs.site import listed
+
         now_s, console = time.monotonic(), self._status.console
         text = f"measuring {listed(nodes)}: {now_s - self._began_s:.0f} s"
         if console.is_terminal:
