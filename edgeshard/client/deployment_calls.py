@@ -9,13 +9,16 @@ from contextlib import aclosing
 
 from edgeshard.client.calls import Calls, operation_id
 from edgeshard.domain.clock import Clock
+from edgeshard.domain.control.site import DeployCall
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.replan import NO_OPERATION, Replan, ReplanCall
 from edgeshard.domain.errors import AbortedError, DeadlineError, EdgeShardError, FailedPreconditionError, NotFoundError
 from edgeshard.domain.requests.trace import StageTrace
 from edgeshard.proto.v1 import admin_pb2
+from edgeshard.proto.v1.admin_pb2_grpc import AdminServiceStub
 from edgeshard.wire.deployment import (
+    deploy_call_to_wire,
     deployment_from_wire,
     placement_from_wire,
     replan_call_to_wire,
@@ -42,16 +45,22 @@ class DeploymentCalls(Calls):
         wait: bool = True,
         timeout_s: float | None = None,
         on_change: Callable[[Deployment], None] | None = None,
+        *,
+        measure_s: float = 0.0,
     ) -> Deployment:
         """Place a model and load it; with `wait`, until it answers requests.
+
+        Nodes that nobody has measured for the model, and the links between them, are measured first: for `measure_s`
+        at most, and 0 places with what is known. The placement's note names what was not measured.
 
         `on_change` gets every new state on the way. `timeout_s` bounds the waiting (None, no bound); the deployment
         goes on loading after it. Raises PlacementError or ResourceExhaustedError when the placement cannot be
         (nothing is changed then), the deployment's own typed failure when a node could not load its share, and
         DeadlineError.
         """
-        request = admin_pb2.DeployRequest(operation_id=operation_id(), spec=spec_to_wire(spec))
-        deployment = deployment_from_wire((await self._admin("Deploy", request)).deployment)
+        request = deploy_call_to_wire(DeployCall(operation_id(), spec, measure_s))
+        answer = await self._connection.call(AdminServiceStub, "Deploy", request, self._timeout_s + measure_s)
+        deployment = deployment_from_wire(answer.deployment)
         if not wait:
             return deployment
         return await self._until_ready(deployment, timeout_s, on_change or (lambda _: None))

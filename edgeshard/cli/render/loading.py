@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from edgeshard.domain.nodes.device import StagePhase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
     from rich.status import Status
 
@@ -25,11 +27,26 @@ class DeployReporter:
         self._status = status
         self._phase = ""
         self._pace = Pace()
-        self._said_s = time.monotonic()
+        self._began_s = self._said_s = time.monotonic()
+        self._told_measuring = False
 
     @property
     def begun(self) -> bool:
         return self._phase != ""
+
+    def measuring(self, nodes: Sequence[str]) -> None:
+        """Nodes measure themselves before anything is placed."""
+        if not nodes or self.begun:
+            return
+        from edgeshard.planning.inputs.site import listed
+
+        now_s, console = time.monotonic(), self._status.console
+        text = f"measuring {listed(nodes)}: {now_s - self._began_s:.0f} s"
+        if console.is_terminal:
+            self._status.update(text)
+        elif not self._told_measuring or now_s - self._said_s >= LINE_EVERY_S:
+            self._said_s, self._told_measuring = now_s, True
+            console.print(text, markup=False)
 
     def show(self, deployment: Deployment) -> None:
         now_s, console, name = time.monotonic(), self._status.console, deployment.spec.name

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import (
     DeploymentName,
     Digest,
@@ -24,6 +25,9 @@ from edgeshard.domain.models.packed import PackedOn
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
+
+LONGEST_MEASURING_S = 600.0
+"""The longest that a deployment may wait for measurements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,23 @@ class Site:
             for stored in self.profiles
             if (stored.profile.dtype, stored.profile.quantisation) == (dtype, quantisation)
         }
+
+
+def _seconds(value: Any, field: str) -> Any:
+    if not 0.0 <= value <= LONGEST_MEASURING_S:
+        why = f"{value} is not from 0 to {LONGEST_MEASURING_S:g} seconds"
+        raise InvalidArgumentError(f"{field}: {why}", field=field)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class DeployCall:
+    """An operator's call to deploy. Nodes that nobody has measured for the model are measured first, for `measure_s` at
+    most; 0 places with what is known."""
+
+    operation_id: OperationId
+    spec: DeploymentSpec
+    measure_s: Annotated[float, _seconds] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,9 @@ class Node:
     `huge_pages` is None while the node is away, and where its system does not tell.
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to nodes that layers can be placed on. `condition` is what it said of its machine in the last minute, None while
-    it is away. `labels` are those that an operator set, and of the agent's own the others.
+    it to nodes that layers can be placed on; it is `measuring` itself or them now. `condition` is what it said of its
+    machine in the last minute, None while it is away. `labels` are those that an operator set, and of the agent's own
+    the others.
     """
 
     node_id: NodeId
@@ -211,6 +212,7 @@ class Node:
     unknown_links: int = 0
     condition: Condition | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    measuring: bool = False
 
     @property
     def placeable(self) -> bool:

@@ -278,12 +278,14 @@ class PlanResponse(_message.Message):
     def __init__(self, placement: _Optional[_Union[_common_pb2.Placement, _Mapping]] = ...) -> None: ...
 
 class DeployRequest(_message.Message):
-    __slots__ = ("operation_id", "spec")
+    __slots__ = ("operation_id", "spec", "measure_s")
     OPERATION_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_S_FIELD_NUMBER: _ClassVar[int]
     operation_id: str
     spec: _common_pb2.DeploymentSpec
-    def __init__(self, operation_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ...) -> None: ...
+    measure_s: float
+    def __init__(self, operation_id: _Optional[str] = ..., spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., measure_s: _Optional[float] = ...) -> None: ...
 
 class DeployResponse(_message.Message):
     __slots__ = ("deployment",)

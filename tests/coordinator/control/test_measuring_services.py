@@ -378,3 +378,65 @@ async def test_nobody_waits_for_a_long_solve(open_site: Any, measuring: Any) -> 
     placer.released.set()
     await deploying
     await site.until_phase("tale", "ready")
+
+
+async def test_a_deployment_has_unmeasured_nodes_measured_first(site: Any, measuring: Any) -> None:
+    for agent in await site.connected("a", "b"):
+        measuring(agent)
+    request = site.deploy_request(layers=())
+    request.measure_s = DEADLINE_S
+    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    assert deployed.placement.predicted is not None and "not measured" not in deployed.placement.note
+    assert not site.state.jobs
+
+
+async def test_what_is_not_measured_in_time_is_named_and_assumed(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    measuring(b)
+    a.held.add(MeasureCompute)
+    request = site.deploy_request(layers=())
+    request.measure_s = 1.0
+    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    assert [stage.node_name for stage in deployed.placement.stages] == ["a"]
+    assert deployed.placement.note.startswith("Placed by memory, on as few nodes as hold it: not measured for tiny")
+    assert deployed.placement.predicted is None
+    assert [type(command) for command in a.commands].count(MeasureCompute) == 1
+
+
+async def test_two_deployments_share_a_measurement(site: Any, measuring: Any) -> None:
+    a, b = await site.connected("a", "b")
+    for agent in (a, b):
+        measuring(agent)
+    a.held.add(MeasureCompute)
+    calls = []
+    for name in ("tale", "other"):
+        request = site.deploy_request(layers=(), operation_id=f"op-{name}")
+        request.spec.name, request.measure_s = name, DEADLINE_S
+        calls.append(asyncio.ensure_future(site.admin.Deploy(request, timeout=DEADLINE_S)))
+        await a.until(lambda agent: bool(agent.pending))
+    await asyncio.sleep(0.1)
+    assert not any(call.done() for call in calls) and len(a.pending) == 1
+    await a.reply(*a.pending.pop())
+    for call in calls:
+        assert deployment_from_wire((await call).deployment).placement.predicted is not None
+    for agent in (a, b):
+        assert [type(command) for command in agent.commands].count(MeasureCompute) == 1
+
+
+async def test_a_measurement_that_fails_fails_no_deployment(site: Any) -> None:
+    for agent in await site.connected("a", "b"):
+        agent.answer = lambda command: InternalError("broken") if isinstance(command, MeasureCompute) else None
+    request = site.deploy_request(layers=())
+    request.measure_s = DEADLINE_S
+    deployed = deployment_from_wire((await site.admin.Deploy(request, timeout=DEADLINE_S)).deployment)
+    assert [stage.node_name for stage in deployed.placement.stages] == ["a"]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan"), float("inf")])
+async def test_a_time_to_measure_for_that_cannot_be(site: Any, seconds: float) -> None:
+    await site.connected("a")
+    request = site.deploy_request()
+    request.measure_s = seconds
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await site.admin.Deploy(request, timeout=DEADLINE_S)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and not site.state.deployments

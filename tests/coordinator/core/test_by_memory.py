@@ -157,7 +157,7 @@ def test_a_list_that_cannot_be(place: Any, layers: str, reason: str) -> None:
     assert info.value.field == ("source" if reason == "SOURCE_NOT_FIRST" else "layers")
 
 
-@pytest.mark.parametrize("layers", ["", "a=0:4,b=4:12"])
+@pytest.mark.parametrize("layers", ["", "b=0:4,a=4:12"])
 @pytest.mark.parametrize(
     ("head_dim", "kind", "what"),
     [(24, "cpu", "multiple of 16; this model's is 24"), (16, "cuda", "not on the cuda of b")],
@@ -168,7 +168,7 @@ def test_keys_and_values_of_4_bits_are_refused_before_anything_is_placed(
     manifest = make_manifest()
     manifest = replace(manifest, config_json=json.dumps(manifest.config | {"head_dim": head_dim}))
     nodes = [node("a"), replace(node("b"), facts=replace(FACTS, kind=kind))]
-    values = {"name": "tale", "model": "tiny", "source": "a", "dtype": "float32", "kv_dtype": "int4"}
+    values = {"name": "tale", "model": "tiny", "source": "b", "dtype": "float32", "kv_dtype": "int4"}
     spec = parse_spec(values | ({"layers": layers} if layers else {}))
     with pytest.raises(InvalidArgumentError, match=what) as refused:
         SimplePlacer().place(spec, manifest, nodes)
@@ -239,17 +239,23 @@ def test_a_stage_has_room_for_the_longest_slice_its_context_allows(make_manifest
     assert more - one == 2 * 3 * 2048 * 64 * 4
 
 
-def test_in_proportion_to_memory(place: Any) -> None:
-    assert cuts(place(*ABC)) == "a=0:4,b=4:8,c=8:12"
-    assert cuts(place(node("b", 1536 * MIB), node("a", 512 * MIB), node("c"))) == "a=0:2,b=2:8,c=8:12"
-    assert cuts(place(*ABC, source="b")) == "b=0:4,a=4:8,c=8:12"
-    assert cuts(place(*ABC, exclude=("b",))) == "a=0:6,c=6:12"
-    assert cuts(place(node("a"), node("b"), node("c", connected=False))) == "a=0:6,b=6:12"
-    assert cuts(place(*ABC, reserve={"a": 768 * MIB})) == "a=0:2,b=2:7,c=7:12"
+def test_what_fits_the_source_stays_there(place: Any) -> None:
+    assert cuts(place(*ABC)) == "a=0:12"
+    assert cuts(place(node("a", 128 * MIB), node("b"), node("c"))) == "a=0:12"
+    assert cuts(place(*ABC, source="b", concurrency=8)) == "b=0:12"
 
 
-def test_a_node_too_small_for_one_layer_is_left_out(place: Any) -> None:
-    assert cuts(place(node("a"), node("b", 10 * MIB), node("c"))) == "a=0:6,c=6:12"
+def test_what_does_not_fit_the_source_is_on_as_few_nodes_as_hold_it_those_with_most_memory(place: Any) -> None:
+    tight = {"concurrency": 64}  # of which all layers take 91 MiB, and a half 79
+    a, b, c = node("a", 85 * MIB), node("b", 85 * MIB), node("c", 88 * MIB)
+    assert cuts(place(a, b, c, **tight)) == "a=0:6,c=6:12"
+    assert cuts(place(a, b, **tight)) == "a=0:6,b=6:12"
+    assert cuts(place(a, b, c, exclude=("c",), **tight)) == "a=0:6,b=6:12"
+    assert cuts(place(a, b, node("c", connected=False), **tight)) == "a=0:6,b=6:12"
+    assert cuts(place(a, b, c, reserve={"c": 4 * MIB}, **tight)) == "a=0:6,b=6:12"
+    assert cuts(place(a, node("b", 10 * MIB), c, **tight)) == "a=0:6,c=6:12"
+    three = cuts(place(*(replace(item, free_bytes=75 * MIB) for item in (a, b, c)), **tight))
+    assert three == "a=0:4,b=4:8,c=8:12"
 
 
 def test_what_does_not_fit_in_proportion_is_filled_up(place: Any) -> None:
@@ -298,6 +304,24 @@ def test_every_placement_covers_the_model_and_fits(
     for stage in placement.stages:
         assert len(stage.layers) > 0
         assert stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes <= free[stage.node_id]
+
+
+@given(memory=st.lists(st.integers(60, 120), min_size=1, max_size=4), concurrency=st.integers(1, 64))
+@settings(max_examples=60, deadline=None)
+def test_a_node_that_holds_the_model_alone_has_it_alone(
+    make_manifest: Any, memory: list[int], concurrency: int
+) -> None:
+    nodes = [node(name, size * MIB) for name, size in zip("abcd", memory, strict=False)]
+    values = {"name": "tale", "model": "tiny", "source": "a", "concurrency": concurrency}
+    manifest = make_manifest()
+
+    def stages(**changes: Any) -> int:
+        try:
+            return len(SimplePlacer().place(parse_spec(values | changes), manifest, nodes).stages)
+        except ResourceExhaustedError:
+            return 0
+
+    assert (stages(layers="a=0:12") == 1) == (stages() == 1)
 
 
 def test_layers_of_the_ends_hold_embedding_and_head(place: Any, make_manifest: Any) -> None:

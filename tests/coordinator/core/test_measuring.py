@@ -89,7 +89,8 @@ def test_requests_and_deployments_come_first(desk: Any, make_manifest: Any) -> N
     site = desk()
     site.wait(60.0, active_requests=1)
     assert not site.sent, "somebody is being served"
-    spec = parse_spec({"name": "tale", "model": "tiny", "source": "a", "concurrency": 1})
+    layers = "a=0:4,b=4:8,c=8:12"
+    spec = parse_spec({"name": "tale", "model": "tiny", "source": "a", "concurrency": 1, "layers": layers})
     placement = SimplePlacer().place(spec, make_manifest(), site.state.candidates())
     blank = DeploymentRecord("u1", spec, Digest("d" * 64), placement, Epoch(0))
     operation = ServedOperation(OperationId("op"), "f", b"")

@@ -138,7 +138,7 @@ def test_what_is_not_measured_is_placed_by_memory_and_named(place: Any, measured
     placement = place(ABC, measured(a=1e-2, b=1e-3))
     assert placement.predicted is None and not placement.costs
     assert placement.stages == SimplePlacer().place(spec_of(), manifest, ABC).stages
-    assert "Placed by memory: not measured for tiny in float32: c;" in placement.note
+    assert "Placed by memory, on as few nodes as hold it: not measured for tiny in float32: c;" in placement.note
     assert "edgectl profile --model tiny --dtype float32" in placement.note
     assert place(ABC, measured(a=1e-2, b=1e-3), exclude=["c"]).predicted is not None
     other = place(ABC, measured(a=1e-2, b=1e-3, c=1e-3), dtype="bfloat16")
@@ -155,7 +155,7 @@ def test_nodes_quantised_alike_are_planned_by_their_own_times(place: Any, measur
     whole = place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), objective="latency")
     assert placement.stages[1].parameter_bytes < 0.5 * whole.stages[1].parameter_bytes
     assert place(ABC, measured(a=1e-2, b=1e-3, c=5e-3), **int8).note.startswith(
-        "Placed by memory: not measured for tiny in int8 with float32: a, b, c; run "
+        "Placed by memory, on as few nodes as hold it: not measured for tiny in int8 with float32: a, b, c; run "
         "`edgectl profile --model tiny --dtype float32 --quantise int8`"
     )
     each = {"quantisation": {"a": "int8", "b": "int8"}, "exclude": ["c"]}
@@ -165,7 +165,9 @@ def test_nodes_quantised_alike_are_planned_by_their_own_times(place: Any, measur
 def test_nodes_quantised_differently_are_placed_by_memory(place: Any, measured: Any) -> None:
     packed = measured(a=1e-2, b=1e-3, c=5e-3, quantisation=Quantisation.INT8)
     mixed = place(ABC, packed, quantisation={"*": "int8", "b": "int4"})
-    assert mixed.predicted is None and mixed.note.startswith("Placed by memory: nodes that keep their weights")
+    assert mixed.predicted is None and mixed.note.startswith(
+        "Placed by memory, on as few nodes as hold it: nodes that keep their weights"
+    )
     assert place(ABC, packed, quantisation={"*": "int8", "b": "int4"}, layers="a=0:4,c=4:12").predicted is not None
 
 

@@ -108,7 +108,9 @@ def test_the_same_layers_stay_also_when_it_is_forced(on_a: Placement, afresh: Af
 
 
 def test_what_cannot_be_predicted_is_not_weighed_and_says_why(on_a: Placement, afresh: Afresh) -> None:
-    plan = afresh(replace(on_a, predicted=None), [node("a"), node("b")], {})
+    (stage,) = on_a.stages
+    tight = node("a", free_bytes=stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes - 1)
+    plan = afresh(replace(on_a, predicted=None), [tight, node("b")], {})
     assert plan.reason is ReplanReason.NOT_WEIGHED and plan.gain is None
     assert "has not measured" in plan.note or "memory" in plan.note
 

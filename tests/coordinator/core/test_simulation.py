@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from edgeshard_coordinator.core.values.actions import (
     TellMeasured,
     TellUnknownStages,
 )
+from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.events import (
     ActionIssued,
     CommandAnswered,
@@ -65,12 +67,12 @@ from edgeshard.domain.control.commands import (
     ReleaseStage,
 )
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
-from edgeshard.domain.deployments.deployment import parse_spec
-from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.deployment import DeploymentSpec, parse_spec
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InternalError, StaleEpochError
 from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.models.model import LayerRange, ModelManifest
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
 from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
@@ -113,6 +115,14 @@ class Node:
         self.incarnation += 1
         self.held.clear()
         self.active.clear()
+
+
+def _spread(spec: DeploymentSpec, manifest: ModelManifest, nodes: Sequence[Candidate]) -> Placement:
+    """A placement on every node that can serve, so that one of them is lost, late or slow now and then."""
+    names = sorted((node.name for node in nodes if node.placeable), key=lambda name: (name != spec.source, name))
+    ends = [12 * number // len(names) for number in range(len(names) + 1)] if names else []
+    layers = tuple(ExplicitStage(name, LayerRange(*cut)) for name, cut in zip(names, pairwise(ends), strict=True))
+    return SimplePlacer().place(replace(spec, layers=layers), manifest, nodes)
 
 
 class World:
@@ -344,7 +354,7 @@ class World:
     def deploy(self, name: DeploymentName) -> None:
         spec = parse_spec({"name": name, "model": "tiny", "source": "a", "concurrency": 1})
         try:
-            placement = SimplePlacer().place(spec, self.manifest, self.state.candidates())
+            placement = _spread(spec, self.manifest, self.state.candidates())
         except EdgeShardError:
             return
         uid = f"u{self.number()}"
@@ -362,7 +372,7 @@ class World:
             usable = [node for node in self.state.candidates(record.name) if node.node_id not in record.avoided]
             sources = [node.name for node in usable if node.placeable] or [NodeName("a")]
             spec = replace(record.spec, source=sources[0])
-            found = SimplePlacer().place(spec, self.manifest, usable)
+            found = _spread(spec, self.manifest, usable)
         except EdgeShardError as error:
             found = error
         self.feed(Replanned(record.name, asked.uid, asked.version, found, self.now))

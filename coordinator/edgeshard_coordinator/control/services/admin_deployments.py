@@ -17,12 +17,19 @@ from edgeshard.domain.models.model import ModelManifest
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire import deployment as wire
 from edgeshard_coordinator.control.persistence.operations import answered, check_same
+from edgeshard_coordinator.control.runtime.measure_first import measure_first
 from edgeshard_coordinator.control.services.admin_calls import AdminCalls
 from edgeshard_coordinator.control.services.replan import on_newest_state
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.placement.sources import with_source
 from edgeshard_coordinator.core.values.events import DeleteRequested, DeployRequested
-from edgeshard_coordinator.core.values.state import NO_EPOCH, DeploymentRecord, ServedOperation, deployment_view
+from edgeshard_coordinator.core.values.state import (
+    NO_EPOCH,
+    DeploymentRecord,
+    ServedOperation,
+    State,
+    deployment_view,
+)
 
 
 class DeploymentCalls(AdminCalls):
@@ -36,9 +43,12 @@ class DeploymentCalls(AdminCalls):
         return pb.PlanResponse(placement=wire.placement_to_wire(placement))
 
     async def Deploy(self, request: pb.DeployRequest, context: Any) -> pb.DeployResponse:
-        spec = wire.spec_from_wire(request.spec)
+        call = wire.deploy_call_from_wire(request)
+        spec = call.spec
 
         async def deploy(operation: ServedOperation) -> ServedOperation:
+            if call.measure_s:
+                await self._measured_first(spec, call.measure_s)
             async with self._model_lock:
                 return await on_newest_state(lambda: self._deploy(spec, operation))
 
@@ -93,17 +103,22 @@ class DeploymentCalls(AdminCalls):
 
         return await self.operations.once(request.operation_id, request, work)
 
+    async def _measured_first(self, spec: DeploymentSpec, limit_s: float) -> None:
+        """Have idle nodes measured that the deployment may use. Raises at once what deploying would raise anyway."""
+        state = self._loop.state
+        _check_new(state, spec)
+        manifest, digest = self._models.get(spec.model)
+        spec = self._as_stored(spec, manifest)
+        await self._planner.place(state, spec, manifest, digest)
+        await measure_first(self._loop, spec, manifest.config, limit_s)
+
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state, then enter the deployment; the operation done.
 
         Raises AbortedError where something changed meanwhile.
         """
         state = self._loop.state
-        if DeploymentName(spec.name) in state.deployments:
-            raise AlreadyExistsError(
-                f"name: there is a deployment {spec.name} already; delete it first or choose another name",
-                field="name",
-            )
+        _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
         placement = await self._planner.place(state, spec, manifest, digest)
@@ -148,6 +163,13 @@ class DeploymentCalls(AdminCalls):
             raise type(refused)(
                 f"deployment {name} is as it was: {refused.message}", field=refused.field, reason=refused.reason
             )
+
+
+def _check_new(state: State, spec: DeploymentSpec) -> None:
+    if DeploymentName(spec.name) in state.deployments:
+        raise AlreadyExistsError(
+            f"name: there is a deployment {spec.name} already; delete it first or choose another name", field="name"
+        )
 
 
 def _blank_record(spec: DeploymentSpec, digest: Digest, placement: Placement) -> DeploymentRecord:

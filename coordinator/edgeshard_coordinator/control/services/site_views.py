@@ -37,7 +37,8 @@ def node_details(state: State, node: KnownNode, models: Models, now: float) -> N
 
 def _node_view(state: State, node: KnownNode, unknown: Unknown, now: float) -> Node:
     profiles, links = len(unknown.profiles(node)), unknown.link_count(node)
-    return replace(node_view(state, node, now), unknown_profiles=profiles, unknown_links=links)
+    measuring = any(job.node_id == node.node_id for job in state.jobs)
+    return replace(node_view(state, node, now), unknown_profiles=profiles, unknown_links=links, measuring=measuring)
 
 
 def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Models) -> UnknownFigures:

@@ -1,4 +1,4 @@
-"""The layers of each node by the operator's own list, or in proportion to free memory, and the check of the memory.
+"""The layers of each node by the operator's own list, or on as few nodes as hold them, and the check of the memory.
 
 `core.placement.planned` has the placer that knows devices and links. Every placement passes `place_stages`, which
 checks the memory and the rules.
@@ -7,9 +7,10 @@ checks the memory and the rules.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
 from edgeshard.domain import errors
@@ -131,16 +132,22 @@ def _unit_sizes(
 
 
 class SimplePlacer:
-    """An explicit `layers` list as it stands, otherwise shares of the layers in proportion to free memory."""
+    """An explicit `layers` list as it stands, otherwise as few nodes as hold the model."""
 
     def place(self, spec: DeploymentSpec, manifest: ModelManifest, candidates: Sequence[Candidate]) -> Placement:
         shape, nodes = checked_shape(spec, manifest), usable_nodes(spec, candidates)
         most = 1 if spec.mode == "sequential" else spec.concurrency
-        # Memory is counted before the number of stages is known, which is at most that of the nodes.
-        load = Load(1, spec.micro_batches or min(len(spec.layers or nodes), most))
-        sizes = StageSizes(spec, manifest, shape, load)
-        stages = spec.layers or _chosen(spec, sizes, nodes)
-        return place_stages(spec, sizes, nodes, stages, Load(1, spec.micro_batches or min(len(stages), most)))
+
+        @cache
+        def sizes_with(micro_batches: int) -> StageSizes:
+            return StageSizes(spec, manifest, shape, Load(1, micro_batches))
+
+        def sizes_on(stages: int) -> StageSizes:
+            return sizes_with(spec.micro_batches or min(stages, most))
+
+        stages = spec.layers or _chosen(spec, shape.layer_count, sizes_on, nodes)
+        load = Load(1, spec.micro_batches or min(len(stages), most))
+        return place_stages(spec, sizes_on(len(stages)), nodes, stages, load)
 
 
 def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
@@ -238,23 +245,28 @@ def _room(spec: DeploymentSpec, node: Candidate) -> int:
     return max(0, node.free_bytes - spec.reserve_of(node.name))
 
 
-def _chosen(spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Candidate]) -> tuple[ExplicitStage, ...]:
-    """Stages on all nodes, or under rules on the first set that they allow and that has the memory, of those with much
-    memory first. Raises FailedPreconditionError naming rules that no set meets."""
+def _chosen(
+    spec: DeploymentSpec, layer_count: int, sizes_on: Callable[[int], StageSizes], nodes: Mapping[NodeName, Candidate]
+) -> tuple[ExplicitStage, ...]:
+    """Stages on as few nodes as hold the model; under rules on the smallest set that they allow, of those with much
+    memory first. `sizes_on` gives the sizes with so many stages at most. Raises FailedPreconditionError naming rules
+    that no set meets."""
     usable = [node for node in nodes.values() if node.placeable and node.name not in spec.exclude]
+    usable.sort(key=lambda node: (node.name != spec.source, -_room(spec, node), node.name))
     conditions = conditions_of(spec, nodes.values())
     if not conditions:
-        return _proportional(spec, sizes, usable)
-    by_room = [str(node.name) for node in sorted(usable, key=lambda node: (-_room(spec, node), node.name))]
+        return _on_fewest(spec, layer_count, sizes_on, usable)
+    by_room = [str(node.name) for node in usable]
 
     def found(under: Sequence[Condition]) -> tuple[ExplicitStage, ...]:
         refused: errors.EdgeShardError | None = None
-        for names in itertools.islice(allowed_sets(under, by_room, spec.source), MOST_SETS):
-            if len(names) <= sizes.layer_count:
-                try:
-                    return _proportional(spec, sizes, [node for node in usable if node.name in names], each=True)
-                except errors.ResourceExhaustedError as error:
-                    refused = refused or error
+        allowed = itertools.islice(allowed_sets(under, by_room, spec.source), MOST_SETS)
+        for names in sorted((names for names in allowed if len(names) <= layer_count), key=len):
+            chosen = [node for node in usable if node.name in names]
+            try:
+                return _proportional(spec, sizes_on(len(names)), chosen, allow_streaming=True, each=True)
+            except errors.ResourceExhaustedError as error:
+                refused = refused or error
         raise refused or errors.ResourceExhaustedError("no set of nodes meets the rules", field="rule")
 
     def is_possible(under: Sequence[Condition]) -> bool:
@@ -267,16 +279,34 @@ def _chosen(spec: DeploymentSpec, sizes: StageSizes, nodes: Mapping[NodeName, Ca
     except errors.ResourceExhaustedError as error:
         conflicting = conflict(conditions, is_possible, spec.source, error.message if error.field != "rule" else "")
         if conflicting is None:
-            return _proportional(spec, sizes, usable)  # which says whose memory is short
+            return _on_fewest(spec, layer_count, sizes_on, usable)  # which says whose memory is short
         raise conflicting from None
 
 
+def _on_fewest(
+    spec: DeploymentSpec, layer_count: int, sizes_on: Callable[[int], StageSizes], usable: Sequence[Candidate]
+) -> tuple[ExplicitStage, ...]:
+    """Stages on the source, and on as few of the others as hold the rest, those with most free memory, as `usable` has
+    them.
+
+    Nobody has measured whether a link is worth it, and every stage more sends each token over one more.
+    """
+    # More stages than layers there cannot be. All nodes come last: an error then tells of all.
+    for count in (*range(1, min(len(usable), layer_count)), len(usable)):
+        try:
+            return _proportional(spec, sizes_on(count), usable[:count], allow_streaming=count == len(usable))
+        except errors.ResourceExhaustedError:
+            if count == len(usable):
+                raise
+    raise AssertionError("unreachable")
+
+
 def _proportional(
-    spec: DeploymentSpec, sizes: StageSizes, usable: Sequence[Candidate], each: bool = False
+    spec: DeploymentSpec, sizes: StageSizes, chosen: Sequence[Candidate], *, allow_streaming: bool, each: bool = False
 ) -> tuple[ExplicitStage, ...]:
     """Stages with the source first and the others by name; shares by free memory, or as much as fits when those do
     not. With `each` every node gets a layer."""
-    usable = sorted(usable, key=lambda node: (node.name != spec.source, node.name))
+    usable = sorted(chosen, key=lambda node: (node.name != spec.source, node.name))
     rooms = [(node.name, _room(spec, node)) for node in usable]
     own = int(each)
     shares = [own + share for share in _shares([room for _, room in rooms], sizes.layer_count - own * len(rooms))]
@@ -287,7 +317,7 @@ def _proportional(
     try:
         return _fill(spec, sizes, rooms, each)
     except errors.ResourceExhaustedError:
-        if not spec.allow_streaming or stages[0].node != spec.source:
+        if not (spec.allow_streaming and allow_streaming) or stages[0].node != spec.source:
             raise
         return stages  # of which some stream
 

@@ -78,7 +78,7 @@ def unused_links(site: SiteCluster) -> str:
 
 
 def not_planned(spec: DeploymentSpec, why: str) -> str:
-    text = f"{'Not predicted' if spec.layers else 'Placed by memory'}: {why}."
+    text = f"{'Not predicted' if spec.layers else 'Placed by memory, on as few nodes as hold it'}: {why}."
     if spec.max_time_per_token_s is not None:
         text += " Whether max_time_per_token_s is kept is not known."
     return text

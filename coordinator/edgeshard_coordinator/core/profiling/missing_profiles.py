@@ -40,7 +40,7 @@ class Unknown:
         return [
             MeasureCompute(self._state.configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
             for shape, dtype, kept in wanted
-            if (known is None or (shape, dtype, kept) not in known.profiles) and _can_keep(node, kept is not None)
+            if (known is None or (shape, dtype, kept) not in known.profiles) and can_keep(node, kept is not None)
         ]
 
     def links(self, node: KnownNode) -> frozenset[NodeId]:
@@ -140,7 +140,7 @@ def _with_tries(state: State, node_id: NodeId, tries: dict[ProfileKey, ProbeTry]
     return replace(state, profile_tries={**others, node_id: tries} if tries else others)
 
 
-def _can_keep(node: KnownNode, small_integers: bool) -> bool:
+def can_keep(node: KnownNode, small_integers: bool) -> bool:
     """Weights of small integers run on processors only."""
     return not small_integers or node.facts.kind == "cpu"
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgeshard.cli.commands.deployments.model import add_model
-from edgeshard.cli.commands.options import WaitTimeout, argument, spec_file, switch, with_option_groups
+from edgeshard.cli.commands.options import WaitTimeout, argument, option, spec_file, switch, with_option_groups
 from edgeshard.cli.commands.spec_options import KEYS, flag_of, read_texts, spec_options
 from edgeshard.cli.connect import ask
 from edgeshard.cli.render.loading import DeployReporter
 from edgeshard.cli.render.output import TABLES, Output, OutputOption, show_fields, show_list, stderr_console
 from edgeshard.domain.deployments.deployment import joined_mistakes, parse_spec, spec_mistakes
 from edgeshard.domain.deployments.placement import Placement
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError
 from edgeshard.storage.inputs import read_json, read_toml
 
 if TYPE_CHECKING:
@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from edgeshard.domain.deployments.deployment import Deployment, DeploymentSpec
     from edgeshard.importing.sources import Source
 
+MEASURE_S = 10.0
+"""The longest that a deployment waits for measurements, unless --measure says so."""
+_LOOK_EVERY_S = 1.0
+
 
 @with_option_groups
-def deploy(
+def deploy(  # noqa: PLR0913 - one parameter for each option
     context: typer.Context,
     *,
     name: Annotated[str | None, argument("NAME", KEYS["name"].option.help)] = None,
@@ -33,13 +37,17 @@ def deploy(
     options: Annotated[dict[str, Any], spec_options()],
     wait: Annotated[bool, switch("--wait/--no-wait", "Wait until it answers requests.")] = True,
     timeout: WaitTimeout = None,
+    measure: Annotated[
+        float,
+        option("SECONDS", "Measure idle nodes first that nobody has measured; at most so long, 0: not at all.", min=0),
+    ] = MEASURE_S,
     dry_run: Annotated[bool, switch("--dry-run", "Only print the placement.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Deploy a model: from --file, or NAME with --model.
 
-    Without --layers the nodes and their layers are planned from what was measured (`edgectl profile`); where that is
-    missing, from data sheets or free memory, and a note says so.
+    Without --layers the nodes and their layers are planned from what was measured (here or by `edgectl profile`); where
+    that is missing, from data sheets or free memory, and a note says so.
     """
     from edgeshard.cli.render.views import DEPLOYMENT_COLUMNS, PLACED_COLUMNS
 
@@ -52,7 +60,7 @@ def deploy(
         placement = ask(context, lambda client: client.plan(spec))
         show_list(placement.stages, output, PLACED_COLUMNS, lambda stage: stage.node_name, placement)
     else:
-        deployment = ask(context, lambda client: _deployed(client, spec, wait, timeout))
+        deployment = ask(context, lambda client: _deployed(client, spec, wait, timeout, measure))
         show_list([deployment], output, DEPLOYMENT_COLUMNS, lambda item: item.spec.name, deployment)
         placement = deployment.placement
     _show_prediction(placement, output)
@@ -105,7 +113,9 @@ def read_spec(file: Path) -> dict[str, Any]:
     return values
 
 
-async def _deployed(client: Client, spec: DeploymentSpec, wait: bool, timeout_s: float | None) -> Deployment:
+async def _deployed(
+    client: Client, spec: DeploymentSpec, wait: bool, timeout_s: float | None, measure_s: float
+) -> Deployment:
     import asyncio
 
     console = stderr_console()
@@ -114,11 +124,42 @@ async def _deployed(client: Client, spec: DeploymentSpec, wait: bool, timeout_s:
             console.print(f"before it starts: {first.note}", markup=False)
         reporter = DeployReporter(status)
         try:
-            return await client.deploy(spec, wait, timeout_s, reporter.show)
+            return await deploy_measured(client, spec, reporter, measure_s, wait=wait, timeout_s=timeout_s)
         except asyncio.CancelledError:
             # The answer may have been under way: whether it goes on, only the coordinator knows.
             console.print(interrupted(spec.name, reporter.begun), markup=False)
             raise
+
+
+async def deploy_measured(
+    client: Client,
+    spec: DeploymentSpec,
+    reporter: DeployReporter,
+    measure_s: float,
+    *,
+    wait: bool = True,
+    timeout_s: float | None = None,
+) -> Deployment:
+    """Deploy, and report what is measured first. Raises as `Client.deploy`."""
+    import asyncio
+
+    watching = asyncio.create_task(_watch_measuring(client, reporter)) if measure_s else None
+    try:
+        return await client.deploy(spec, wait, timeout_s, reporter.show, measure_s=measure_s)
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch_measuring(client: Client, reporter: DeployReporter) -> None:
+    import asyncio
+    from contextlib import suppress
+
+    while not reporter.begun:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        with suppress(EdgeShardError):  # what is wrong, the deployment itself says
+            reporter.measuring([str(node.name) for node in await client.nodes() if node.measuring])
 
 
 def _show_prediction(placement: Placement, output: Output) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgeshard.cli.commands.deployments.deploy import model_source
+from edgeshard.cli.commands.deployments.deploy import MEASURE_S, deploy_measured, model_source
 from edgeshard.cli.commands.deployments.model import adding_bars
 from edgeshard.cli.commands.options import argument, option, switch, with_option_groups
 from edgeshard.cli.commands.site.demo import NAME as DEMO_MODEL
@@ -256,7 +256,10 @@ async def _deploy(client: Client, options: ServeOptions, source: str, narrator: 
         reporter = DeployReporter(status)
         kept = {item.spec.name: item for item in await client.deployments()}.get(options.name)
         if kept is None:
-            return await client.deploy(await _chosen(client, options, source, narrator), on_change=reporter.show)
+            # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
+            measures = options.grow or len(await client.nodes()) > 1
+            spec = await _chosen(client, options, source, narrator)
+            return await deploy_measured(client, spec, reporter, MEASURE_S if measures else 0.0)
         if kept.spec.model != options.stored:
             raise InvalidArgumentError(
                 f"--name {options.name}: the site has a deployment of this name, of model {kept.spec.model}; choose "
@@ -277,8 +280,6 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
     what is lost by that once the nodes are measured. Raises what `Client.plan` raises for the narrowest."""
     from edgeshard.domain.deployments.deployment import parse_spec
 
-    # One node has nothing to choose; but the gain by a second one is not known unless it was measured.
-    measures = options.grow or len(await client.nodes()) > 1
     formats = _WIDEST_FIRST if options.quantise == "auto" else (options.quantise,)
     for measured, quantise in product((False, True), formats):
         spec = parse_spec(options.spec(source, quantise))
@@ -294,8 +295,6 @@ async def _chosen(client: Client, options: ServeOptions, source: str, narrator: 
                     f"memory is short for the weights {'as they are' if quantise == 'none' else f'as {quantise}'}"
                 )
             continue
-        if measures and not measured:
-            await measure(client, spec, narrator.say)
         narrator.say(f"loading {options.name}" + (f" with {quantise} weights" if quantise != "none" else ""))
         return spec
     raise AssertionError("unreachable")

@@ -1,0 +1,39 @@
+"""Nodes that are measured before something is placed on them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard_coordinator.control.runtime.loop import StateLoop
+from edgeshard_coordinator.core.profiling.first_profiles import first_jobs, still_measuring, usable
+from edgeshard_coordinator.core.values.events import MeasureRequested
+
+log = structlog.get_logger()
+
+
+async def measure_first(loop: StateLoop, spec: DeploymentSpec, config: Mapping[str, Any], limit_s: float) -> None:
+    """Have idle nodes that a deployment may use measure what a plan needs and nobody knows; returns when that is over,
+    or after `limit_s`.
+
+    What nodes measure already is waited for and not asked again. Nodes go on after `limit_s`; one that gets a stage
+    ends its measurement. A measurement that fails is the node's own: its log says why, and the placement goes on
+    without it.
+    """
+    chosen = usable(loop.state, spec)
+    for compute, node_ids in first_jobs(loop.state, spec, config):
+        with suppress(EdgeShardError):  # a node went away meanwhile
+            await loop.ask(MeasureRequested(uuid.uuid4().hex, node_ids, compute, False, loop.now()))
+    try:
+        async with asyncio.timeout(limit_s):
+            await loop.until(lambda state: not still_measuring(state, chosen))
+    except TimeoutError:
+        late = sorted(loop.state.nodes[node_id].name for node_id in still_measuring(loop.state, chosen))
+        log.info("placed_before_all_is_measured", deployment=spec.name, nodes=late)

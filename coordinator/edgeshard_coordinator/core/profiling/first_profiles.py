@@ -1,0 +1,58 @@
+"""Measurements that a deployment is worth waiting for: those that its plan needs and nobody has taken. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from edgeshard.domain.control.commands import MeasureCompute
+from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.ids import NodeId
+from edgeshard.domain.nodes.profile import config_hash
+from edgeshard_coordinator.core.profiling.missing_profiles import can_keep, serving
+from edgeshard_coordinator.core.values.state import State
+
+
+def usable(state: State, spec: DeploymentSpec) -> tuple[NodeId, ...]:
+    """The nodes that a deployment may have stages on."""
+    named = {stage.node for stage in spec.layers}
+    return tuple(
+        node.node_id
+        for node in sorted(state.nodes.values(), key=lambda node: node.name)
+        if node.placeable and node.name not in spec.exclude and (not named or node.name in named)
+    )
+
+
+def first_jobs(
+    state: State, spec: DeploymentSpec, config: Mapping[str, Any]
+) -> list[tuple[MeasureCompute | None, tuple[NodeId, ...]]]:
+    """The nodes to ask, and the layers that they are to measure; None for nodes whose links alone are unknown.
+
+    Nodes that measure already are not asked. Layers of a node that serves are not measured, and none where nodes keep
+    their weights in different ways, since such a site is not planned.
+    """
+    nodes = usable(state, spec)
+    ways = {spec.quantisation_of(state.nodes[node_id].name) for node_id in nodes}
+    busy, at_it = serving(state), still_measuring(state, nodes)
+    layers: list[NodeId] = []
+    links: list[NodeId] = []
+    if len(ways) != 1:
+        return []
+    (way,) = ways
+    key = (config_hash(config), spec.dtype, way)
+    for node_id in nodes:
+        known = state.measured.get(node_id)
+        lacks = known is None or key not in known.profiles
+        if node_id in at_it:
+            continue
+        if lacks and node_id not in busy and can_keep(state.nodes[node_id], way is not None):
+            layers.append(node_id)
+        elif set(nodes).difference(state.links_from(node_id), (node_id,)):
+            links.append(node_id)
+    compute = MeasureCompute(config, spec.dtype, True, False, way)
+    return [(what, tuple(ids)) for what, ids in ((compute, layers), (None, links)) if ids]
+
+
+def still_measuring(state: State, nodes: Collection[NodeId]) -> frozenset[NodeId]:
+    """Those of the nodes that measure themselves or their links, or are about to."""
+    return frozenset(job.node_id for job in state.jobs if job.node_id in nodes)
