@@ -29,7 +29,9 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.local.lab_site import stream
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.simulation.lab import Lab
-from edgeshard.planning.simulation.saturation import played_rate, saturating, steady_rate
+from edgeshard.planning.simulation.saturation import saturating, steady_rate
+from edgeshard.planning.simulation.serving import serve
+from edgeshard.planning.simulation.simulated_pipeline import head_schedule, serving_ring
 from edgeshard.planning.solvers.instance import Cut
 
 LIMIT, REAL_LIMIT = 0.10, 0.15
@@ -113,6 +115,18 @@ async def measured_rate(client: Client, layers: str, load: Load, prompt_tokens: 
         return await rate_of(client, "saturated", load.requests, prompt_tokens, new_tokens)
     finally:
         await client.delete_deployment("saturated")
+
+
+def played_rate(costs: Costs, cut: Cut, load: Load) -> float:
+    """Tokens a second of a cut at saturation, with the problem's prompts and answers, by simulation.
+
+    Raises InvalidArgumentError for `head_on_source`, whose arrivals are not simulated.
+    """
+    problem = costs.problem
+    requests = saturating(load.requests, problem.prompt_tokens, problem.new_tokens)
+    return steady_rate(
+        serve(serving_ring(costs, cut), requests, head_schedule(costs, cut, load)).token_s, load.requests
+    )
 
 
 def simulated_rate(lab: Lab, layers: str, load: Load) -> float:

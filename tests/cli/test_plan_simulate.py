@@ -210,3 +210,9 @@ def test_it_is_one_view_of_several() -> None:
     assert "--simulate" in run("--simulate", "together", "--compare").stderr
     unwritable = run("--simulate", "together", "--plot", str(ROOT / "no-such-folder" / "out.svg"))
     assert unwritable.exit_code == 2 and "--plot" in unwritable.stderr
+
+
+def test_a_plan_at_saturation_plays_nearly_its_steady_rate() -> None:
+    played = data(*SHARED, "--simulate", "saturated")
+    assert played["simulation"]["tokens_per_s"] == pytest.approx(played["throughput_tps"], rel=0.1)
+    assert "another whenever one ends" in run(*SHARED, "--simulate", "saturated").stdout

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.saturation import played_rate
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.steady import Chunks, SteadyTimes, steady
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
-from edgeshard.planning.simulation.saturation import played_rate, saturating, steady_rate
+from edgeshard.planning.simulation.forecast import saturated
+from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.solvers.instance import Cut
 from edgeshard.planning.solvers.neighbours import neighbours
 from edgeshard.planning.solvers.scoring import violations
@@ -163,6 +165,15 @@ def test_the_steady_rate_of_equal_steps_is_their_rate() -> None:
     # Two at a time, each ten tokens, one token a second each: two tokens a second.
     times = [[10.0 * wave + token + 1.0 for token in range(10)] for wave in range(5) for _ in range(2)]
     assert steady_rate(times, 2) == pytest.approx(2.0)
+
+
+def test_a_plan_is_played_at_saturation_on_request() -> None:
+    result = plan(served_site(1), alternatives=0)
+    assert result.prediction is not None
+    found = saturated(result)
+    costs, load = Costs(result.problem), result.prediction.load
+    assert found.tokens_per_s == played_rate(costs, result.prediction.cut, load)
+    assert found.requests == 4 * load.requests
 
 
 def test_a_head_on_the_source_is_not_played() -> None:

@@ -7,7 +7,7 @@ runs the batch that the plan's own figures are of. Arrivals and lengths come in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from edgeshard.domain.deployments.mode import Mode
@@ -16,6 +16,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.inputs.problem import PlanProblem
 from edgeshard.planning.search.plan import PlanResult
+from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.simulation.serving import Schedule, ServedRequest, Serving, percentile, serve
 from edgeshard.planning.simulation.simulated_pipeline import head_schedule, ring, serving_ring, traffic
 from edgeshard.planning.simulation.simulator import simulate
@@ -97,10 +98,25 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
         if request.prompt_tokens + request.new_tokens > result.problem.held_tokens:
             asked = f"has {request.prompt_tokens} tokens in and {request.new_tokens} out"
             raise invalid(f"requests[{index}]", f"{asked}; {most_held(result.problem)}")
+    return _served(result, requests)[0]
+
+
+def saturated(result: PlanResult) -> Forecast:
+    """A feasible plan at saturation: its `tokens_per_s` are those of the time in which as many requests run as it
+    holds. Raises InvalidArgumentError for `head_on_source`."""
+    assert result.prediction is not None
+    running, problem = result.prediction.load.requests, result.problem
+    found, token_s = _served(result, saturating(running, problem.prompt_tokens, problem.new_tokens))
+    return replace(found, tokens_per_s=steady_rate(token_s, running))
+
+
+def _served(result: PlanResult, requests: Sequence[ServedRequest]) -> tuple[Forecast, Sequence[Sequence[float]]]:
+    """The outcome, and the times of each request's tokens."""
+    assert result.prediction is not None
     costs, cut, load = Costs(result.problem), result.prediction.cut, result.prediction.load
     schedule = head_schedule(costs, cut, load)
     served = serve(serving_ring(costs, cut), requests, schedule)
-    return _forecast(
+    found = _forecast(
         result,
         [request.arrival_s for request in requests],
         served.token_s,
@@ -108,6 +124,7 @@ def forecast(result: PlanResult, requests: Sequence[ServedRequest]) -> Forecast:
         _visits(result, served, schedule),
         schedule.token_budget,
     )
+    return found, served.token_s
 
 
 def together(result: PlanResult, mode: Mode = Mode.NO_BUBBLES) -> Forecast:

@@ -1,7 +1,7 @@
 """A plan at saturation: as many requests run as it holds, and another begins whenever one ends. Pure.
 
-The steady rate of a site is what it serves then. `played_rate` has it by simulation, in the steps that a head forms;
-`steady_rate` reads it from the times of tokens, simulated or measured.
+The steady rate of a site is what it serves then. `steady_rate` reads it from the times of tokens, simulated or
+measured.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate, repeat
 
 from edgeshard.domain.errors import invalid
-from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.simulation.serving import ServedRequest, serve
-from edgeshard.planning.simulation.simulated_pipeline import head_schedule, serving_ring
-from edgeshard.planning.solvers.instance import Cut
+from edgeshard.planning.simulation.serving import ServedRequest
 
 WAVES = 3
 """Requests behind each of those that run at first."""
@@ -44,15 +41,3 @@ def steady_rate(token_s: Sequence[Sequence[float]], running: int) -> float:
     began, ended = ends[running - 1], ends[-running - 1]
     count = sum(began < time <= ended for times in token_s for time in times)
     return count / (ended - began)
-
-
-def played_rate(costs: Costs, cut: Cut, load: Load) -> float:
-    """Tokens a second of a cut at saturation, with the problem's prompts and answers.
-
-    Raises InvalidArgumentError for `head_on_source`, whose arrivals are not simulated.
-    """
-    problem = costs.problem
-    requests = saturating(load.requests, problem.prompt_tokens, problem.new_tokens)
-    return steady_rate(
-        serve(serving_ring(costs, cut), requests, head_schedule(costs, cut, load)).token_s, load.requests
-    )

@@ -71,7 +71,8 @@ class QuestionOptions:
         option(
             "LOAD",
             "Latencies under a load: rate=2,requests=100,prompt=64:512,new=128,seed=1 draws requests, "
-            "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch.",
+            "file=arrivals.csv reads them (arrival_s,prompt_tokens,new_tokens), together runs the planned batch, "
+            "saturated as many as run at once, another whenever one ends.",
         ),
     ] = None
     verify: Annotated[

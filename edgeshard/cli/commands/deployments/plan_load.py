@@ -39,6 +39,7 @@ from edgeshard.planning.simulation.forecast import (
     Spread,
     forecast,
     most_held,
+    saturated,
     together,
 )
 from edgeshard.planning.simulation.serving import ServedRequest
@@ -52,26 +53,31 @@ MOST_NEW_TOKENS = 2_000_000
 """Over all requests: a time is kept for each of them."""
 PICTURED_STEPS = 24
 """As many as can be told apart."""
-TOGETHER = "together"
+TOGETHER, SATURATED = "together", "saturated"
 _DRAWN = ("rate", "requests", "prompt", "new", "seed")
 _COLUMNS = ("arrival_s", "prompt_tokens", "new_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class AskedLoad:
-    """A load: these requests, or none for the batch that starts together in `mode`. `words` describes it."""
+    """A load: these requests, or without any the batch that starts together in `mode`, or a plan that is `saturated`.
+    `words` describes it."""
 
     words: str
     requests: tuple[ServedRequest, ...] = ()
     mode: Mode = Mode.NO_BUBBLES
+    saturated: bool = False
 
 
 def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
-    """`together`, `together,mode=bubbles`, `rate=2,requests=100,prompt=64:512,new=128,seed=1` or `file=arrivals.csv`.
+    """`saturated`, `together`, `together,mode=bubbles`, `rate=2,requests=100,prompt=64:512,new=128,seed=1` or
+    `file=arrivals.csv`.
 
     Prompts and answers are as long as the problem's unless given. Raises InvalidArgumentError naming the key at fault.
     """
     first, *rest = text.split(",")
+    if text.strip() == SATURATED:
+        return AskedLoad("as many requests as it holds, another whenever one ends", saturated=True)
     is_together = first.strip() == TOGETHER
     values = _pairs(rest if is_together else [first, *rest], text)
     if is_together:
@@ -85,7 +91,7 @@ def parse_load(text: str, problem: PlanProblem) -> AskedLoad:
         return AskedLoad(f"the requests of {values['file']}", _read_requests(Path(values["file"]), problem))
     _only(values, _DRAWN, "rate")
     if "rate" not in values:
-        raise _wrong(repr(text), f"say {TOGETHER}, rate=2 for two requests a second, or file=arrivals.csv")
+        raise _wrong(repr(text), f"say {TOGETHER}, {SATURATED}, rate=2 for two requests a second, or file=arrivals.csv")
     return _drawn(values, problem)
 
 
@@ -97,13 +103,16 @@ def show_simulation(
     load = parse_load(text, problem)
     if (tokens := sum(request.new_tokens for request in load.requests)) > MOST_NEW_TOKENS:
         raise _wrong("new", f"comes to {tokens} tokens over all requests; at most {MOST_NEW_TOKENS} are simulated")
-    if not load.requests:
+    if not load.requests and not load.saturated:
         problem = replace(problem, rate=Rate.TOGETHER)
     result = plan(problem, alternatives=0, prover=prover)
     if not result.feasible:
         typer.echo(f"no plan: {bottleneck(result)}", err=True)
         return False
-    found = forecast(result, load.requests) if load.requests else together(result, load.mode)
+    if load.saturated:
+        found = saturated(result)
+    else:
+        found = forecast(result, load.requests) if load.requests else together(result, load.mode)
     if plot is not None:
         draw(plot, _picture(found, load, problem.model.name))
     if output in TABLES:
