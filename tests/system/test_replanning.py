@@ -30,15 +30,19 @@ SPEC = {
     "concurrency": 2,
     "max_context": 256,
 }
+SMALL, LARGE = "100MiB", "108MiB"
+"""Of a node: less than the whole model needs; and more, so that it is preferred."""
 PROMPT = "Once upon a time there was a king who had three sons"
 TOKENS = 200
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Two nodes with a deployment that was planned for them."""
+    """Two nodes with a deployment that takes both, and memory for it on c and one of them."""
     directory = tmp_path_factory.mktemp("replanning")
-    async with LocalCluster(directory, ("a", "b"), threads=1) as cluster, Client(cluster.address) as client:
+    memory = {name: ("--memory", size) for name, size in (("a", SMALL), ("b", SMALL), ("c", LARGE))}
+    site = LocalCluster(directory, ("a", "b"), threads=1, arguments_by_agent=memory)
+    async with site as cluster, Client(cluster.address) as client:
         await client.add_model(DEMO_MODEL, "tiny-tales")
         await client.deploy(parse_spec(SPEC))
         yield Site(cluster, client)
@@ -122,7 +126,7 @@ async def test_a_node_that_joins_amid_answers_gets_layers_and_no_token_changes(s
         return (await client.deployment("tales")).phase is DeploymentPhase.READY
 
     await site.until(ready)
-    assert await layers(client) == {"a": "0:4", "b": "4:8", "c": "8:12"}
+    assert await layers(client) == {"a": "0:6", "c": "6:12"}
     assert await running == undisturbed
     assert await answer(client, []) == undisturbed
     await site.kv_gone()

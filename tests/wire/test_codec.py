@@ -32,7 +32,7 @@ from edgeshard.domain.control.commands import (
     Registration,
     TraceSteps,
 )
-from edgeshard.domain.control.site import BlobHeader, BlobRange, LocalFile, MeasureRequest
+from edgeshard.domain.control.site import BlobHeader, BlobRange, DeployCall, LocalFile, MeasureRequest
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.placement import LengthsFrom, Placement
 from edgeshard.domain.deployments.rules import Rule
@@ -183,6 +183,7 @@ TOO_MANY_STAGES = tuple(examples_of(StageStatus)[:1]) * (MOST_STAGES + 1)
 REFUSED: dict[tuple[type, str], Any] = {
     (BlobHeader, "digest"): "../" * 22,
     (BlobRange, "digest"): "",
+    (DeployCall, "measure_s"): -1.0,
     (DumpPart, "part"): bytes(MOST_PART_BYTES + 1),
     (Enrolment, "token_id"): "",
     (Heartbeat, "stages"): TOO_MANY_STAGES,
