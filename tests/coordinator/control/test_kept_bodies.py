@@ -235,9 +235,10 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
         }
     database.close()
     assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
-    later = DEPLOYMENT_BODY.replace('"end":12}}]}', '"end":12}}],"rule":[]}')  # keys that this version adds
+    later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
-    for table, body in (("deployments", later), ("nodes", NODE_BODY), ("traffic", TRAFFIC_BODY)):
+    node = NODE_BODY[:-1] + ',"own_labels":{},"set_labels":{}}'
+    for table, body in (("deployments", later), ("nodes", node), ("traffic", TRAFFIC_BODY)):
         # The same keys in the same order.
         assert json.dumps(json.loads(bodies[table])) == json.dumps(json.loads(body))
 
