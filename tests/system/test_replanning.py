@@ -105,7 +105,9 @@ async def test_a_node_that_dies_while_it_loads_sends_the_deployment_back(site: S
     await site.cluster.agents["c"].kill()
     with pytest.raises(AbortedError) as caught:
         await moving
-    assert caught.value.reason == "NOT_MOVED" and "node c went away" in caught.value.message
+    # Node a, whose layers go on to c, may say first that it cannot reach it.
+    said = caught.value.message
+    assert caught.value.reason == "NOT_MOVED" and ("node c went away" in said or "a node failed" in said)
     assert await layers(client) == before
     assert await running == undisturbed
 
