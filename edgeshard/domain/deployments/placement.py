@@ -84,9 +84,17 @@ class Prediction:
     together_tps: float | None = None
 
     def gain_of(self, other: Prediction) -> float:
-        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""
+        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher.
+
+        Plans under rules and plans that stream have no steady rate: beside one of them, both are compared together.
+        """
         if self.objective == "throughput":
-            return other.throughput_tps / self.throughput_tps - 1.0
+            if self.together_tps is not None and other.together_tps is not None:
+                return other.throughput_tps / self.throughput_tps - 1.0
+            here, there = (
+                one.throughput_tps if one.together_tps is None else one.together_tps for one in (self, other)
+            )
+            return there / here - 1.0
         return 1.0 - other.cost / self.cost
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -221,6 +221,19 @@ def resolve(rules: Sequence[Rule], nodes: Collection[RuledNode]) -> tuple[Condit
 def broken(conditions: Sequence[Condition], used: Collection[str]) -> tuple[str, ...]:
     """The texts of the conditions that a set of used nodes breaks, each once."""
     return tuple(dict.fromkeys(condition.text for condition in conditions if not condition.holds(used)))
+
+
+def conflicting(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
+    """The texts of conditions that cannot hold together, of which none can be left out, where all of them cannot.
+
+    `impossible` says whether nothing keeps some of them.
+    """
+    kept = list(dict.fromkeys(condition.text for condition in conditions))
+    for text in tuple(kept):
+        fewer = [other for other in kept if other != text]
+        if impossible([condition for condition in conditions if condition.text in fewer]):
+            kept = fewer
+    return tuple(kept)
 
 
 def barred(conditions: Sequence[Condition], name: str) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from edgeshard.domain.deployments.rules import Condition, broken
+from edgeshard.domain.deployments.rules import Condition, broken, conflicting
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, extra_line
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.planning.costs.batch_time import batch_times
@@ -39,7 +39,7 @@ from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import search_request
-from edgeshard.planning.search.ruled_search import Ruled, conflict, unusable
+from edgeshard.planning.search.ruled_search import Ruled, unusable
 from edgeshard.planning.search.ruled_search import search_rate as search_ruled_rate
 from edgeshard.planning.search.ruled_search import search_request as search_ruled_request
 from edgeshard.planning.search.steady_scoring import steady_of
@@ -305,7 +305,7 @@ def _rules_shortage(ruled: Ruled, answer: Answer) -> Shortage:
     def impossible(conditions: Sequence[Condition]) -> bool:
         return Ruled(ruled.costs, conditions, ruled.prover).quickest(any_will_do=True).impossible
 
-    return rules_conflict(conflict(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s)
+    return rules_conflict(conflicting(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s)
 
 
 def predict(costs: Costs, load: Load, cut: Cut) -> CutPrediction:

@@ -15,7 +15,7 @@ A cut found is improved by steps of `neighbours`, as far as these keep the rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, pairwise
@@ -120,19 +120,6 @@ def unusable(costs: Costs, conditions: Sequence[Condition]) -> tuple[str, ...]:
     source, strict = costs.names[costs.source], [one for one in conditions if one.is_monotone]
     others = [name for name in costs.names if name != source]
     return tuple(name for name in others if any(not condition.holds((source, name)) for condition in strict))
-
-
-def conflict(conditions: Sequence[Condition], impossible: Callable[[Sequence[Condition]], bool]) -> tuple[str, ...]:
-    """The texts of conditions that cannot hold together, of which none can be left out, where all of them cannot.
-
-    `impossible` says whether it is proven that no cut keeps some of them.
-    """
-    kept = list(dict.fromkeys(condition.text for condition in conditions))
-    for text in tuple(kept):
-        fewer = [other for other in kept if other != text]
-        if impossible([condition for condition in conditions if condition.text in fewer]):
-            kept = fewer
-    return tuple(kept)
 
 
 def _up_to(bound: float, value: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.rules import Condition, ConditionKind, RuledNode, barred, broken, resolve
+from edgeshard.domain.deployments.rules import Condition, ConditionKind, RuledNode, barred, broken, conflicting, resolve
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, PlacementError
 from edgeshard_coordinator.core.values.candidate import Candidate
 
@@ -88,11 +88,7 @@ def conflict(
     `source`; `short` says what the nodes lack that the rules allow."""
     if not possible(()):
         return None
-    needed = list(dict.fromkeys(condition.text for condition in conditions))
-    for text in tuple(needed):
-        rest = [other for other in needed if other != text]
-        if not possible([condition for condition in conditions if condition.text in rest]):
-            needed = rest
+    needed = conflicting(conditions, lambda some: not possible(some))
     together = " together" if len(needed) > 1 else ""
     lacking = f" (there {short})" if short else ""
     why = f"no placement from {source} meets {_quoted(needed)}{together}{lacking}"
