@@ -25,7 +25,7 @@ from edgeshard.planning.search.rate_scoring import most_micro_batches
 from edgeshard.planning.search.rate_search import Pool
 from edgeshard.planning.solvers import classes, general
 from edgeshard.planning.solvers.all_cuts import Cuts
-from edgeshard.planning.solvers.bounded_search import Oracle
+from edgeshard.planning.solvers.bounded_search import Effort, Oracle
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance, with_tokens
 from edgeshard.planning.solvers.scoring import SLACK, score
 from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
@@ -52,6 +52,15 @@ _THIN = 0.1
 def whole_answer(prefill: Instance, decode: Instance, new_tokens: int) -> Instance:
     """The seconds of a prompt and its whole answer as one phase, under the memory of `decode`."""
     return with_tokens(prefill, decode, new_tokens - 1) if new_tokens > 1 else prefill
+
+
+def asking(instance: Instance, kinds: Kinds | None) -> tuple[Kinds, bool, Effort, int]:
+    """The kinds of nodes to ask solvers about, whether they are few, the effort for a question, and how many."""
+    few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
+    found = kinds if few and kinds is not None else single_kinds(instance)
+    one = len(found.members) ** 2.5 * instance.layers
+    effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
+    return found, few, effort, min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
 
 
 @dataclass(slots=True)
@@ -120,12 +129,8 @@ class RateBound:
 
     def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None) -> None:
         self._costs, self._pool = costs, pool
-        few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
-        self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
-        self._few, self._near = few, _NEAR if few else _NEAR_OF_SINGLE_NODES
-        self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
-        one = len(self._kinds.members) ** 2.5 * pool.rates.least.layers
-        self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
+        self._kinds, self._few, self._effort, self._left = asking(pool.rates.least, kinds)
+        self._near = _NEAR if self._few else _NEAR_OF_SINGLE_NODES
         self._more = costs.problem.new_tokens - 1
         self._limit = costs.problem.request_limit
         self._limit_s = costs.problem.max_time_per_token_s

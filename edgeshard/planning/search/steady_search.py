@@ -22,15 +22,14 @@ import numpy as np
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
-from edgeshard.planning.search.rate_bound import QUESTIONS, TOLERANCE, WORK
+from edgeshard.planning.search.rate_bound import TOLERANCE, asking
 from edgeshard.planning.search.rate_scoring import Best, most_micro_batches
 from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.steady_scoring import SteadyRates
-from edgeshard.planning.solvers import classes, general
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import STEP_TIMES, Instance, with_tokens
 from edgeshard.planning.solvers.thresholds import Answer
-from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem, single_kinds
+from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
 
 _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
 """A single load that may have better cuts is asked for cuts that are better by these parts."""
@@ -71,14 +70,10 @@ class _SteadyBound:
 
     def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None, target: float | None) -> None:
         self._costs, self._pool, self._target = costs, pool, target
-        few = kinds is not None and len(kinds.members) <= classes.MOST_KINDS + 1
-        self._kinds = kinds if few and kinds is not None else single_kinds(pool.rates.least)
-        self._effort = classes.EFFORT if few else general.EFFORT_PER_THRESHOLD
+        self._kinds, _, self._effort, self._left = asking(pool.rates.least, kinds)
         self._rounds = costs.problem.new_tokens - 1
         self._most_stages = min(len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes)
         self._link_tokens = link_tokens(costs)
-        one = len(self._kinds.members) ** 2.5 * pool.rates.least.layers
-        self._left = min(QUESTIONS[1], max(QUESTIONS[0], int(WORK / one)))
 
     def run(self) -> float:
         """Tokens a second that no cut exceeds at any load."""
