@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
@@ -57,6 +57,9 @@ def read_config(config: Mapping[str, Any]) -> Decoder:
         check_experts(architecture.experts, fields, shape.layer_count)
     for check in architecture.checks:
         check(fields, shape.layer_count)
+    if architecture.kv is not None:
+        heads = (architecture.kv(fields, shape, layer) for layer in range(shape.layer_count))
+        shape = replace(shape, kv=tuple(heads))
     return Decoder(architecture, fields, shape)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.rope import Rope
-from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.shape import KvHeads, ModelShape
 from edgeshard.architectures.windows import Windows
 from edgeshard.domain.models.model import Part
 
@@ -115,6 +115,8 @@ class Ends:
 
 
 Style = Callable[[ConfigFields, ModelShape, int], BlockStyle]
+BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
+"""The keys and values that the block of this index keeps."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -191,7 +193,8 @@ class Architecture:
     Of a checkpoint:
     `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
     not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
-    tensors outside the blocks that there may be, with their unit; `outer` has those of a config.
+    tensors outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
+    whose blocks do not all have the same heads.
 
     Of its running: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, except where
     their names match `whole`. `models` are configs known by name. `gguf` is the form in which llama.cpp writes the
@@ -222,6 +225,7 @@ class Architecture:
     outer_names: Mapping[str, Part] = field(default_factory=lambda: {"norm.weight": Part.HEAD})
     outer: OuterTensors = rms_final_norm
     block: BlockTensors
+    kv: BlockHeads | None = None
 
     library: Library
     runs: Fused | Plugged

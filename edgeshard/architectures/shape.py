@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeads:
+    """The keys and values that a block keeps of every token: as many `heads`, of `head_dim` numbers each."""
+
+    heads: int
+    head_dim: int
+
+    def bytes_per_token(self, kept: KvFormat | DType) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.heads * KvFormat(kept).head_bytes(self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +27,8 @@ class ModelShape:
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
     that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers,
-    `expert_widths` that of each expert where the weights become small integers.
+    `expert_widths` that of each expert where the weights become small integers. `kv_heads` and `head_dim` are those of
+    every block, unless `kv` has them of each.
     """
 
     architecture: str
@@ -31,11 +44,30 @@ class ModelShape:
     frame_width: int
     stored_as: Quantisation | None = None
     expert_widths: ExpertWidths | None = None
+    kv: tuple[KvHeads, ...] = ()
 
     def group_of(self, integers: IntegerFormat) -> int:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
 
+    def kv_of(self, layer: int) -> KvHeads:
+        """The keys and values that the block of this index keeps."""
+        return self.kv[layer] if self.kv else KvHeads(self.kv_heads, self.head_dim)
+
+    def kv_in(self, layers: LayerRange) -> tuple[KvHeads, ...]:
+        """The keys and values that each of these blocks keeps."""
+        return tuple(self.kv_of(layer) for layer in range(layers.first, layers.end))
+
+    def at(self, layer: int) -> ModelShape:
+        """These sizes with the heads of one block."""
+        own = self.kv_of(layer)
+        return replace(self, kv_heads=own.heads, head_dim=own.head_dim)
+
     def kv_bytes_per_token(self, layers: LayerRange, kept: KvFormat | DType) -> int:
         """Bytes of keys and values one token takes in these layers."""
-        return 2 * len(layers) * self.kv_heads * KvFormat(kept).head_bytes(self.head_dim)
+        return sum(own.bytes_per_token(kept) for own in self.kv_in(layers))
+
+    def check_kv(self, kept: KvFormat) -> None:
+        """Raise InvalidArgumentError naming `kv_dtype` where a block's heads cannot be kept in this format."""
+        for head_dim in sorted({own.head_dim for own in self.kv} or {self.head_dim}):
+            kept.check_heads(head_dim)

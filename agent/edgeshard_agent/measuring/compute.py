@@ -165,7 +165,7 @@ class Profiler:
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
-        kv = kv_bytes(self._shape, self.form.dtype, room)
+        kv = kv_bytes(self._model.blocks[sort.first].kv, self.form.dtype, room)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
         rotation = BlockRotation(self.form, sort.first, copies, room)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]

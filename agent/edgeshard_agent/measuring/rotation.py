@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeshard.architectures import ModelShape, parse_config
+from edgeshard.architectures import KvHeads, ModelShape, parse_config
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
@@ -54,10 +54,9 @@ def copies_needed(layer_bytes: int, cache: int) -> int:
     return min(MOST_COPIES, CACHE_MULTIPLE * cache // max(1, layer_bytes) + 1)
 
 
-def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
+def kv_bytes(heads: KvHeads, dtype: DType, tokens: int) -> int:
     """Bytes of the KV memory that each copy of a block has."""
-    blocks = -(-tokens // BLOCK_TOKENS)
-    return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * heads.bytes_per_token(dtype)
 
 
 def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
@@ -131,7 +130,7 @@ class BlockRotation:
                     part.layer_idx = index
         self.modules: StageModules = built[0]
         memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
-        self.pool = KvPool(LayerRange(0, copies), memory, shape.kv_heads, shape.head_dim, device)
+        self.pool = KvPool(LayerRange(0, copies), memory, (shape.kv_of(layer),) * copies, device)
         self._next = 0
 
     def turn(self, count: int) -> None:

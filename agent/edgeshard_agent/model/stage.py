@@ -94,7 +94,7 @@ class StageModel:
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        pool = KvPool(weights.layers, kv, shape.kv_heads, shape.head_dim, device, scratch=recorder is not None)
+        pool = KvPool(weights.layers, kv, shape.kv_in(weights.layers), device, scratch=recorder is not None)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property

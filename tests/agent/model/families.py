@@ -413,7 +413,8 @@ VARIANTS = {
         _BASE
         | {
             "head_dim": 12,
-            "global_head_dim": 12,
+            "global_head_dim": 20,
+            "num_global_key_value_heads": 1,
             "attention_k_eq_v": True,
             "hidden_size_per_layer_input": 0,
             "sliding_window": WINDOW,
@@ -426,7 +427,7 @@ VARIANTS = {
         _BASE
         | {
             "head_dim": 16,
-            "global_head_dim": 16,
+            "global_head_dim": 32,
             "hidden_size_per_layer_input": 0,
             "sliding_window": WINDOW,
             "attention_bias": True,

@@ -79,7 +79,8 @@ def test_the_shape_of_every_architecture(checkpoint: Any) -> None:
     shape = parse_config(checkpoint.config)
     assert shape.architecture in ARCHITECTURES
     assert (shape.layer_count, shape.vocab_size, shape.max_context, shape.frame_width) == (4, 61, 64, 32)
-    assert shape.kv_bytes_per_token(LayerRange(1, 3), DType.BFLOAT16) == 2 * 2 * shape.kv_heads * shape.head_dim * 2
+    numbers = sum(own.heads * own.head_dim for own in shape.kv_in(LayerRange(1, 3)))
+    assert shape.kv_bytes_per_token(LayerRange(1, 3), DType.BFLOAT16) == 2 * numbers * 2
 
 
 def test_defaults_of_keys_that_checkpoints_leave_out() -> None:
@@ -173,12 +174,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gemma4", "text_config": LLAMA}, "text_config.model_type"),
     (LLAMA | {"model_type": "gemma4_text", "head_dim": 512}, "hidden_size_per_layer_input"),
     (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
-    (GEMMA4 | {"global_head_dim": 512}, "global_head_dim"),
-    ({key: GEMMA4[key] for key in GEMMA4 if key != "global_head_dim"}, "global_head_dim"),
-    (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}, "num_global_key_value_heads"),
-    (GEMMA4 | {"per_layer_config": {"3": {"head_dim": 512}}}, "per_layer_config"),
-    (GEMMA4 | {"per_layer_config": {"3": {"num_key_value_heads": 1}}}, "per_layer_config"),
-    (GEMMA4 | {"per_layer_config": {"3": {"sliding_window": 9}}}, "per_layer_config"),
+    (GEMMA4 | {"global_head_dim": 9}, "head_dim"),
+    (GEMMA4 | {"global_head_dim": 0}, "global_head_dim"),
+    (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_attention_heads"),
+    (GEMMA4 | {"per_layer_config": {"3": {"head_dim": 0}}}, "per_layer_config.3.head_dim"),
+    (GEMMA4 | {"per_layer_config": {"3": {"num_key_value_heads": 3}}}, "num_attention_heads"),
+    (GEMMA4 | {"per_layer_config": {"3": {"sliding_window": 9}}}, "per_layer_config.3.sliding_window"),
+    (GEMMA4 | {"per_layer_config": {"last": {"head_dim": 16}}}, "per_layer_config"),
     (GEMMA4 | {"per_layer_config": None}, "per_layer_config"),
     (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
     (GEMMA4 | {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),

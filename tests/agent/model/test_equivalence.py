@@ -24,6 +24,7 @@ from edgeshard_agent.ops.native import native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
@@ -356,7 +357,7 @@ def test_keys_and_values_of_4_bits_through_two_stages(checkpoint: Any, tiny_head
 @pytest.mark.parametrize("count", [1, 5])
 def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered: bool) -> None:
     """exp(score) / (sum of all exp(scores) + exp(sink)), a sink for each head."""
-    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 16), 2, 16, "cpu", scratch=gathered)
+    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 16), [KvHeads(2, 16)], "cpu", scratch=gathered)
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
     query, key, value = torch.randn(count, 4, 16), torch.randn(count, 2, 16), torch.randn(count, 2, 16)
@@ -376,7 +377,7 @@ def test_sinks_follow_their_formula(count: int, softcap: float | None, gathered:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_softcap_follows_its_formula(count: int) -> None:
-    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 4), 2, 8, "cpu")
+    pool = KvPool(LayerRange(3, 4), KvMemory(DType.FLOAT32, 4, 4), [KvHeads(2, 8)], "cpu")
     pool.grant(1, 0, (2, 0))
     pool.begin_span(1, 0, count, truncate_allowed=True)
     query, key, value = torch.randn(count, 4, 8), torch.randn(count, 2, 8), torch.randn(count, 2, 8)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
@@ -76,7 +77,7 @@ class KvMemory:
 
 
 class KvPool:
-    """Keys and values of the blocks of `memory` for every layer of a stage.
+    """Keys and values of the blocks of `memory` for every layer of a stage, whose `heads` are given in its order.
 
     Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
     once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
@@ -84,7 +85,7 @@ class KvPool:
     """
 
     def __init__(
-        self, layers: LayerRange, memory: KvMemory, kv_heads: int, head_dim: int, device: str, scratch: bool = False
+        self, layers: LayerRange, memory: KvMemory, heads: Sequence[KvHeads], device: str, scratch: bool = False
     ) -> None:
         blocks, block_tokens = memory.blocks, memory.block_tokens
         for name, value in (("kv_blocks", blocks), ("block_tokens", block_tokens)):
@@ -95,31 +96,13 @@ class KvPool:
         self.block_tokens = block_tokens
         self.scratch_block = blocks if scratch else None
         self.kept = KvFormat(memory.kept)
-        numbers: torch.dtype | Literal[KvFormat.INT4]
         if self.kept is KvFormat.INT4:
-            numbers = self.kept
-            check_int4(head_dim, block_tokens, device)
-        else:
-            numbers = TORCH_DTYPES[DType(self.kept)]
-        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
-        block_bytes = block_tokens * kv_heads * self.kept.head_bytes(head_dim)
-        self.block_bytes = 2 * len(layers) * block_bytes
-        held = blocks + 1 if scratch else blocks
-        slots, row = held * block_tokens, held * block_bytes // element.itemsize
-        try:
-            taken = zeroed((len(layers), 2, row), element, device)
-            self._arenas = [
-                RowArena(slots, kv_heads, head_dim, numbers, device, taken[index])
-                if scratch and not isinstance(numbers, KvFormat)  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, taken[index])
-                for index in range(len(layers))
-            ]
-        except (RuntimeError, MemoryError) as error:
-            raise ResourceExhaustedError(
-                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
-            ) from error
-        self._by_block = taken.view(2 * len(layers), held, row // held)
-        """All memory of the pool: keys and values of each layer, by block."""
+            for own in set(heads):
+                check_int4(own.head_dim, block_tokens, device)
+        self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kept) for own in heads)
+        self._by_block: list[torch.Tensor] = []
+        """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
+        self._arenas: list[RowArena | NativeArena] = self._taken(heads, device, scratch)
         self.swap = SwapSpace(memory.swap_bytes // self.block_bytes, memory.swap_directory)
         """Keeps the requests that were swapped out."""
         self._tables: dict[int, KvTable] = {}
@@ -127,6 +110,32 @@ class KvPool:
         """How many tables hold a block, for blocks that any does."""
         self._full: set[int] = set()
         """Blocks all of whose positions are filled, whether held or left by the last request that did."""
+
+    def _taken(self, heads: Sequence[KvHeads], device: str, scratch: bool) -> list[RowArena | NativeArena]:
+        """The layers' arenas, those with heads alike in one piece of memory. Raises ResourceExhaustedError."""
+        numbers: torch.dtype | Literal[KvFormat.INT4]
+        numbers = self.kept if self.kept is KvFormat.INT4 else TORCH_DTYPES[DType(self.kept)]
+        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
+        held = self.blocks + 1 if scratch else self.blocks
+        slots = held * self.block_tokens
+        arenas: dict[int, RowArena | NativeArena] = {}
+        try:
+            for own in dict.fromkeys(heads):
+                alike = [index for index, other in enumerate(heads) if other == own]
+                elements = self.block_tokens * own.heads * self.kept.head_bytes(own.head_dim) // element.itemsize
+                taken = zeroed((len(alike), 2, held * elements), element, device)
+                self._by_block.append(taken.view(2 * len(alike), held, elements))
+                for index, memory in zip(alike, taken, strict=True):
+                    if scratch and not isinstance(numbers, KvFormat):  # what records steps gathers
+                        arenas[index] = RowArena(slots, own.heads, own.head_dim, numbers, device, memory)
+                    else:
+                        sizes = slots, own.heads, own.head_dim, numbers, self.block_tokens
+                        arenas[index] = make_arena(*sizes, device, memory)
+        except (RuntimeError, MemoryError) as error:
+            raise ResourceExhaustedError(
+                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
+            ) from error
+        return [arenas[index] for index in range(len(heads))]
 
     @property
     def bytes_capacity(self) -> int:
@@ -174,9 +183,10 @@ class KvPool:
         """Give all memory back. No arena can be had any more."""
         self._arenas.clear()
         self.swap.clear()
-        if self._by_block.device.type != "cpu":
-            self._by_block.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
-        self._by_block = self._by_block.new_empty(0)
+        for memory in self._by_block:
+            if memory.device.type != "cpu":
+                memory.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+        self._by_block.clear()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -205,7 +215,7 @@ class KvPool:
         """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
         for request, kept in draft.swap_outs.items():
             blocks = list(kept.blocks[: self._blocks_for(kept.length)])
-            self.swap.put(request, kept.length, self._by_block[:, blocks])
+            self.swap.put(request, kept.length, [memory[:, blocks] for memory in self._by_block])
         self._clear(draft.anew)
         for request, places in draft.swap_ins.items():
             self.swap.take(request, self._by_block, places)
@@ -232,7 +242,8 @@ class KvPool:
         """Zero blocks; neighbours at once."""
         for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
             run = [block for _, block in group]
-            self._by_block[:, run[0] : run[-1] + 1].zero_()
+            for memory in self._by_block:
+                memory[:, run[0] : run[-1] + 1].zero_()
 
     def _peek(self, draft: KvDraft, request: int) -> KvTable:
         if request in draft.tables:

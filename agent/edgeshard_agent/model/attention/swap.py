@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,11 +16,11 @@ from edgeshard.domain.errors import ResourceExhaustedError
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One request's `blocks` [parts, n, elements], in memory or as bytes of a file."""
+    """One request's `blocks`, each [parts, n, elements], in memory or as bytes of a file."""
 
     length: int
     count: int
-    blocks: torch.Tensor | None
+    blocks: Sequence[torch.Tensor] = ()
     file: BinaryIO | None = None
 
 
@@ -51,34 +52,38 @@ class SwapSpace:
         """Blocks kept of a request."""
         return self._kept[request].count if request in self._kept else 0
 
-    def put(self, request: int, length: int, blocks: torch.Tensor) -> None:
-        """Keep `length` positions of a request, a copy of its blocks [parts, n, elements].
+    def put(self, request: int, length: int, blocks: Sequence[torch.Tensor]) -> None:
+        """Keep `length` positions of a request, copies of its blocks, each [parts, n, elements].
 
         Raises ResourceExhaustedError where the disk is full.
         """
-        count = blocks.shape[1]
+        count = blocks[0].shape[1]
         if self._directory is None:
-            kept = _Kept(length, count, blocks.to("cpu", copy=True))
+            kept = _Kept(length, count, [part.to("cpu", copy=True) for part in blocks])
         else:
-            kept = _Kept(length, count, None, _written(self._directory, blocks))
+            kept = _Kept(length, count, file=_written(self._directory, blocks))
         self._kept[request] = kept
         self.used += count
         self.swapped_out += 1
 
-    def take(self, request: int, out: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Put what is kept of a request into `blocks` of `out` [parts, all, elements], and keep it no more."""
+    def take(self, request: int, out: Sequence[torch.Tensor], blocks: Iterable[int]) -> None:
+        """Put what is kept of a request into `blocks` of `out`, each [parts, all, elements], and keep it no more."""
         kept = self._kept.pop(request)
         self.used -= kept.count
         self.swapped_in += 1
         places = list(blocks)
         if kept.file is None:
-            assert kept.blocks is not None
-            out[:, places] = kept.blocks.to(out.device)
+            for memory, part in zip(out, kept.blocks, strict=True):
+                memory[:, places] = part.to(memory.device)
             return
         with kept.file as file:
             file.seek(0)
             raw = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-        out[:, places] = raw.view(out.dtype).view(out.shape[0], kept.count, out.shape[2]).to(out.device)
+        for memory in out:
+            shape = memory.shape[0], kept.count, memory.shape[2]
+            size = math.prod(shape) * memory.itemsize
+            memory[:, places] = raw[:size].view(memory.dtype).view(shape).to(memory.device)
+            raw = raw[size:]
 
     def drop(self, request: int) -> None:
         """Forget a request, which may not be here."""
@@ -94,14 +99,15 @@ class SwapSpace:
             self.drop(request)
 
 
-def _written(directory: Path, blocks: torch.Tensor) -> BinaryIO:
+def _written(directory: Path, blocks: Sequence[torch.Tensor]) -> BinaryIO:
     """A file without a name that holds these blocks, which nobody but this process can read."""
     file: BinaryIO | None = None
     try:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (it outlives this call)
-        rest = blocks.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
-        while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
-            rest = rest[file.write(rest) :]
+        for part in blocks:
+            rest = part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
+            while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
+                rest = rest[file.write(rest) :]
     except OSError as error:
         if file is not None:
             file.close()

@@ -161,7 +161,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
         )
     if set(spec.quantisation.values()) - {WHOLE_HEAD}:
         check_quantisation(shape.architecture)
-    spec.effective_kv_dtype.check_heads(shape.head_dim)
+    shape.check_kv(spec.effective_kv_dtype)
     return shape
 
 
