@@ -18,6 +18,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType
@@ -54,7 +55,7 @@ class Stage:
     """
 
     def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0) -> None:
-        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), 1, 1, "cpu")
+        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), [KvHeads(1, 1)], "cpu")
         self.pool.swap = SwapSpace(swap_blocks)
         self.kept: dict[int, list[int]] = {}
         self.slots = [0] * (blocks * block_tokens)
