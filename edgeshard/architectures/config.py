@@ -60,6 +60,9 @@ def read_config(config: Mapping[str, Any]) -> Decoder:
     if architecture.kv is not None:
         heads = (architecture.kv(fields, shape, layer) for layer in range(shape.layer_count))
         shape = replace(shape, kv=tuple(heads))
+    if architecture.states is not None:
+        states = (architecture.states(fields, shape, layer) for layer in range(shape.layer_count))
+        shape = replace(shape, states=tuple(states))
     return Decoder(architecture, fields, shape)
 
 

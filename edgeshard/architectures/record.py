@@ -10,7 +10,7 @@ from typing import Any
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.rope import Rope
-from edgeshard.architectures.shape import KvHeads, ModelShape
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import Windows
 from edgeshard.domain.models.model import Part
 
@@ -117,6 +117,8 @@ class Ends:
 Style = Callable[[ConfigFields, ModelShape, int], BlockStyle]
 BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
 """The keys and values that the block of this index keeps."""
+BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
+"""The states that the block of this index keeps of a request."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -194,7 +196,8 @@ class Architecture:
     `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
     not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
     tensors outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
-    whose blocks do not all have the same heads.
+    whose blocks do not all have the same heads; a block without attention has none. `states` is for those that keep
+    something of fixed size of each request: it cannot be cut to fewer positions, as keys and values can.
 
     Of its running: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, except where
     their names match `whole`. `models` are configs known by name. `gguf` is the form in which llama.cpp writes the
@@ -226,6 +229,7 @@ class Architecture:
     outer: OuterTensors = rms_final_norm
     block: BlockTensors
     kv: BlockHeads | None = None
+    states: BlockStates | None = None
 
     library: Library
     runs: Fused | Plugged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
@@ -21,6 +22,17 @@ class KvHeads:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSize:
+    """A tensor of fixed size that a block keeps of every request, in the deployment's dtype or in `float32`."""
+
+    shape: tuple[int, ...]
+    float32: bool = False
+
+    def bytes_in(self, dtype: DType) -> int:
+        return math.prod(self.shape) * (DType.FLOAT32 if self.float32 else dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes of a model by its config.json.
 
@@ -28,7 +40,7 @@ class ModelShape:
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
     that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers,
     `expert_widths` that of each expert where the weights become small integers. `kv_heads` and `head_dim` are those of
-    every block, unless `kv` has them of each.
+    every block, unless `kv` has them of each. `states` are those of each block, in families whose requests have any.
     """
 
     architecture: str
@@ -45,6 +57,7 @@ class ModelShape:
     stored_as: Quantisation | None = None
     expert_widths: ExpertWidths | None = None
     kv: tuple[KvHeads, ...] = ()
+    states: tuple[tuple[StateSize, ...], ...] = ()
 
     def group_of(self, integers: IntegerFormat) -> int:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
@@ -58,6 +71,14 @@ class ModelShape:
         """The keys and values that each of these blocks keeps."""
         return tuple(self.kv_of(layer) for layer in range(layers.first, layers.end))
 
+    def states_in(self, layers: LayerRange) -> tuple[tuple[StateSize, ...], ...]:
+        """The states that each of these blocks keeps of a request."""
+        return self.states[layers.first : layers.end] if self.states else ((),) * len(layers)
+
+    def state_bytes(self, layers: LayerRange, dtype: DType) -> int:
+        """Bytes of the states of one request in these layers."""
+        return sum(size.bytes_in(dtype) for sizes in self.states_in(layers) for size in sizes)
+
     def at(self, layer: int) -> ModelShape:
         """These sizes with the heads of one block."""
         own = self.kv_of(layer)
@@ -69,5 +90,5 @@ class ModelShape:
 
     def check_kv(self, kept: KvFormat) -> None:
         """Raise InvalidArgumentError naming `kv_dtype` where a block's heads cannot be kept in this format."""
-        for head_dim in sorted({own.head_dim for own in self.kv} or {self.head_dim}):
+        for head_dim in sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}):
             kept.check_heads(head_dim)

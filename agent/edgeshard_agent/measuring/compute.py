@@ -161,13 +161,14 @@ class Profiler:
         )
 
     def _block(self, sort: BlockSort, cache: int) -> profile.LayerProfile:
-        size = self._model.blocks[sort.first].weight_bytes(self.form.dtype, self.form.quantisation)
+        block, requests = self._model.blocks[sort.first], max(self._grid.decode_batches)
+        size = block.weight_bytes(self.form.dtype, self.form.quantisation)
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
-        kv = kv_bytes(self._model.blocks[sort.first].kv, self.form.dtype, room)
+        kv = kv_bytes(block.kv, self.form.dtype, room) + requests * block.state_bytes(self.form.dtype)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
-        rotation = BlockRotation(self.form, sort.first, copies, room)
+        rotation = BlockRotation(self.form, sort.first, copies, room, requests)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(self._grid.effort.passes):
             for point in points:

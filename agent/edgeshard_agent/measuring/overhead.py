@@ -134,7 +134,9 @@ class _Bench:
     def _step(self, number: int, tokens: int) -> ForwardStep:
         # Each step is a new request's first: its blocks come back with the next step.
         blocks = tuple(range(-(-tokens // BLOCK_TOKENS)))
-        frees, grant, span = (number - 1,) if number else (), KvGrant(number, 0, blocks), Span(number, 0, tokens)
+        slot = 0 if self.model.pool.states.slots else None
+        frees, span = (number - 1,) if number else (), Span(number, 0, tokens)
+        grant = KvGrant(number, 0, blocks, slot=slot)
         plan = StepPlan(frees=frees, grants=(grant,), spans=(span,))
         dtype, width = self.model.dtype, self.model.shape.frame_width
         return ForwardStep(number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize)))

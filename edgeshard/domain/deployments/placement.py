@@ -133,6 +133,10 @@ class Placement:
     costs: tuple[StageCost, ...] = ()
     sweep: Annotated[int, one_or_more] = 1
 
+    def requests_of(self, positions: int) -> int:
+        """How many requests of so many positions the KV pool holds at once, at least one."""
+        return max(1, self.kv_blocks // -(-positions // self.kv_block_tokens))
+
     @property
     def streams(self) -> bool:
         """Whether a stage reads weights from its disk while it computes."""

@@ -18,6 +18,7 @@ from edgeshard.architectures import (
     ExpectedTensor,
     KvHeads,
     ModelShape,
+    StateSize,
     expected_tensors,
     expert_width,
     integers_of,
@@ -84,6 +85,8 @@ class BlockSpec:
     """Experts that a token uses."""
     kv: KvHeads = _NOTHING
     """The keys and values it keeps of a token."""
+    states: tuple[StateSize, ...] = ()
+    """What it keeps of a request, however long that is."""
     window: int = 0
     """Most positions that a token sees, 0 for all. The KV cache holds all of them either way."""
     matrices: Matrices = Matrices()
@@ -99,6 +102,10 @@ class BlockSpec:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
         integers = None if quantisation is None else quantisation.blocks
         return self.matrices.weight_bytes(self.parameters, dtype, integers) + wider
+
+    def state_bytes(self, dtype: DType) -> int:
+        """Bytes of the states of one request."""
+        return sum(size.bytes_in(dtype) for size in self.states)
 
     def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
         """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
@@ -245,6 +252,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
             experts=experts if sums.expert_parameters else 0,
             chosen=chosen if sums.expert_parameters else 0,
             kv=shape.kv_of(layer),
+            states=shape.states[layer] if shape.states else (),
             window=window,
             matrices=sums.matrices,
             expert_matrices=sums.expert_matrices,
