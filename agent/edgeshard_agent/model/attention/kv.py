@@ -372,7 +372,9 @@ class KvPool:
         if grant.first_index or not self.states.slots:
             if grant.slot is not None:
                 raise InvalidArgumentError(
-                    f"a grant to request {grant.request} gives a slot where none is due", field="grants.slot"
+                    f"a grant to request {grant.request} gives a slot where none is due",
+                    field="grants.slot",
+                    reason="STATE_SLOT_NOT_DUE",
                 )
             return self._peek(draft, grant.request).slot
         if grant.slot is None or not 0 <= grant.slot < self.states.slots or grant.filled:
