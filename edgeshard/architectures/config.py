@@ -69,7 +69,10 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
         raise refuse("model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}")
     architecture = find(model_type)
     if architecture is None or model_type not in architecture.answers_to:
-        raise refuse("model_type", f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}")
+        why = f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}"
+        if config.get("auto_map"):
+            why += "; the code that its auto_map names is never run"
+        raise refuse("model_type", why)
     values, prefix = config, ""
     if (inner := architecture.nested.get(model_type)) is not None:
         prefix = "text_config."
@@ -91,8 +94,6 @@ def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:
 
 
 def _check_general(config: Mapping[str, Any]) -> None:
-    if config.get("auto_map"):
-        raise refuse("auto_map", "asks for code from the checkpoint, which is never run; remove it from config.json")
     for part, prefix in ((config, ""), (config.get("text_config"), "text_config.")):
         if not isinstance(part, Mapping):
             continue

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
-from edgeshard.architectures.record import BlockStyle, BlockTensors, Ends, Experts, MakeEnds, Shapes, Stack, Style
+from edgeshard.architectures.record import (
+    BlockStyle,
+    BlockTensors,
+    Check,
+    Ends,
+    Experts,
+    MakeEnds,
+    Shapes,
+    Stack,
+    Style,
+)
 from edgeshard.architectures.shape import ModelShape
 
 ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
@@ -174,6 +184,18 @@ def gemma_ends(unit_offset: bool = False) -> MakeEnds:
 
 
 # -- reading and checking ----------------------------------------------------------------------------------------------
+
+
+def fixed_values(**values: object) -> Check:
+    """The check that each of these keys has the value given here, is null or is missing: nothing else is run."""
+
+    def check(fields: ConfigFields, layer_count: int) -> None:
+        for key, value in values.items():
+            found = fields.values.get(key)
+            if found is not None and (found != value or isinstance(found, bool) is not isinstance(value, bool)):
+                raise fields.refuse(key, f"is {shown(found)}; {fields.family} runs with {shown(value)} only")
+
+    return check
 
 
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import transformers
 
 from edgeshard.architectures import Decoder, read_config
+from edgeshard.architectures.record import Plugged
 
 LAYERS = 4
 WINDOW = 6
@@ -408,6 +409,22 @@ VARIANTS = {
             "tie_word_embeddings": True,
         },
     ),
+    "minimax_m2-partial": _rotary(
+        "MiniMaxM2Config",
+        sharded=True,
+        head_dim=12,
+        rotary_dim=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+    ),
+    "minimax_m2-tied": _rotary(
+        "MiniMaxM2Config",
+        rope_parameters=_YARN,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=3,
+        tie_word_embeddings=True,
+    ),
     "gemma4-dense": Variant(
         "Gemma4TextConfig",
         _BASE
@@ -495,6 +512,12 @@ def rotary() -> list[str]:
 def first_rows() -> list[str]:
     """One row of each family."""
     return list({family_of(name): name for name in reversed(VARIANTS)}.values())
+
+
+def keeping_float32() -> list[str]:
+    """One row of each family with tensors that keep full precision in any dtype."""
+    runs = {name: decoder_of(name).architecture.runs for name in first_rows()}
+    return [name for name, how in runs.items() if isinstance(how, Plugged) and how.float32]
 
 
 def has_experts(name: str) -> bool:

@@ -63,6 +63,7 @@ GEMMA4 = LLAMA | {
 }
 GPT_OSS = LLAMA | {"model_type": "gpt_oss"}
 GLM4_MOE = LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2}
+MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "head_dim": 12}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 61, "n_positions": 64}
 OPT = {
     "model_type": "opt",
@@ -105,7 +106,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model_type"),
     ({"model_type": "bloom"}, "model_type"),
     ({"model_type": 3}, "model_type"),
-    (LLAMA | {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, "auto_map"),
+    (LLAMA | {"model_type": "zephyr9", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, "model_type"),
+    (MINIMAX_M2 | {"rotary_dim": 14}, "rotary_dim"),
+    (MINIMAX_M2 | {"rotary_dim": 5}, "rotary_dim"),
+    (MINIMAX_M2 | {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list"),
+    (MINIMAX_M2 | {"scoring_func": "softmax"}, "scoring_func"),
+    (MINIMAX_M2 | {"use_qk_norm": 1}, "use_qk_norm"),
+    (MINIMAX_M2 | {"shared_intermediate_size": 8}, "shared_intermediate_size"),
+    (MINIMAX_M2 | {"num_mtp_modules": -1}, "num_mtp_modules"),
     (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     (LLAMA | {"is_encoder_decoder": True}, "is_encoder_decoder"),
     (GPT2 | {"add_cross_attention": True}, "add_cross_attention"),
@@ -205,6 +213,13 @@ def test_what_is_refused_names_its_field(config: dict[str, Any], field: str) -> 
         parse_config(config)
     assert caught.value.field == field
     assert field in caught.value.message
+
+
+def test_the_code_that_a_config_names_does_not_matter_where_the_family_is_known() -> None:
+    auto_map = {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    assert parse_config(LLAMA | auto_map) == parse_config(LLAMA)
+    with pytest.raises(UnsupportedModelError, match="the code that its auto_map names is never run"):
+        parse_config(LLAMA | auto_map | {"model_type": "zephyr9"})
 
 
 @pytest.mark.parametrize("base", [LLAMA, GPT2, OPT, QWEN3_MOE, MIXTRAL])
@@ -397,6 +412,7 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
         (GEMMA4, "model.language_model.layers.3.layer_scalar", 3),
         (GLM4_MOE, "model.layers.4.eh_proj.weight", None),
         (GLM4_MOE, "model.layers.5.eh_proj.weight", 5),
+        (MINIMAX_M2 | {"num_mtp_modules": 3}, "model.layers.6.block_sparse_moe.gate.weight", None),
         (GLM4_MOE | {"num_nextn_predict_layers": 0}, "model.layers.4.eh_proj.weight", 4),
     ],
 )

@@ -209,6 +209,20 @@ def test_a_config_transformers_refuses_is_a_typed_error(checkpoint_of: Callable[
         load(broken, SafetensorsDirectory(checkpoint.path), LayerRange(0, 1))
 
 
+def test_code_that_a_config_names_is_not_run(
+    checkpoint_of: Callable[[str], Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = checkpoint_of("minimax_m2-partial")
+    trace = tmp_path / "trace"
+    for name in ("modeling.py", "configuration.py"):
+        (tmp_path / name).write_text(f"import os\nos.mkdir({str(trace)!r})\n")
+    monkeypatch.chdir(tmp_path)  # where transformers would look, as beside the weights
+    auto_map = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
+    named = replace(checkpoint, config=checkpoint.config | {"auto_map": auto_map, "_name_or_path": str(tmp_path)})
+    load(named, SafetensorsDirectory(checkpoint.path), LayerRange(0, 4))
+    assert not trace.exists() and not (tmp_path / "__pycache__").exists()
+
+
 def test_the_stage_keeps_nothing_of_the_file(
     checkpoint_of: Callable[[str], Any], tmp_path: Any, tiny_head: Any
 ) -> None:
