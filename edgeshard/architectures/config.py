@@ -82,7 +82,7 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
         values = nested
         if (found := values.get("model_type", inner)) != inner:
             raise refuse("text_config.model_type", f"is {shown(found)}; it must be {inner}")
-    return architecture, ConfigFields(values, prefix, architecture.defaults, architecture.name)
+    return architecture, ConfigFields(architecture.current(values), prefix, architecture.defaults, architecture.name)
 
 
 def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:

@@ -32,6 +32,21 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         },
     ),
     "minimax-m2.7": (228_689_764_864, {}),
+    # With the three further blocks 199.4 billion, as on its page.
+    "step-3.5-flash": (
+        196_956_130_368,
+        {
+            "layers.0.self_attn.q_proj.weight": (64 * 128, 4096),
+            "layers.1.self_attn.q_proj.weight": (96 * 128, 4096),
+            "layers.1.self_attn.g_proj.weight": (96, 4096),
+            "layers.2.mlp.down_proj.weight": (4096, 11_264),
+            "layers.44.moe.gate_proj.weight": (288, 1280, 4096),
+            "layers.44.moe.router_bias": (288,),
+            "layers.44.share_expert.up_proj.weight": (1280, 4096),
+        },
+    ),
+    # Its text has the sizes of Qwen3-4B.
+    "qwen3-vl-4b": (4_022_468_096, {"layers.35.self_attn.q_norm.weight": (128,)}),
 }
 """The number of parameters, and some tensors with their shapes."""
 

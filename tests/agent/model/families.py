@@ -79,6 +79,25 @@ _MINISTRAL = _YARN | {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+_STEP = {
+    "pad_token_id": 5,
+    "head_dim": 12,
+    "num_sliding_attention_heads": 6,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 20,
+    "moe_router_scaling_factor": 2.5,
+    "swiglu_limits": [0.0, 0.0, 0.1, None],
+    "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.1],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": _LLAMA3 | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    },
+}
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 
@@ -117,6 +136,19 @@ def _with_pixels(text: Any) -> Any:
     return transformers.Mistral3Config(
         text_config=text.to_dict(), vision_config=vision.to_dict(), tie_word_embeddings=False
     )
+
+
+def _with_patches(text: Any) -> Any:
+    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return transformers.Step3p7Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _with_frames(text: Any) -> Any:
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _rotary(config_class: str, sharded: bool = False, **options: Any) -> Variant:
@@ -424,6 +456,37 @@ VARIANTS = {
         num_local_experts=3,
         num_experts_per_tok=3,
         tie_word_embeddings=True,
+    ),
+    "qwen3_vl-nested": Variant(
+        "Qwen3VLTextConfig",
+        _BASE | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12},
+        sharded=True,
+        wrap=_with_frames,
+        auto="AutoModelForImageTextToText",
+    ),
+    "qwen3_vl-tied": Variant(
+        "Qwen3VLTextConfig",
+        _BASE | {"rope_parameters": _YARN, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+        wrap=_with_frames,
+        auto="AutoModelForImageTextToText",
+    ),
+    "step3p5-clamped": Variant(
+        "Step3p7TextConfig", _BASE | _STEP, True, "", _with_patches, "AutoModelForImageTextToText"
+    ),
+    "step3p5-full": Variant(
+        "Step3p7TextConfig",
+        _BASE
+        | {
+            "pad_token_id": 5,
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        }
+        | {"share_expert_dim": 20, "attention_bias": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 9},
+        wrap=_with_patches,
+        auto="AutoModelForImageTextToText",
     ),
     "gemma4-dense": Variant(
         "Gemma4TextConfig",

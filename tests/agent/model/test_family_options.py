@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from edgeshard_agent.model.library import library_config
 
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.planning.inputs.shapes import model_from_config
-from tests.agent.model.families import LAYERS, VARIANTS, decoder_of
+from tests.agent.model.families import LAYERS, VARIANTS, WINDOW, decoder_of
 
 MISSING = object()
 """Takes a key out."""
@@ -86,6 +87,88 @@ def test_a_nested_decoder_says_which_it_is() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(config)
     assert caught.value.field == "text_config.model_type"
+
+
+STEP = {
+    "model_type": "step3p5",
+    "auto_map": {"AutoModelForCausalLM": "modeling_step3p5.Step3p5ForCausalLM"},
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_attention_groups": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "head_dim": 12,
+    "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 12},
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+    "rope_theta": [5000.0, 50.0, 50.0, 5000.0, 50.0],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn_only_types": ["full_attention"],
+    "num_nextn_predict_layers": 1,
+    "moe_layers_enum": "1,2,3",
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 20,
+    "moe_router_scaling_factor": 2.5,
+    "swiglu_limits": [0.0, 0.0, 0.1, 0.0, 0.0],
+    "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.1, 0.0],
+}
+"""As published: older keys, lists by layer with an entry for the block that predicts further tokens."""
+
+
+def test_published_keys_mean_what_those_of_transformers_do() -> None:
+    found, expected = read_config(STEP), decoder_of("step3p5-clamped")
+    assert found.windows() == expected.windows() == (0, WINDOW, WINDOW, 0)
+    for layer in range(LAYERS):
+        block, other = (one.architecture.block(one.fields, one.shape, layer) for one in (found, expected))
+        assert block == other
+    mine, theirs = library_config(found), library_config(expected)
+    for kind, entry in theirs.rope_parameters.items():
+        assert {"partial_rotary_factor": 1.0} | mine.rope_parameters[kind] == {"partial_rotary_factor": 1.0} | entry
+    assert mine.per_layer_config[1].num_attention_heads == 6
+    for key in ("num_experts_per_tok", "n_routed_experts", "mlp_layer_types", "moe_router_scaling_factor"):
+        assert getattr(mine, key) == getattr(theirs, key)
+    assert [limit or 0 for limit in mine.swiglu_limits] == [limit or 0 for limit in theirs.swiglu_limits]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rope_theta": [5000.0, 50.0, 60.0, 5000.0, 50.0]}, "rope_theta"),
+        ({"rope_theta": [5000.0, 50.0]}, "rope_theta"),
+        ({"partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0]}, "partial_rotary_factors"),
+        ({"layer_types": ["full_attention"] * 3}, "rope_theta"),
+        ({"layer_types": 3}, "layer_types"),
+        ({"yarn_only_types": ["sliding_attention"]}, "yarn_only_types"),
+        ({"sliding_window": None}, "sliding_window"),
+        ({"attention_other_setting": {"num_attention_heads": 5}}, "num_sliding_attention_heads"),
+        ({"attention_other_setting": {"num_attention_groups": 1}}, "attention_other_setting.num_attention_groups"),
+        ({"attention_other_setting": {"head_dim": 16}}, "attention_other_setting.head_dim"),
+        ({"swiglu_limits": [1.0]}, "swiglu_limits"),
+        ({"swiglu_limits_shared": [0, 0, 0, -1, 0]}, "swiglu_limits_shared"),
+        ({"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        ({"moe_top_k": 5}, "num_experts_per_tok"),
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 6}}}, "per_layer_config"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ],
+    ids=str,
+)
+def test_published_keys_that_contradict_one_another_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse_config(STEP | changes)
+    assert caught.value.field == field
 
 
 def test_queries_may_stay_as_they_are() -> None:
