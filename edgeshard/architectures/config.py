@@ -8,7 +8,7 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
 from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
-from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split, expert_count
+from edgeshard.architectures.parts import check_experts, even_split, expert_count
 from edgeshard.architectures.record import Architecture, Fused
 from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
@@ -106,7 +106,7 @@ def _check_general(config: Mapping[str, Any]) -> None:
 
 
 def _check_fields(architecture: Architecture, fields: ConfigFields) -> None:
-    fields.choice(architecture.activation, ACTIVATIONS)
+    fields.choice(architecture.activation, architecture.activations)
     for key in architecture.sizes:
         fields.size(key)
     for key in architecture.numbers:

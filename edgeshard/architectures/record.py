@@ -14,6 +14,8 @@ from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
 from edgeshard.domain.models.model import Part
 
+ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+"""The activations that the agent's own blocks compute."""
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a checkpoint with their shapes as stored."""
 BlockTensors = Callable[[ConfigFields, ModelShape, int], Shapes]
@@ -196,7 +198,8 @@ class Architecture:
     `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
     that holds the decoder in its `text_config` to the model_type in there. `current` turns older keys into those that
     transformers' configuration class has, where that does not do it alone. `defaults` are the values of transformers'
-    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key.
+    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key,
+    `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
     null or false, with the reason. Families with learned positions have no `rope`.
 
@@ -217,6 +220,7 @@ class Architecture:
     defaults: Mapping[str, Any]
     keys: SizeKeys = _KEYS
     activation: str = "hidden_act"
+    activations: frozenset[str] = ACTIVATIONS
     flags: tuple[str, ...] = ("attention_bias", "mlp_bias")
     sizes: tuple[str, ...] = ("intermediate_size",)
     numbers: tuple[str, ...] = ("rms_norm_eps",)

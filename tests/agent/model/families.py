@@ -488,6 +488,119 @@ VARIANTS = {
         wrap=_with_patches,
         auto="AutoModelForImageTextToText",
     ),
+    "seed_oss-plain": _rotary("SeedOssConfig", head_dim=12),
+    "seed_oss-options": _rotary(
+        "SeedOssConfig",
+        sharded=True,
+        rope_parameters=_YARN,
+        head_dim=16,
+        attention_bias=False,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "hunyuan_v1_dense-alpha": _rotary(
+        "HunYuanDenseV1Config",
+        sharded=True,
+        rope_parameters=_ROPE | {"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0},
+        head_dim=12,
+    ),
+    "hunyuan_v1_dense-options": _rotary(
+        "HunYuanDenseV1Config", head_dim=16, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1
+    ),
+    "hunyuan_v1_moe-alpha": _rotary(
+        "HunYuanMoEV1Config",
+        sharded=True,
+        rope_parameters=_ROPE | {"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0},
+        head_dim=12,
+        num_experts=4,
+        moe_topk=2,
+    ),
+    "hunyuan_v1_moe-options": _rotary(
+        "HunYuanMoEV1Config",
+        head_dim=8,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        num_experts=3,
+        moe_topk=[3] * LAYERS,
+    ),
+    "ernie4_5-plain": _rotary("Ernie4_5Config", head_dim=12, use_bias=True),
+    "ernie4_5-untied": _rotary(
+        "Ernie4_5Config", sharded=True, rope_parameters=_LLAMA3, head_dim=16, tie_word_embeddings=False
+    ),
+    "ernie4_5_moe-plain": _rotary(
+        "Ernie4_5_MoeConfig", sharded=True, moe_num_experts=5, moe_k=2, moe_intermediate_size=24
+    ),
+    "ernie4_5_moe-options": _rotary(
+        "Ernie4_5_MoeConfig",
+        rope_parameters=_YARN,
+        head_dim=12,
+        moe_num_experts=3,
+        moe_k=3,
+        moe_intermediate_size=24,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        moe_layer_end_index=2,
+        moe_layer_interval=2,
+        moe_norm_min=2.0,
+        tie_word_embeddings=False,
+    ),
+    "cohere2-windows": _rotary("Cohere2Config", sharded=True, sliding_window=WINDOW, logit_scale=0.25),
+    "cohere2-options": _rotary(
+        "Cohere2Config",
+        rope_parameters=_YARN,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        logit_scale=0.3,
+        layer_norm_eps=1e-3,
+        num_key_value_heads=4,
+    ),
+    "olmoe-clipped": _rotary(
+        "OlmoeConfig", sharded=True, num_experts=6, num_experts_per_tok=2, clip_qkv=1.0, norm_topk_prob=True
+    ),
+    "olmoe-options": _rotary(
+        "OlmoeConfig",
+        rope_parameters=_YARN,
+        num_experts=3,
+        num_experts_per_tok=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "arcee-yarn": _rotary("ArceeConfig", sharded=True, rope_parameters=_YARN, head_dim=12),
+    "arcee-options": _rotary(
+        "ArceeConfig", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu"
+    ),
+    "apertus-llama3": _rotary("ApertusConfig", sharded=True, rope_parameters=_LLAMA3, dtype="float32"),
+    "apertus-options": _rotary(
+        "ApertusConfig", head_dim=12, attention_bias=True, tie_word_embeddings=True, hidden_act="relu"
+    ),
+    "exaone_moe-windows": _rotary(
+        "ExaoneMoeConfig",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        sliding_window=WINDOW,
+        head_dim=12,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        n_group=4,
+        topk_group=2,
+        num_shared_experts=2,
+    ),
+    "exaone_moe-options": _rotary(
+        "ExaoneMoeConfig",
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_layer_types=["sparse", "dense", "sparse", "dense"],
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=True,
+    ),
     "gemma4-dense": Variant(
         "Gemma4TextConfig",
         _BASE

@@ -322,7 +322,7 @@ def test_a_wrong_shape_is_named(checkpoint: Any) -> None:
     for tensor in manifest.tensors:
         if unit_of(manifest.architecture, tensor.name, checkpoint.config) is None:
             continue
-        wrong = replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] + 1))
+        wrong = replace(tensor, shape=(*tensor.shape[:-1], (tensor.shape or (1,))[-1] + 1))
         with pytest.raises(InvalidArgumentError) as caught:
             check_manifest(replace(manifest, tensors=tuple(wrong if t is tensor else t for t in manifest.tensors)))
         assert (caught.value.field, caught.value.reason) == (tensor.name, "WRONG_TENSOR_SHAPE")
