@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, gated_mlp, norms
@@ -13,6 +14,11 @@ from edgeshard.architectures.shape import ModelShape
 
 ROPE = Rope(kinds=STATIC | {"dynamic"})
 """The type is called dynamic, though a fixed alpha makes it none."""
+
+
+def with_head_dim(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values with the heads' size under the key of transformers' class, where a file has another one."""
+    return {**values, "head_dim": values.get("head_dim") or values.get("attention_head_dim")}
 
 
 def attention_part(fields: ConfigFields, shape: ModelShape) -> Shapes:
@@ -42,6 +48,7 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 ARCHITECTURE = Architecture(
     name="hunyuan_v1_dense",
+    current=with_head_dim,
     defaults={
         "num_key_value_heads": "num_attention_heads",
         "hidden_act": "silu",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeshard.architectures.families.hunyuan_v1_dense import ROPE, attention_part, check_alpha
+from edgeshard.architectures.families.hunyuan_v1_dense import ROPE, attention_part, check_alpha, with_head_dim
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import EXPERT_STACKS, expert_count, expert_mlps, fixed_values, gated_mlp, linear
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
@@ -18,7 +18,7 @@ _BY_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_exp
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Lists by layer as the one number that they repeat."""
-    found = {_NAMES.get(key, key): value for key, value in values.items()}
+    found = {_NAMES.get(key, key): value for key, value in with_head_dim(values).items()}
     for key in _BY_LAYER:
         listed = found.get(key)
         if isinstance(listed, list) and listed and all(item == listed[0] for item in listed):

@@ -140,12 +140,19 @@ def _with_pixels(text: Any) -> Any:
 
 def _with_patches(text: Any) -> Any:
     vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
+    made: Any = transformers.Step3p7Config
     tied = text.to_dict().get("tie_word_embeddings", False)
-    return transformers.Step3p7Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _with_frames(text: Any) -> Any:
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    vision: dict[str, Any] = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
     vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
     tied = text.to_dict().get("tie_word_embeddings", False)
     return transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)

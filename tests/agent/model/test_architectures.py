@@ -64,6 +64,7 @@ GEMMA4 = LLAMA | {
 GPT_OSS = LLAMA | {"model_type": "gpt_oss"}
 GLM4_MOE = LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2}
 MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "head_dim": 12}
+ERNIE = LLAMA | {"model_type": "ernie4_5_moe"}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 61, "n_positions": 64}
 OPT = {
     "model_type": "opt",
@@ -239,13 +240,14 @@ def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
         ("mamba", "recurrent state per request"),
         ("lfm2", "convolution's state per request"),
         ("deepseek_v3", "compressed (latent) state per token"),
+        ("llama4", "within chunks of positions"),
     ],
 )
-def test_a_family_with_another_state_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:
+def test_a_family_that_cannot_run_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(LLAMA | {"model_type": model_type})
     assert caught.value.field == "model_type"
-    assert lacks in caught.value.message and "KV pool does not hold" in caught.value.message
+    assert lacks in caught.value.message and "do not hold" in caught.value.message.replace("does not", "do not")
 
 
 # -- the registry ------------------------------------------------------------------------------------------------------
@@ -371,6 +373,9 @@ def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
         ("qwen2_moe", "mlp.experts.3.up_proj.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
         ("qwen2_moe", "mlp.experts.12.down_proj.weight", Place("mlp.experts.down_proj", 12)),
         ("qwen2_moe", "mlp.shared_expert.up_proj.weight", Place("mlp.shared_expert.up_proj.weight")),
+        ("step3p5", "moe.up_proj.weight", Place("mlp.experts.gate_up_proj", None, 1)),
+        ("step3p5", "moe.down_proj.weight", Place("mlp.experts.down_proj")),
+        ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
     ],
 )
 def test_the_place_of_a_tensor(family: str, name: str, place: Place) -> None:
@@ -412,6 +417,10 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
         (GEMMA4, "model.language_model.layers.3.layer_scalar", 3),
         (GLM4_MOE, "model.layers.4.eh_proj.weight", None),
         (GLM4_MOE, "model.layers.5.eh_proj.weight", 5),
+        (ERNIE, "model.mtp_block.0.self_attn.q_proj.weight", None),
+        (ERNIE, "model.mtp_linear_proj.0.weight", None),
+        (LLAMA | {"model_type": "exaone_moe"}, "mtp.layers.0.mlp.up_proj.weight", None),
+        (LLAMA | {"model_type": "qwen3_vl_text"}, "model.visual.blocks.0.attn.qkv.weight", None),
         (MINIMAX_M2 | {"num_mtp_modules": 3}, "model.layers.6.block_sparse_moe.gate.weight", None),
         (GLM4_MOE | {"num_nextn_predict_layers": 0}, "model.layers.4.eh_proj.weight", 4),
     ],
