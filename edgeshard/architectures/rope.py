@@ -127,7 +127,7 @@ class Rope:
                     f"use a checkpoint with {', '.join(sorted(self.kinds))}",
                 )
         for key, number in entry.items():
-            if isinstance(number, bool | str) or number is None:
+            if isinstance(number, bool) or number is None or key in ("rope_type", "type"):
                 continue
             if key in self.unread or (number == 0 and key in self.zeros):
                 continue

@@ -23,7 +23,13 @@ from edgeshard.architectures.record import Architecture, Experts, Library, Plugg
 from edgeshard.architectures.shape import ModelShape
 
 _EXPERTS = Experts(count=("moe_num_experts",), chosen="moe_k")
-_COUNTS = ("moe_num_shared_experts", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval")
+_COUNTS = (
+    "num_key_value_heads",
+    "moe_num_shared_experts",
+    "moe_layer_start_index",
+    "moe_layer_end_index",
+    "moe_layer_interval",
+)
 _NAMES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
 

@@ -126,6 +126,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_parameters.low_freq_factor"),
     (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": float("nan")}}, "rope_parameters.factor"),
     (LLAMA | {"rope_parameters": 7}, "rope_parameters"),
+    (LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}}, "rope_parameters.rope_theta"),
     (LLAMA | {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
     (LLAMA | {"rope_theta": float("inf")}, "rope_theta"),
     (LLAMA | {"rope_theta": -1}, "rope_theta"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 from edgeshard_agent.model.library import library_config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import UnsupportedModelError
@@ -171,6 +173,40 @@ def test_published_keys_mean_what_those_of_transformers_do() -> None:
     for key in ("num_experts_per_tok", "n_routed_experts", "mlp_layer_types", "moe_router_scaling_factor"):
         assert getattr(mine, key) == getattr(theirs, key)
     assert [limit or 0 for limit in mine.swiglu_limits] == [limit or 0 for limit in theirs.swiglu_limits]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 3), st.integers(0, 1), st.booleans())
+def test_lists_by_layer_are_read_by_layer_type(slides: list[bool], further: int, pad: int, scaled: bool) -> None:
+    types = ["sliding_attention" if one else "full_attention" for one in slides]
+    padded = types + ["sliding_attention"] * further
+    by_type = {"full_attention": (5000.0, 0.5), "sliding_attention": (50.0, 1.0)}
+    config = STEP | {
+        "num_hidden_layers": len(types),
+        "num_nextn_predict_layers": further,
+        "layer_types": padded if pad else types,
+        "rope_theta": [by_type[kind][0] for kind in padded],
+        "partial_rotary_factors": [by_type[kind][1] for kind in padded],
+        "moe_layers_enum": [],
+        "swiglu_limits": None,
+        "swiglu_limits_shared": None,
+    }
+    if not scaled:
+        del config["rope_scaling"]
+    found = read_config(config).fields.values
+    assert found["layer_types"] == types and found["rope_parameters"].keys() == set(types)
+    for kind, entry in found["rope_parameters"].items():
+        assert (entry["rope_theta"], entry["partial_rotary_factor"]) == by_type[kind]
+        assert entry["rope_type"] == ("llama3" if scaled and kind == "full_attention" else "default")
+
+
+@given(st.integers(1, 12), st.integers(0, 13), st.integers(-1, 13), st.integers(1, 5))
+def test_the_blocks_with_experts_are_those_of_transformers(layers: int, start: int, end: int, interval: int) -> None:
+    changes = {"num_hidden_layers": layers, "moe_layer_start_index": start, "moe_layer_interval": interval}
+    decoder = read_config(changed("ernie4_5_moe-plain", changes | {"moe_layer_end_index": end}))
+    for layer in range(layers):
+        names = decoder.architecture.block(decoder.fields, decoder.shape, layer)
+        last = layers - 1 if end == -1 else end
+        assert ("mlp.gate.weight" in names) == ((layer + 1) % interval == 0 and start <= layer <= last)
 
 
 @pytest.mark.parametrize(
