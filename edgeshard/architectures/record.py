@@ -249,9 +249,14 @@ class Architecture:
     gguf: Gguf | None = None
 
     @property
+    def own_types(self) -> tuple[str, ...]:
+        """The values of model_type of a decoder."""
+        return self.model_types or (self.name,)
+
+    @property
     def answers_to(self) -> tuple[str, ...]:
         """The values of model_type at the top of a config.json."""
-        return (*(self.model_types or (self.name,)), *self.nested)
+        return (*self.own_types, *self.nested)
 
     def is_expert(self, name: str) -> bool:
         """Whether this tensor belongs to experts of which a token uses a few only."""

@@ -51,6 +51,8 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     ),
     # Its text has the sizes of Qwen3-4B.
     "qwen3-vl-4b": (4_022_468_096, {"layers.35.self_attn.q_norm.weight": (128,)}),
+    # Published: 23,572,403,200 of the text.
+    "mistral-small-3.1-24b": (23_572_403_200, {"layers.39.self_attn.q_proj.weight": (4096, 5120)}),
     # Published: 36,151,104,512.
     "seed-oss-36b": (36_151_104_512, {"layers.63.self_attn.q_proj.bias": (80 * 128,)}),
     "hunyuan-7b": (7_504_568_320, {"layers.31.self_attn.query_layernorm.weight": (128,)}),

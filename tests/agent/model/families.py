@@ -178,6 +178,13 @@ VARIANTS = {
     ),
     "llama-yarn": _rotary("LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1),
     "mistral-window": _rotary("MistralConfig", sharded=True, sliding_window=WINDOW, head_dim=16),
+    "mistral-nested": Variant(
+        "MistralConfig",
+        _BASE | {"rope_parameters": _ROPE, "sliding_window": None, "head_dim": 12},
+        sharded=True,
+        wrap=_with_pixels,
+        auto="AutoModelForImageTextToText",
+    ),
     "mistral-full": _rotary("MistralConfig", sliding_window=None, tie_word_embeddings=True),
     "qwen2-windows": _rotary(
         "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, head_dim=16

@@ -181,6 +181,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (GPT_OSS | {"swiglu_limit": 0}, "swiglu_limit"),
     (GPT_OSS | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"model_type": "gemma4", "text_config": LLAMA}, "text_config.model_type"),
+    ({"model_type": "mistral3", "text_config": LLAMA}, "text_config.model_type"),
+    ({"model_type": "mistral3", "text_config": MISTRAL | {"model_type": ["mistral"]}}, "text_config.model_type"),
     (LLAMA | {"model_type": "gemma4_text", "head_dim": 512}, "hidden_size_per_layer_input"),
     (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
     (GEMMA4 | {"global_head_dim": 512}, "global_head_dim"),
@@ -258,7 +260,9 @@ def test_a_family_is_found_by_its_file_being_there(tmp_path: Path, monkeypatch: 
     text = (
         "from edgeshard.architectures.families.mistral import ARCHITECTURE as other\nfrom dataclasses import replace\n"
     )
-    (tmp_path / "zephyr9.py").write_text(text + "ARCHITECTURE = replace(other, name='zephyr9')\n", encoding="utf-8")
+    (tmp_path / "zephyr9.py").write_text(
+        text + "ARCHITECTURE = replace(other, name='zephyr9', nested={})\n", encoding="utf-8"
+    )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     found = registry.by_name(registry.family_modules())
     assert set(found) == {*ARCHITECTURES, "zephyr9"}
@@ -279,6 +283,24 @@ def test_two_records_for_one_model_type_are_an_error() -> None:
     for other in (llama, replace(llama, name="other", model_types=("other", "llama"))):
         with pytest.raises(InternalError, match="llama"):
             registry.by_name([SimpleNamespace(ARCHITECTURE=llama), SimpleNamespace(ARCHITECTURE=other)])
+
+
+def test_two_families_may_be_nested_by_one_model_type() -> None:
+    llama = architecture_named("llama")
+    one, two, same = (
+        replace(llama, name=name, model_types=(name,), nested={"pictures": inner})
+        for name, inner in (("one", "a"), ("two", "b"), ("same", "a"))
+    )
+    assert set(registry.by_name([SimpleNamespace(ARCHITECTURE=one), SimpleNamespace(ARCHITECTURE=two)])) == {
+        "one",
+        "two",
+    }
+    with pytest.raises(InternalError, match="same"):
+        registry.by_name([SimpleNamespace(ARCHITECTURE=one), SimpleNamespace(ARCHITECTURE=same)])
+    texts = {name: parse_config({"model_type": "mistral3", "text_config": LLAMA | {"model_type": name}}) for name in (
+        "mistral", "ministral3"
+    )}  # fmt: skip
+    assert {name: shape.architecture for name, shape in texts.items()} == {name: name for name in texts}
 
 
 def test_a_family_that_runs_is_not_refused() -> None:
@@ -412,6 +434,8 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
         (OPT, "decoder.layers.2.final_layer_norm.weight", 2),
         (GEMMA3, "model.language_model.layers.7.mlp.up_proj.weight", 7),
         (GEMMA3, "language_model.model.embed_tokens.weight", Part.TIED),
+        (MISTRAL, "language_model.lm_head.weight", Part.HEAD),
+        (MISTRAL, "vision_tower.transformer.layers.0.attention.q_proj.weight", None),
         (GEMMA3, "vision_tower.encoder.layers.3.mlp.fc1.weight", None),
         (GEMMA3, "multi_modal_projector.mm_soft_emb_norm.weight", None),
         (MIXTRAL, "model.layers.1.block_sparse_moe.experts.3.w1.weight", 1),

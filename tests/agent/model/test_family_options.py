@@ -115,7 +115,7 @@ def test_what_a_family_refuses_names_its_field(name: str, changes: dict[str, Any
 
 
 def test_a_nested_decoder_says_which_it_is() -> None:
-    # Without a model_type in there it is another family.
+    # Two families may be in there.
     config = json.loads(VARIANTS["ministral3-nested"].library_config().to_json_string(use_diff=False))
     del config["text_config"]["model_type"]
     with pytest.raises(UnsupportedModelError) as caught:
