@@ -1,7 +1,9 @@
 """The config.json of published models, as they are: each is accepted, and its tensors are those of the checkpoint.
 
-`published/` has them as public code quotes them. Counts of parameters that a comment names are published, too; the
-others are what transformers' layers add up to.
+`published/` has those of minimax, step, qwen3-vl, seed-oss and k-exaone as public code quotes them. The others are
+`PUT_TOGETHER`: from the sizes of the models and the keys of transformers' class, so keys may be missing that the
+published file has. Counts of parameters that a comment names are published, too; the others are what transformers'
+layers add up to.
 """
 
 from __future__ import annotations
@@ -92,6 +94,19 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
 """The number of parameters, and some tensors with their shapes."""
 
 
+PUT_TOGETHER = {
+    "afm-4.5b",
+    "apertus-8b",
+    "command-r7b",
+    "ernie-4.5-0.3b",
+    "ernie-4.5-21b-a3b",
+    "hunyuan-7b",
+    "hunyuan-a13b",
+    "mistral-small-3.1-24b",
+    "olmoe-1b-7b",
+}
+
+
 def config_of(name: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((PUBLISHED / f"{name}.json").read_text(encoding="utf-8"))
     return without_quantisation(config)
@@ -99,6 +114,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 def test_every_file_is_in_the_table() -> None:
     assert {path.stem for path in PUBLISHED.glob("*.json")} == set(MODELS)
+    assert set(MODELS) >= PUT_TOGETHER
 
 
 @pytest.mark.parametrize("name", MODELS)
