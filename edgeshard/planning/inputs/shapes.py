@@ -240,7 +240,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         inside = name_in_block(tensor.name)
         expert, index = architecture.is_expert(inside), architecture.expert_index(inside)
         layers[tensor.unit].add(shape, tensor, expert=expert, index=index)
-        inner = max(inner, *tensor.shape)
+        inner = max((inner, *tensor.shape))
     experts = chosen = 0
     if architecture.experts is not None:
         experts = expert_count(architecture.experts, fields)

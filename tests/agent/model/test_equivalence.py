@@ -29,7 +29,7 @@ from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
 from tests.agent.model.conftest import Checkpoint
-from tests.agent.model.families import LAYERS, first_rows, rotary, windowed
+from tests.agent.model.families import LAYERS, decoder_of, first_rows, keeping_float32, rotary, windowed
 
 CUTS = [
     tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, LAYERS), strict=True))
@@ -320,12 +320,16 @@ def test_rotary_frequencies_stay_float32_in_half_precision(checkpoint: Any) -> N
     assert torch.equal(stage._modules.rotary_emb.inv_freq, checkpoint.stage(HALVES[1])._modules.rotary_emb.inv_freq)
 
 
-@pytest.mark.parametrize("variant", ["glm4_moe-groups"])
-def test_what_keeps_float32_does_so_in_half_precision(checkpoint: Any) -> None:
-    halves, whole = (checkpoint.load(HALVES[1], dtype) for dtype in (DType.BFLOAT16, DType.FLOAT32))
-    name = "layers.2.layer.mlp.gate.e_score_correction_bias"
-    kept = halves._modules.get_buffer(name)
-    assert kept.dtype == torch.float32 and torch.equal(kept, whole._modules.get_buffer(name))
+@pytest.mark.parametrize("variant", keeping_float32())
+def test_what_keeps_float32_does_so_in_half_precision(variant: str, checkpoint: Any, tiny_head: Any) -> None:
+    decoder = decoder_of(variant)
+    record = decoder.architecture
+    names = [name for name in record.block(decoder.fields, decoder.shape, 2) if record.keeps_float32(name)]
+    halves, wholes = ([checkpoint.load(part, dtype) for part in HALVES] for dtype in (DType.BFLOAT16, DType.FLOAT32))
+    kept, whole = (stages[1]._modules.state_dict() for stages in (halves, wholes))
+    for place in (f"layers.2.layer.{record.place(name).parameter}" for name in names):
+        assert kept[place].dtype == torch.float32 and torch.equal(kept[place], whole[place])
+    assert names and tiny_head(halves, checkpoint.sequences).step([(0, 21)])[0].isfinite().all()
 
 
 @pytest.mark.parametrize("variant", ["llama-plain", "mistral-window"])
