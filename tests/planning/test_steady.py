@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.saturation import played_rate
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.steady import Chunks, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, SteadyTimes, steady
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
@@ -29,7 +29,9 @@ from tests.planning.oracles import brute_steady
 from tests.planning.oracles.instances import random_problem, served_site
 from tests.support.forms import in_form
 
-SEEDS = range(in_form(4, 60))
+COSTLY = {10, 13, 28, 55}
+"""Sites with so many plans that counting them out takes up to a minute each."""
+SEEDS = [seed for seed in range(in_form(4, 64)) if seed not in COSTLY]
 BOUNDED = range(in_form(40, 1000))
 SERVED, LARGER = range(in_form(6, 50)), range(in_form(2, 12))
 SAME = 1e-9
@@ -107,7 +109,16 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     )
 
     def between_s(changed: dict[str, float], requests: int = batch * m) -> float:
-        arrays = SteadyTimes(**{name: np.array([value]) for name, value in (times | changed).items()})
+        given = times | changed
+        prompt_s = parts.full[0] * given["full_busiest_s"] + parts.rest[0] * given["rest_busiest_s"]
+        steps, chunks_of_one = m * (1 + (parts.count[0] - 1) / max(m, stages)), parts.full[0] + parts.rest[0]
+        with_prompts = [
+            number * prompt_s + max(0.0, steps - number * chunks_of_one) * given["busiest_s"]
+            for number in range(1, MOST_TOGETHER + 1)
+        ]
+        arrays = SteadyTimes(
+            **{name: np.array([value]) for name, value in given.items()}, together_s=np.array(with_prompts)[:, None]
+        )
         given_m, count = (np.array([float(value)]) for value in (m, requests))
         return float(steady(arrays, count, given_m, stages, parts, rounds).between_s[0])
 
