@@ -12,7 +12,7 @@ from math import ceil, floor, inf
 from edgeshard.planning.inputs.problem import PlanProblem
 from tests.planning.oracles.brute_plans import IN_FLIGHT, KV_BLOCK, PER_PART, TOKEN, Counted, Rate, frame_of
 
-STEP, LONGEST_S, HALVINGS, TOGETHER = 512, 1.0, 200, 8
+STEP, LONGEST_S, HALVINGS, TOGETHER = 512, 1.0, 60, 8
 
 
 def best_steady(problem: PlanProblem) -> Rate:
@@ -59,20 +59,20 @@ def steady(
 
     steps = m * beside
 
-    def round_with(prompts: int) -> float:
-        each = (fulls * a + rests * b for a, b in zip(full, rest, strict=True))
+    with_prompts = []
+    for prompts in range(1, TOGETHER + 1):
+        each = (fulls * one + rests * other for one, other in zip(full, rest, strict=True))
         left = max(0.0, steps - prompts * (fulls + rests))
-        return max(prompt_s, *(prompts * one + left * c for one, c in zip(each, alone, strict=True)))
+        with_prompts.append(max(prompt_s, *(prompts * one + left * c for one, c in zip(each, alone, strict=True))))
 
     def between_s(decoding: float) -> float:
-        turns, round_s = rounds / decoding, round_with(1)
+        turns, round_s = rounds / decoding, with_prompts[0]
         if turns >= beside:
             return round_s + (turns - beside) * turn_s
         if (
             chunks == rests == 1
         ):  # the number of prompts in a round is whole, their average lies between two such numbers
-            for prompts in range(1, TOGETHER):
-                here, more = round_with(prompts), round_with(prompts + 1)
+            for prompts, (here, more) in enumerate(pairwise(with_prompts), 1):
                 round_s = max(round_s, here + (1 / turns - prompts) * (more - here))
         return round_s * turns / beside
 
