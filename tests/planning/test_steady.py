@@ -32,7 +32,7 @@ from tests.support.forms import in_form
 COSTLY = {10, 13, 28, 55}
 """Sites with so many plans that counting them out takes up to a minute each."""
 SEEDS = [seed for seed in range(in_form(4, 64)) if seed not in COSTLY]
-BOUNDED = range(in_form(40, 1000))
+BOUNDED = range(in_form(40, 400))
 SERVED, LARGER = range(in_form(6, 50)), range(in_form(2, 12))
 SAME = 1e-9
 PLAYED = 0.10
