@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
+from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.lab.emulation import Emulation, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
@@ -73,13 +74,14 @@ class Node:
         if emulation is not None:
             facts = emulation.facts(facts)
         node = MeasuredNode(ME, facts, "cpu", 1, memory, state_dir, None, emulation)
-        self.measurer = Measurer(node, Reports(self._report, self.progress.append))
+        self.worker = ComputeThread(1)
+        self.measurer = Measurer(node, Reports(self._report, self.progress.append), self.worker)
 
     async def _report(self, report: ProfileReport) -> None:
         self.reports.append(report)
 
-    async def do(self, command: MeasuringCommand) -> ProfileReport:
-        await self.measurer.run(MeasuringTask(OperationId("op"), command))
+    async def do(self, command: MeasuringCommand, held: int | None = None) -> ProfileReport:
+        await self.measurer.run(MeasuringTask(OperationId("op"), command), held)
         return self.reports.pop()
 
 
@@ -186,9 +188,10 @@ async def test_what_the_coordinator_answers_to_the_report_is_the_result(tmp_path
         raise UnavailableError("gone")
 
     facts = read_facts("cpu", None)
-    measurer = Measurer(MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None), Reports(refuse, lambda news: None))
+    node = MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None)
+    measurer = Measurer(node, Reports(refuse, lambda news: None), ComputeThread(1))
     with pytest.raises(UnavailableError):
-        await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())))
+        await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())), None)
 
 
 @pytest.fixture
