@@ -59,8 +59,8 @@ class Measurer:
         parse_config(command.config)
         node = self.node
         if node.emulation is not None:
-            profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
-            return ProfileReport(node.node_id, compute=(profile,))
+            emulated = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
+            return ProfileReport(node.node_id, compute=(emulated,))
         profile = None if command.again else await self._kept(command, command.quick, held is not None)
         if profile is None:
             profile = await self._measured(command, held, tell)

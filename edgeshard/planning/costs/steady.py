@@ -72,7 +72,7 @@ class Chunks:
     @property
     def single(self) -> Booleans:
         """Whether a prompt is one chunk, with which no other prompt's goes."""
-        return (self.count == 1) & (self.rest > 0)
+        return np.asarray((self.count == 1) & (self.rest > 0))
 
     @classmethod
     def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
