@@ -7,7 +7,7 @@ says why it is what it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -110,6 +110,10 @@ class Costs:
         self.hidden_bytes = problem.model.shape.frame_width * problem.dtype.itemsize
         self.bandwidth_bps, self.delay_s = link_matrices(problem, self.nodes)
         self.times = self._times()
+        numbers: dict[BlockSpec, int] = {}
+        self._kind_of = np.array([numbers.setdefault(block, len(numbers)) for block in problem.model.blocks])
+        self._block_kinds = tuple(numbers)
+        self._kind_bytes = [block.weight_bytes(*problem.formats) for block in numbers]
         self._capacity = np.array([self._room(node) for node in self.nodes])
         self._max_layers = self._layer_limits()
         self._cache: dict[tuple[Load, bool], Instance] = {}
@@ -131,9 +135,9 @@ class Costs:
             hidden = shape.batch * shape.tokens * self.hidden_bytes
             self._mixed[key] = replace(
                 decode,
-                compute_s=_compute(self.times, self.problem.model.blocks, shape),
-                embed_s=np.array([times.embedding_s(shape) for times in self.times]),
-                overhead_s=np.array([times.step_s(hidden) for times in self.times]),
+                compute_s=self._compute(shape),
+                embed_s=self._asked(lambda times: times.embedding_s(shape)),
+                overhead_s=self._asked(lambda times: times.step_s(hidden)),
                 hop_s=self.hop_s(round(hidden)),
             )
         return self._mixed[key]
@@ -236,7 +240,7 @@ class Costs:
 
     def block_bytes(self) -> list[int]:
         """Weights of each block."""
-        return [block.weight_bytes(*self.problem.formats) for block in self.problem.model.blocks]
+        return [self._kind_bytes[kind] for kind in self._kind_of]
 
     def _layer_bytes(self, load: Load) -> Floats:
         """[N] weights of each block and the KV of all requests in it."""
@@ -249,6 +253,17 @@ class Costs:
         limits = np.array([int(share * layers + SLACK) for share in shares], dtype=np.int64)
         limits[self.source] = max(1, limits[self.source])  # the source always holds the first layer
         return limits
+
+    def _compute(self, phase: StepShape) -> Floats:
+        """[M, N] seconds of each block on each node."""
+        table = self._asked(lambda times: [times.block_s(kind, phase) for kind in self._block_kinds])
+        return table[:, self._kind_of]
+
+    def _asked(self, question: Callable[[ComputeTimes], list[float] | float]) -> Floats:
+        """[M, ...] the answer for each node; nodes that share their times are asked once."""
+        known = {id(times): times for times in self.times}
+        answers = {key: question(times) for key, times in known.items()}
+        return np.array([answers[id(times)] for times in self.times], dtype=np.float64)
 
     def _instance(self, load: Load, prefill: bool) -> Instance:
         key = (load, prefill)
@@ -265,10 +280,10 @@ class Costs:
         hidden = phase.step_tokens * self.hidden_bytes
         outer_loading = self.outer_loading_bytes()
         return Instance(
-            compute_s=_compute(self.times, model.blocks, phase),
-            embed_s=np.array([times.embedding_s(phase) for times in self.times]),
-            head_s=np.array([times.head_s(phase) for times in self.times]),
-            overhead_s=np.array([times.step_s(hidden) for times in self.times]),
+            compute_s=self._compute(phase),
+            embed_s=self._asked(lambda times: times.embedding_s(phase)),
+            head_s=self._asked(lambda times: times.head_s(phase)),
+            overhead_s=self._asked(lambda times: times.step_s(hidden)),
             hop_s=self.hop_s(hidden),
             return_s=link_seconds(self.hop_bytes(load.batch, returns=True), self.bandwidth_bps),
             latency_s=self.delay_s,
@@ -314,17 +329,3 @@ def link_matrices(problem: PlanProblem, nodes: Sequence[ClusterNode]) -> tuple[F
     np.fill_diagonal(bandwidth, np.inf)
     np.fill_diagonal(latency, 0.0)
     return bandwidth, latency
-
-
-def _compute(times: Sequence[ComputeTimes], blocks: Sequence[BlockSpec], phase: StepShape) -> Floats:
-    """[M, N] seconds; a kind of block and a kind of node are asked for once."""
-    kinds = list(dict.fromkeys(blocks))
-    column = np.array([kinds.index(block) for block in blocks])
-    known: dict[int, list[float]] = {}
-    rows = []
-    for item in times:
-        if id(item) not in known:
-            known[id(item)] = [item.block_s(kind, phase) for kind in kinds]
-        rows.append(known[id(item)])
-    table: Floats = np.array(rows, dtype=np.float64)
-    return table[:, column]

@@ -218,9 +218,10 @@ def _paper(costs: Costs) -> PlanResult:
         assignment = algorithm_1(costs.decode(Load()), Memory.DISTINCT)
         return _fixed(costs, lambda load: assignment.cut if assignment is not None else None)
     cuts: dict[int, Cut] = {}
+    last: Cut | None = None
     for load in reversed(loads(costs)):
-        if load.batch not in cuts and (cut := algorithm_2(costs.decode(load))) is not None:
-            cuts[load.batch] = cut
+        if load.batch not in cuts and (cut := algorithm_2(costs.decode(load), last)) is not None:
+            cuts[load.batch] = last = cut
     return _fixed(costs, lambda load: cuts.get(load.batch))
 
 

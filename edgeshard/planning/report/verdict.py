@@ -41,8 +41,8 @@ _SAME = 1e-6
 _NAMES_SHOWN = 4
 
 Value = TypeVar("Value")
-Tried = Callable[[PlanProblem], bool]
-"""Whether the answer would be the other one for this problem."""
+Tried = Callable[[PlanProblem, Sequence[NodeAlone] | None], bool]
+"""Whether the answer would be the other one for this problem, whose `nodes_alone` may be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ class Pair:
         return self.whole_cost < self.plan_cost * (1 - _SAME)
 
 
-def plan_wins(problem: PlanProblem) -> bool:
-    """Whether a plan is better than replicas on this problem; of a rate the search ends once it knows that."""
-    whole = replicas(problem)
+def plan_wins(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> bool:
+    """Whether a plan is better than replicas on this problem, with its `nodes_alone` where they are known; of a rate
+    the search ends once it knows that."""
+    whole = replicas(problem, nodes)
     if problem.goal is not Objective.THROUGHPUT:
         planned = plan(problem, alternatives=0).prediction
         whole_cost = whole.cost(problem.goal) if whole.replicas else float("inf")
@@ -97,7 +98,8 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
         return ""
     if not shared.feasible:
         return f"{'Split it' if planned.feasible else 'There is no plan'}: {shared.reason}."
-    goal, whole = problem.goal, replicas(problem)
+    nodes = nodes_alone(problem)
+    goal, whole = problem.goal, replicas(problem, nodes)
     pair = Pair(_cost(planned, goal), _cost(shared, goal))
     ours, theirs, unsplit = _value(pair.plan_cost, goal), _value(pair.whole_cost, goal), _whole(problem, whole)
     if pair.plan_wins:
@@ -110,12 +112,11 @@ def verdict(problem: PlanProblem, rows: Sequence[StrategyRow]) -> str:
         first = f"Do not split it: {unsplit} gives {theirs}, {than} than the plan ({ours})."
     else:
         first = f"Do not split it: {unsplit} gives {theirs}, and no plan is better."
-    return " ".join((first, *_changes(problem, pair)))
+    return " ".join((first, *_changes(problem, nodes, pair)))
 
 
-def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
+def _changes(problem: PlanProblem, nodes: Sequence[NodeAlone], pair: Pair) -> list[str]:
     """Where the way that loses now would be better, a sentence for each of requests, links and memory."""
-    nodes = nodes_alone(problem)
     if (
         len(nodes) > MOST_TRIED
         or problem.goal is Objective.ENERGY
@@ -124,11 +125,11 @@ def _changes(problem: PlanProblem, pair: Pair) -> list[str]:
         return []
     better = "Not splitting would be as good or better" if pair.plan_wins else "Splitting would be better"
 
-    def other(changed: PlanProblem) -> bool:
-        return plan_wins(changed) is not pair.plan_wins
+    def other(changed: PlanProblem, known: Sequence[NodeAlone] | None) -> bool:
+        return plan_wins(changed, known) is not pair.plan_wins
 
     found = [] if problem.goal.is_single else [_by_requests(problem, pair, better, other)]
-    found.append(_by_links(problem, pair.plan_wins, better, other))
+    found.append(_by_links(problem, nodes, pair.plan_wins, better, other))
     found.append(_lacking(nodes) if pair.plan_wins else _by_memory(problem, nodes, better, other))
     return [sentence for sentence in found if sentence]
 
@@ -142,7 +143,8 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     """Powers of two up to where memory or the batch limits both ways; between two that differ every number."""
     asked = replace(problem, objective=Objective.THROUGHPUT)
     free = replace(asked, concurrency=None)
-    most, whole = plan(free, alternatives=0), replicas(free)
+    nodes = nodes_alone(free)
+    most, whole = plan(free, alternatives=0), replicas(free, nodes)
     at_once = max(
         sum(item.requests for item in whole.replicas), most.prediction.load.requests if most.prediction else 1
     )
@@ -153,9 +155,9 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     hopeless = least_s > min(pair.plan_cost, pair.whole_cost) * (1 + _SAME)
 
     def wins(number: int) -> bool:
-        if now is None:
-            return number < tried[-1] and other(replace(asked, concurrency=number))
-        return number != now and not (hopeless and number > now) and other(replace(asked, concurrency=number))
+        if number == (tried[-1] if now is None else now) or (now is not None and hopeless and number > now):
+            return False
+        return other(replace(asked, concurrency=number), [node.at_most(number) for node in nodes])
 
     won = [wins(number) for number in tried]
     shown = tried if len(tried) <= 4 else [*tried[:3], "...", tried[-1]]
@@ -172,12 +174,13 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     return f"{better} with {numbers} requests at once, of {', '.join(map(str, shown))}."
 
 
-def _by_links(problem: PlanProblem, slower: bool, better: str, other: Tried) -> str:
-    """Every link by the same factor; faster ones never harm a plan, slower ones never help it."""
+def _by_links(problem: PlanProblem, nodes: Sequence[NodeAlone], slower: bool, better: str, other: Tried) -> str:
+    """Every link by the same factor; faster ones never harm a plan, slower ones never help it, and neither is of
+    interest to a node alone."""
 
     def wins(factor: int) -> bool:
         rate = 1 / factor if slower else float(factor)
-        return other(replace(problem, cluster=_with_links(problem.cluster, rate)))
+        return other(replace(problem, cluster=_with_links(problem.cluster, rate)), nodes)
 
     most = _LINK_FACTORS[-1]
     if not wins(most):
@@ -195,7 +198,7 @@ def _by_memory(problem: PlanProblem, nodes: Sequence[NodeAlone], better: str, ot
     sizes = [size // _PRINTED * _PRINTED for size in steps]
 
     def wins(size: float) -> bool:
-        return other(_with_memory(problem, size))
+        return other(_with_memory(problem, size), None)
 
     if not wins(sizes[-1]):
         return "Nodes with too little memory for the whole model would have too little for any plan."

@@ -48,6 +48,10 @@ class NodeAlone:
     def short_bytes(self) -> int:
         return max(0, self.memory.needed - self.memory.usable)
 
+    def at_most(self, requests: int) -> NodeAlone:
+        """The same with fewer requests."""
+        return replace(self, figures=self.figures[:requests])
+
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -154,13 +158,14 @@ def whole_fastest(problem: PlanProblem) -> PlanResult:
     return result_of(Costs(_problem_alone(problem, node)), best.figures[-1])
 
 
-def replicas(problem: PlanProblem) -> Replicas:
-    """The model on each node that can hold it, with the requests shared out for the highest rate together.
+def replicas(problem: PlanProblem, nodes: Sequence[NodeAlone] | None = None) -> Replicas:
+    """The model on each node that can hold it, with the requests shared out for the highest rate together; `nodes` are
+    those of `nodes_alone` where they are known.
 
     One request alone goes to the node that is best for the objective, and so do all for the least energy, since a
     second node only adds its own. At most `max_nodes` nodes are used.
     """
-    nodes = nodes_alone(problem)
+    nodes = nodes_alone(problem) if nodes is None else nodes
     able = [node for node in nodes if node.figures]
     left_out = tuple(node for node in nodes if not node.figures)
     if not able:

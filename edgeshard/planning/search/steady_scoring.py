@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.steady import Chunks, Most, Steady, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, Most, Steady, SteadyTimes, steady
 from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
 from edgeshard.planning.search.rate_scoring import SAME, Places, Rates, Table, most_micro_batches
 from edgeshard.planning.solvers.all_cuts import Cuts
@@ -49,8 +49,17 @@ class SteadyFigures:
         decodes = np.maximum(0.0, rounds / batch - chunks.full - chunks.rest)
         with np.errstate(invalid="ignore"):  # without a link
             station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
-        times = replace(self.times, station_s=station_s.max(axis=0))
+            together_s = self.times.together_s if most is not None else self._together_s(micro_batches, chunks)
+        times = replace(self.times, station_s=station_s.max(axis=0), together_s=together_s)
         return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, most)
+
+    def _together_s(self, micro_batches: Floats, chunks: Chunks) -> Floats:
+        """[J, K] what k rounds with 1 to J prompts ask of the busiest station; J is 1 where no prompt is one chunk."""
+        steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
+        prompt_s, parts = chunks.full * self.full_s + chunks.rest * self.rest_s, chunks.full + chunks.rest
+        numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
+        found = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
+        return np.stack([one.max(axis=0) for one in found])
 
     def _rates(self, micro_batches: Floats, most: Most | None = None, high: int | None = None) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -75,7 +84,7 @@ class SteadyFigures:
         return int(np.argmax(found >= found[-1] * (1 - NEARLY))) + 1
 
     def take(self, index: Integers) -> SteadyFigures:
-        times = SteadyTimes(*(getattr(self.times, field.name)[index] for field in fields(SteadyTimes)))
+        times = SteadyTimes(*(getattr(self.times, field.name)[..., index] for field in fields(SteadyTimes)))
         stations = {name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")}
         places, budget, most = self.places.take(index), self.budget[index], self.micro_batches[index]
         return replace(self, places=places, budget=budget, times=times, micro_batches=most, **stations)
@@ -128,6 +137,7 @@ class SteadyRates:
             rest.round_s,
             rest.station_s.max(axis=0),
             np.zeros(len(places)),
+            np.zeros((1, len(places))),
         )
         most = np.minimum(self._memory.fitting(places, batch), most_micro_batches(self.costs, batch))
         micro_batches = np.maximum(most, 0).astype(np.int64)

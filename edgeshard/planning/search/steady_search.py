@@ -28,8 +28,9 @@ from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import STEP_TIMES, Instance, with_tokens
+from edgeshard.planning.solvers.scoring import score, within
 from edgeshard.planning.solvers.thresholds import Answer
-from edgeshard.planning.solvers.walks import INFINITY, Kinds, Problem
+from edgeshard.planning.solvers.walks import INFINITY, Booleans, Kinds, Problem
 
 _NARROWING = (0.005, 0.02, 0.06, 0.15, 0.4)
 """A single load that may have better cuts is asked for cuts that are better by these parts."""
@@ -74,10 +75,13 @@ class _SteadyBound:
         self._rounds = costs.problem.new_tokens - 1
         self._most_stages = min(len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes)
         self._link_tokens = link_tokens(costs)
+        self._others = ~np.eye(len(costs.nodes), dtype=bool)
 
     def run(self) -> float:
         """Tokens a second that no cut exceeds at any load."""
         regions = self._first()
+        if self._costs.problem.max_time_per_token_s is not None:  # if any cut is in time, the quickest of a request is
+            self._answer(self._costs.decode(Load()), (), INFINITY)
         while self._left > 0:
             region = max(regions, key=lambda one: one.most)
             if region.closed or region.most <= self._goal or self._is_exceeded:
@@ -88,9 +92,10 @@ class _SteadyBound:
                 self._pool.climb()
             if region.most > self._goal:
                 regions += self._split(region)
-        if not self._is_exceeded:
+        most = max(region.most for region in regions)
+        if self._target is None or self._pool.best.rate <= self._target < most:
             self._pool.climb()
-        return max(region.most for region in regions)
+        return most
 
     @property
     def _is_exceeded(self) -> bool:
@@ -127,22 +132,29 @@ class _SteadyBound:
 
     def _between_s(self, region: _Region, threshold_s: float) -> float:
         """The least W of the region's cuts, as far as it is below V, the threshold."""
-        if self._slowest_s(region) >= threshold_s:
-            return threshold_s
-        rooms, problem = self._rooms(region), self._costs.problem
+        rooms, problem, slow = self._rooms(region), self._costs.problem, self._slow(region)
         many = ceil(problem.prompt_tokens / min(rooms))
         decodes = self._rounds / region.high_b - many
         decode = self._costs.decode(Load(region.low_b, region.low_m))
         prompt = self._prompt(region, rooms, decode, alone=True)
         asked = prompt if decodes >= 0 else self._prompt(region, rooms, decode, alone=False)
         stations = with_tokens(asked, decode, max(0.0, decodes))
-        # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), for the full ones are the longest.
-        share = 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)
+        # T >= the rounds of all chunks together (1 / n + (1 - 1 / n) / w), for the full ones are the longest; and T >=
+        # what all chunks take a slow link, with one round besides. Either is a sum, and a part of the rounds.
+        slow_s = 0.0 if slow is None else _quickest_s(prompt, slow)
+        if slow_s == INFINITY:
+            return threshold_s
+        parts: tuple[tuple[float, float], ...] = (
+            (0.0, 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)),
+        )
+        parts += ((slow_s * (1 - 1 / many), 1 / many),) if slow_s else ()
         beside = 1.0 + (many - 1) / max(region.low_m, problem.min_nodes)
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
-        kept, more = [(stations, threshold_s)], 0.0
+        kept, more, most_s = [(stations, threshold_s)], 0.0, threshold_s * requests
+        ceiling_s = min((most_s - beyond_s) / part for beyond_s, part in parts)
         for _ in range(2):  # the second time, with what the first says of a decode's stations
-            prompt_s = share * self._least(prompt, kept, threshold_s * requests / share).bound_s
+            found = self._least(slow, prompt, kept, ceiling_s)
+            prompt_s, beyond_s, part = max((beyond + share * found.bound_s, beyond, share) for beyond, share in parts)
             decoding = requests - prompt_s / threshold_s if prompt_s < INFINITY else 0.0
             if decoding <= 0:
                 return threshold_s
@@ -153,18 +165,37 @@ class _SteadyBound:
             if busiest_s <= 0:
                 return threshold_s
             kept = [(stations, threshold_s), (decode, busiest_s)]
-        joint = self._least(with_tokens(prompt, decode, more / share), kept, threshold_s / share)
-        return min(threshold_s, share * joint.bound_s)
+            if found.cut is not None and within(score(decode, found.cut).bottleneck_s, busiest_s):
+                break  # it would be found again
+        joint = self._least(slow, with_tokens(prompt, decode, more / part), kept, (threshold_s - beyond_s) / part)
+        return min(threshold_s, beyond_s + part * joint.bound_s)
 
-    def _slowest_s(self, region: _Region) -> float:
-        """What a prompt takes at the least on the slowest link of any cut in the region."""
+    def _slow(self, region: _Region) -> Booleans | None:
+        """[M, M] the links of which every cut in the region has one; None where it may have none."""
         if region.budgets[-1] == STEP_TOKENS:
-            return 0.0
-        slow = (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
-        quickest, problem = float(self._costs.bandwidth_bps[slow].max()), self._costs.problem
-        return 8.0 * problem.prompt_tokens * self._costs.hidden_bytes / quickest if quickest else INFINITY
+            return None
+        return (self._link_tokens >= region.budgets[0]) & (self._link_tokens <= region.budgets[-1])
 
-    def _least(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+    def _least(
+        self, slow: Booleans | None, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float
+    ) -> Answer:
+        """The least R of an instance, of the cuts with one of the slow links whose stations keep the thresholds of
+        others; the cut of the answer is offered, and may have none of them."""
+        if slow is None:
+            return self._answer(instance, kept, ceiling_s)
+        if any(_quickest_s(other, slow) > threshold_s for other, threshold_s in kept):
+            return Answer(None, ceiling_s)
+        # What one of these links takes at the least beyond all others is paid here, and by no link again.
+        paid_s = _quickest_s(instance, slow) - _quickest_s(instance, self._others & ~slow)
+        if not 0 < paid_s < INFINITY:
+            return self._answer(instance, kept, ceiling_s)
+        if paid_s >= ceiling_s:
+            return Answer(None, ceiling_s)
+        freed = replace(instance, hop_s=np.where(slow, instance.hop_s - paid_s, instance.hop_s))
+        answer = self._answer(freed, kept, ceiling_s - paid_s)
+        return Answer(answer.cut, answer.bound_s + paid_s)
+
+    def _answer(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
         """The least R of an instance, of the cuts whose stations keep the thresholds of others; its cut is offered."""
         self._left -= 1
         problem = Problem(instance, self._kinds, INFINITY)
@@ -217,3 +248,8 @@ class _SteadyBound:
             return [upper]
         region.closed = True
         return []
+
+
+def _quickest_s(instance: Instance, links: Booleans) -> float:
+    """Seconds of the quickest hop over these links."""
+    return float(instance.hop_s[links].min(initial=INFINITY))

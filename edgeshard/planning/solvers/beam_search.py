@@ -102,11 +102,8 @@ class Fill:
 
     def __init__(self, problem: Problem, counters: Counters) -> None:
         self._problem, self._counters = problem, counters
-        layers, instance = problem.layers, problem.instance
-        starts = np.arange(layers + 1)
-        last = np.where(np.isfinite(problem.finish), layers - starts, 0).max(axis=1)
-        self._room = np.maximum((problem.reach - starts).max(axis=1), last).astype(np.float64)
-        compute = instance.compute_s[problem.representative]
+        self._room = problem.most_layers.astype(np.float64)
+        compute = problem.instance.compute_s[problem.representative]
         self._layer = np.minimum.accumulate(compute[:, ::-1], axis=1)[:, ::-1]
         self._enter = problem.hop.min(axis=0)
         self._visit = problem.overhead + self._enter

@@ -71,12 +71,14 @@ class _Question:
         return self.bound >= self.value * (1 - SLACK)
 
     def solve(self, effort: Effort) -> None:
-        if self._instance.max_nodes == 1:
+        if self._instance.max_nodes == 1 or not self._problem.has_room:
             self.bound = INFINITY
             return
         for number, round_ in enumerate(effort):
             self._price(round_.steps, fresh=number == 0)
-            if self._closed or round_.width == 0:
+            if self._closed:
+                break
+            if round_.width == 0:
                 continue
             assert self._best is not None
             found = Search(self._problem, self._best, self.value, round_.width, round_.labels).run()

@@ -23,15 +23,16 @@ def kinds_of(instance: Instance) -> Kinds | None:
 
 def solve_round(instance: Instance, threshold_s: float = float("inf"), kinds: Kinds | None = None) -> Solution | None:
     """The plan of least R with every station <= `threshold_s`; None when there is none."""
-    return least_round(instance, _oracle(instance, kinds), threshold_s)
+    return least_round(instance, oracle(instance, kinds), threshold_s)
 
 
 def solve_throughput(instance: Instance, micro_batches: int, kinds: Kinds | None = None) -> Solution | None:
     """The plan of least max(R, m B)."""
-    return least_value(instance, _oracle(instance, kinds), micro_batches)
+    return least_value(instance, oracle(instance, kinds), micro_batches)
 
 
-def _oracle(instance: Instance, kinds: Kinds | None) -> Oracle:
+def oracle(instance: Instance, kinds: Kinds | None = None) -> Oracle:
+    """Answers for any threshold; the prices of one are where the next begins."""
     kinds = kinds if kinds is not None else equal_kinds(instance, instance.nodes)
     assert kinds is not None  # there are at most as many kinds as nodes
     return Oracle(instance, kinds, EFFORT)

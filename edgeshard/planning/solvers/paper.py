@@ -21,8 +21,8 @@ import numpy as np
 
 from edgeshard.planning.solvers import thresholds
 from edgeshard.planning.solvers.instance import Cut, Floats, Instance
-from edgeshard.planning.solvers.scoring import within
-from edgeshard.planning.solvers.solve import solve_round
+from edgeshard.planning.solvers.scoring import violations, within
+from edgeshard.planning.solvers.solve import round_oracle
 
 
 class Memory(StrEnum):
@@ -57,20 +57,18 @@ def algorithm_1(instance: Instance, memory: Memory = Memory.LITERAL) -> Assignme
     return _literal(costs) if memory is Memory.LITERAL else _tracked(costs, memory is Memory.DISTINCT)
 
 
-def algorithm_2(instance: Instance) -> Cut | None:
+def algorithm_2(instance: Instance, known: Cut | None = None) -> Cut | None:
     """The paper's throughput DP: the cut of least bottleneck, the return left out; None when nothing fits.
 
     The paper's table over sets of nodes costs N^2 2^M M^2. The same optimum comes from bisecting the bottleneck T with
     "least R with every station <= T"; of the plans of that bottleneck it is one of least R, where the paper is silent.
+    A cut of a similar instance that is `known`, if it is allowed here, saves some of that.
     """
     nothing = np.zeros_like(instance.hop_s)
     open_ring = replace(instance, return_s=nothing, latency_s=nothing, asynchronous=True)
-
-    def oracle(threshold_s: float, _ceiling_s: float) -> thresholds.Answer:
-        found = solve_round(open_ring, threshold_s)
-        return thresholds.Answer(None, np.inf) if found is None else thresholds.Answer(found.cut, found.bound_s)
-
-    return thresholds.least_bottleneck(open_ring, oracle)
+    if known is not None and violations(open_ring, known):
+        known = None
+    return thresholds.least_bottleneck(open_ring, round_oracle(open_ring), known)
 
 
 class _Costs:

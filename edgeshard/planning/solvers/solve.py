@@ -5,8 +5,10 @@ Few kinds of equal nodes: `classes`, exact. Few nodes: `subset`, exact. Otherwis
 
 from __future__ import annotations
 
-from edgeshard.planning.solvers import classes, general, subset
+from edgeshard.planning.solvers import classes, general, subset, thresholds
+from edgeshard.planning.solvers.bounded_search import Oracle
 from edgeshard.planning.solvers.instance import Instance, Solution
+from edgeshard.planning.solvers.walks import single_kinds
 
 SUBSET_WORK = 3_000_000
 
@@ -23,6 +25,22 @@ def solve_round(instance: Instance, threshold_s: float = float("inf")) -> Soluti
     if _is_small(instance):
         return subset.solve_round(instance, threshold_s)
     return general.solve_round(instance, threshold_s)
+
+
+def round_oracle(instance: Instance) -> thresholds.Oracle:
+    """Answers `solve_round`'s question for one threshold after another, each quicker for the last."""
+    if (kinds := classes.kinds_of(instance)) is not None:
+        return classes.oracle(instance, kinds)
+    if not _is_small(instance):
+        return Oracle(instance, single_kinds(instance), general.EFFORT)
+
+    def exact(threshold_s: float, ceiling_s: float) -> thresholds.Answer:
+        found = subset.solve_round(instance, threshold_s)
+        if found is None or found.value_s >= ceiling_s:
+            return thresholds.Answer(None, ceiling_s)
+        return thresholds.Answer(found.cut, found.bound_s)
+
+    return exact
 
 
 def solve_throughput(instance: Instance, micro_batches: int) -> Solution | None:

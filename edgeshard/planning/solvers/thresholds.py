@@ -31,6 +31,9 @@ STRICTLY = 1 - 5 * SLACK
 # Each halves what bisecting may leave of a gap.
 NARROWING_STEPS = 5
 
+_NEAR = 0.02
+"""A plan of a bottleneck so near to the least one, as a part, is asked for a better one."""
+
 Oracle = Callable[[float, float], Answer]
 
 
@@ -98,19 +101,24 @@ def least_round(instance: Instance, oracle: Oracle, threshold_s: float) -> Solut
     return solution(instance, answer.cut, score(instance, answer.cut).round_s, answer.bound_s)
 
 
-def least_bottleneck(instance: Instance, oracle: Oracle) -> Cut | None:
-    """The plan of least B, whatever its R: the value below which no threshold leaves a plan. None: no plan at all."""
+def least_bottleneck(instance: Instance, oracle: Oracle, known: Cut | None = None) -> Cut | None:
+    """The plan of least B, and of those one of least R: the value below which no threshold leaves a plan. None: no plan
+    at all. A plan that is `known` already saves questions."""
     infinity = float("inf")
-    best = oracle(infinity, infinity).cut
+    best, asked = known, known is None
+    if best is None:
+        best = oracle(infinity, infinity).cut
     if best is None:
         return None
-    low, high, strict = 0.0, score(instance, best).bottleneck_s, False
+    low, high = 0.0, score(instance, best).bottleneck_s
     while low < high * STRICTLY:
-        target = high * STRICTLY if strict else (low + high) / 2
+        # That there is no plan is quickly seen where stages have no room for all layers, so thresholds are low ones.
+        target = low + (high - low) / 4 if high - low > _NEAR * high else high * STRICTLY
         cut = oracle(target, infinity).cut
         if cut is None:
             low = target
         else:
-            best, high = cut, min(target, score(instance, cut).bottleneck_s)
-        strict = not strict
+            best, asked, high = cut, True, min(target, score(instance, cut).bottleneck_s)
+    if not asked:
+        best = oracle(high, score(instance, best).round_s).cut or best
     return best

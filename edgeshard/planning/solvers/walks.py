@@ -179,6 +179,21 @@ class Problem:
         self.finish = np.where(np.isinf(other.finish), INFINITY, self.finish)
         self.alone = INFINITY if np.isinf(other.alone) else self.alone
 
+    @property
+    def has_room(self) -> bool:
+        """Whether all nodes together have room for the layers, each at its best place; without that there is no walk of
+        several stages."""
+        return float(self.most_layers @ self.sizes) >= self.layers
+
+    @cached_property
+    def most_layers(self) -> Integers:
+        """[C] layers that a node holds at the most, wherever its stage begins."""
+        starts = np.arange(self.layers + 1)
+        last = np.where(np.isfinite(self.finish), self.layers - starts, 0).max(axis=1)
+        most = np.maximum((self.reach - starts).max(axis=1), last)
+        most[0] = np.flatnonzero(np.isfinite(self.first)).max(initial=0)
+        return np.asarray(np.maximum(most, 0))
+
     @cached_property
     def widest(self) -> int:
         """The most layers any middle stage can hold."""
