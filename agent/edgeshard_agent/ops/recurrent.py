@@ -140,7 +140,9 @@ def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
 def _check_spans(rows: int, slots: Tensor, first_rows: Tensor) -> None:
     fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
     if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in (slots, first_rows)):
-        raise InvalidArgumentError("slots and first_rows must be contiguous int32, [spans] and [spans + 1]", field="slots")
+        raise InvalidArgumentError(
+            "slots and first_rows must be contiguous int32, [spans] and [spans + 1]", field="slots"
+        )
     if len(slots) == rows or not first_rows.is_cpu:  # one token each; an accelerator is not asked
         return
     edges = first_rows.tolist()

@@ -81,9 +81,7 @@ class Rule:
         key_dim, group = self.key.shape[-1], self.value.shape[1] // self.key.shape[1]
         state, out = state.double(), []
         for row in range(len(self.value)):
-            q, k = (
-                (x / (x @ x + 1e-6).sqrt() for x in vectors[row].double()) for vectors in (self.query, self.key)
-            )
+            q, k = ((x / (x @ x + 1e-6).sqrt() for x in vectors[row].double()) for vectors in (self.query, self.key))
             queries = [x / key_dim**0.5 for x in q for _ in range(group)]
             keys = [x for x in k for _ in range(group)]
             heads = []
