@@ -52,6 +52,7 @@ class Library:
     config: str = ""
     layer: str = ""
     norm: str = ""
+    rotary: str = ""
 
     @property
     def config_class(self) -> str:
@@ -63,7 +64,7 @@ class Library:
 
     @property
     def rotary_class(self) -> str:
-        return f"{self.prefix}RotaryEmbedding"
+        return self.rotary or f"{self.prefix}RotaryEmbedding"
 
     @property
     def norm_class(self) -> str:

@@ -17,6 +17,7 @@ from edgeshard.architectures.record import Place
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.gated_delta import GatedDelta
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -31,11 +32,13 @@ class _Stacking:
 
 
 def make_layer(context: StageContext, index: int) -> nn.Module:
-    """transformers' decoder layer of this global index, on the meta device."""
+    """transformers' decoder layer of this global index, on the meta device; linear attention in it is ours."""
     with torch.device("meta"):
         layer: nn.Module = getattr(context.library, context.architecture.library.layer_class)(
             context.config, layer_idx=index
         )
+        if (theirs := getattr(layer, "linear_attn", None)) is not None:
+            layer.linear_attn = GatedDelta(theirs)
     return layer
 
 

@@ -98,6 +98,14 @@ _STEP = {
         "full_attention": _LLAMA3 | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
     },
 }
+_DELTA = {
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 3,
+}
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 
@@ -649,6 +657,35 @@ VARIANTS = {
             },
         },
         sharded=True,
+    ),
+    "qwen3_next-dense-layer": _rotary(
+        "Qwen3NextConfig",
+        sharded=True,
+        **_MOE,
+        **_DELTA,
+        shared_expert_intermediate_size=28,
+        mlp_only_layers=[1],
+        attention_bias=True,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    ),
+    "qwen3_next-sparse-step": _rotary(
+        "Qwen3NextConfig",
+        **_MOE,
+        **_DELTA | {"linear_num_value_heads": 2},
+        shared_expert_intermediate_size=28,
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+        rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
+    ),
+    "qwen3_5-text": _rotary("Qwen3_5TextConfig", **_DELTA, tie_word_embeddings=True),
+    "qwen3_5-options": _rotary(
+        "Qwen3_5TextConfig",
+        sharded=True,
+        **_DELTA | {"linear_num_value_heads": 6},
+        attention_bias=True,
+        layer_types=["full_attention", "linear_attention"] * 2,
+        rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(

@@ -104,8 +104,7 @@ def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(
     assert pool.requests == {1} and all(map(torch.equal, pool.states.of(0), before))
 
 
-def test_a_pool_without_states_takes_no_slot() -> None:
+def test_a_stage_without_states_ignores_slots_that_others_need() -> None:
     pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, 4, 4), [KvHeads(1, 2)], "cpu")
-    with pytest.raises(EdgeShardError) as refused:
-        pool.check(StepPlan(grants=(KvGrant(1, 0, (0,), slot=0),)))
-    assert refused.value.reason == "STATE_SLOT_NOT_DUE"
+    run(pool, grants=(KvGrant(1, 0, (0,), slot=0),))
+    assert pool.table(1).slot is None

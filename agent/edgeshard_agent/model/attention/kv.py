@@ -368,8 +368,10 @@ class KvPool:
         draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared, slot)
 
     def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
-        """The slot of the request's states after this grant: the first one gives it."""
-        if grant.first_index or not self.states.slots:
+        """The slot of the request's states after this grant: the first one gives it, also to stages without states."""
+        if not self.states.slots:
+            return None
+        if grant.first_index:
             if grant.slot is not None:
                 raise InvalidArgumentError(
                     f"a grant to request {grant.request} gives a slot where none is due",
