@@ -42,7 +42,11 @@ def ruled(seed: int, most: int = 3) -> PlanProblem:
 
 
 def steady(seed: int) -> PlanProblem:
-    return with_rules(replace(random_problem(seed, Objective.THROUGHPUT), rate=Rate.STEADY), seed)
+    """Without a limit of requests only where the oracle has few cuts to count out."""
+    problem = replace(random_problem(seed, Objective.THROUGHPUT), rate=Rate.STEADY)
+    if len(problem.cluster.nodes) > 4 and problem.concurrency is None:
+        problem = replace(problem, concurrency=12)
+    return with_rules(problem, seed)
 
 
 def nodes_of(placement: str) -> list[str]:

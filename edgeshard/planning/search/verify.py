@@ -1,6 +1,7 @@
 """A plan checked by another way than the one that found it: a `Prover` is asked for the same problem. Pure.
 
-It shares the times and memory of cuts with the planner (`planning.costs`), and none of its solvers and bounds.
+It shares the times and memory of cuts with the planner (`planning.costs`) and, of the steady rate, the loads that are
+asked about; and none of its solvers.
 """
 
 from __future__ import annotations
