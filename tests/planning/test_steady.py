@@ -81,6 +81,12 @@ def test_the_bound_of_a_search_is_never_broken(part: int, monkeypatch: pytest.Mo
             assert found.gap is not None and rate(found) / (1 - found.gap) >= best * (1 - SAME), seed
 
 
+def test_a_larger_micro_batch_that_has_just_steps_enough_for_its_prompts_is_not_overlooked() -> None:
+    # With b = 6 each prompt has a step of its own; with 7 some share one, and these take longer.
+    problem = replace(random_problem(78, Objective.THROUGHPUT), rate=Rate.STEADY)
+    assert rate(plan(problem, 0)) == pytest.approx(brute_steady.best_steady(problem).tokens_per_s)
+
+
 @given(seconds, seconds, seconds, seconds, st.integers(1, 12), st.integers(1, 6), st.integers(1, 40), st.data())
 @settings(max_examples=300)
 def test_no_time_makes_it_quicker_and_no_request_slower(

@@ -92,19 +92,22 @@ class Most:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """[K] W and T in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
+    """[K] W, T and c0 in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
 
     between_s: Floats
     prompt_s: Floats
+    round_s: Floats
     requests: Floats
     rounds: float
 
     @property
     def time_per_token_s(self) -> Floats:
-        """A request is there for C W, and decodes when its prompt is done."""
+        """A request is there for C W, and decodes when its prompt is done; a second token would take it a round."""
+        if not self.rounds:
+            return self.round_s
         with np.errstate(invalid="ignore"):
             decoding_s = np.maximum(0.0, self.requests * self.between_s - self.prompt_s)
-        return np.where(np.isinf(self.between_s), np.inf, decoding_s) / max(1.0, self.rounds)
+        return np.where(np.isinf(self.between_s), np.inf, decoding_s) / self.rounds
 
 
 def steady(
@@ -136,7 +139,7 @@ def steady(
         seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
         between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
-    return Steady(np.maximum(between_s, least_s), prompt_s, requests, rounds)
+    return Steady(np.maximum(between_s, least_s), prompt_s, round_s, requests, rounds)
 
 
 def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Floats) -> Floats:

@@ -38,14 +38,17 @@ class SteadyFigures:
     """[stations, K] of a step without a chunk, with a full one, and with the rest of a prompt."""
     micro_batches: Integers
 
-    def steady(self, micro_batches: Floats, most: Most | None = None, high: int | None = None) -> Steady:
-        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high`."""
+    def steady(
+        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+    ) -> Steady:
+        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high` that share steps
+        between prompts as b = `sharing` does."""
         problem, batch = self.costs.problem, high or self.batch
         limit, rounds = problem.request_limit, problem.new_tokens - 1
         requests = batch * micro_batches
         if limit is not None:
             requests = np.minimum(requests, limit)
-        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, batch)
+        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch)
         decodes = np.maximum(0.0, rounds / batch - chunks.full - chunks.rest)
         with np.errstate(invalid="ignore"):  # without a link
             station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
@@ -61,9 +64,11 @@ class SteadyFigures:
         found = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
         return np.stack([one.max(axis=0) for one in found])
 
-    def _rates(self, micro_batches: Floats, most: Most | None = None, high: int | None = None) -> Floats:
+    def _rates(
+        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+    ) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = self.costs.problem.new_tokens / self.steady(micro_batches, most, high).between_s
+            found = self.costs.problem.new_tokens / self.steady(micro_batches, most, high, sharing).between_s
         return np.where((micro_batches >= 1) & np.isfinite(found), found, 0.0)
 
     def rates(self) -> Floats:
@@ -93,12 +98,11 @@ class SteadyFigures:
         """[K] an upper bound for any b from this one to `batch`."""
         m, limit = self.micro_batches.astype(np.float64), self.costs.problem.request_limit
         most = Most(np.ceil(self.costs.problem.prompt_tokens / chunk_room(self.budget, batch)), m)
-        if limit is None:
-            found = self._rates(m, most, batch)
-        else:  # requests grow with m up to the limit, and from there on only a round does
-            below = np.minimum(m, limit // batch)
-            above = np.minimum(m, below + 1)
-            found = np.maximum(self._rates(below, most, batch), self._rates(above, most, batch))
+        # Requests grow with m up to the limit, and from there on only a round does.
+        below = m if limit is None else np.minimum(m, limit // batch)
+        above = m if limit is None else np.minimum(m, below + 1)
+        tries = [(some, sharing) for some in (below, above) for sharing in (self.batch, batch)]
+        found = np.max([self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0)
         # Over the slowest links a larger b may leave more room to a chunk: nothing is known then.
         grows = chunk_room(self.budget, batch) > chunk_room(self.budget, self.batch)
         return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, found)

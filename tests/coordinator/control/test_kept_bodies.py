@@ -234,7 +234,8 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
             for table in ("deployments", "nodes", "profiles", "links", "traffic")
         }
     database.close()
-    assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
+    profile = PROFILE_BODY[:-2] + ',\n "beside_stages": false\n}'
+    assert (bodies["profiles"], bodies["links"]) == (profile, LINK_BODY)
     later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
     node = NODE_BODY[:-1] + ',"own_labels":{},"set_labels":{}}'

@@ -85,7 +85,8 @@ def steady(
             high = middle
     found_s = between_s(low) if rounds and low else prompt_s / requests
     found_s = max(found_s, busy_s, fulls * full_s + rests * rest_s)
-    return problem.new_tokens / found_s, max(0.0, requests * found_s - prompt_s) / max(1, rounds)
+    gap_s = max(0.0, requests * found_s - prompt_s) / rounds if rounds else turn_s
+    return problem.new_tokens / found_s, gap_s
 
 
 def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:
