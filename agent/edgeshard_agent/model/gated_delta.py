@@ -22,6 +22,16 @@ class GatedDelta(nn.Module):
     """The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, channels], in the model's
     dtype, and the matrices [slots, value heads, Dk, Dv], in float32."""
 
+    in_proj_qkvz: Any
+    in_proj_ba: Any
+    in_proj_qkv: Any
+    in_proj_z: Any
+    in_proj_b: Any
+    in_proj_a: Any
+    conv1d: Any
+    norm: Any
+    out_proj: Any
+
     def __init__(self, theirs: Any) -> None:
         super().__init__()
         self.layer_idx: int = theirs.layer_idx

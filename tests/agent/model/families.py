@@ -166,7 +166,7 @@ def _with_frames(text: Any) -> Any:
     return transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
-def _rotary(config_class: str, sharded: bool = False, **options: Any) -> Variant:
+def _rotary(config_class: str, *, sharded: bool = False, **options: Any) -> Variant:
     return Variant(config_class, _BASE | {"rope_parameters": dict(_ROPE)} | options, sharded)
 
 
