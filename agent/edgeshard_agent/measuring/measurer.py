@@ -59,11 +59,10 @@ class Measurer:
         parse_config(command.config)
         node = self.node
         if node.emulation is not None:
-            emulated = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
-            return ProfileReport(node.node_id, compute=(emulated,))
-        profile = None if command.again else await self._kept(command, command.quick, held is not None)
-        if profile is None:
-            profile = await self._measured(command, held, tell)
+            profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
+            return ProfileReport(node.node_id, compute=(profile,))
+        known = None if command.again else await self._kept(command, command.quick, held is not None)
+        profile = known or await self._measured(command, held, tell)
         # The free memory is what stages may have only where none holds a part of it.
         facts = None if held is not None else await asyncio.to_thread(read_facts, node.device, node.memory)
         return ProfileReport(node.node_id, facts, (profile,))

@@ -163,7 +163,7 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     for line in profile_lines(stored.profile):
         yield "  " + escaped(line)
     if may_improve(stored.profile):
-        yield "  measured again by itself, a few times at most, when others leave the node alone and it serves nothing"
+        yield "  measured again by itself, a few times at most, when others leave the node alone"
 
 
 def _short_result(row: NodeRow) -> str:

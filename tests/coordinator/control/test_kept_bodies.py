@@ -179,7 +179,8 @@ PROFILE_BODY = """\
   "read_bytes_per_s": 1000000000.0,
   "free_bytes": 1099511627776,
   "write_bytes_per_s": 500000000.0
- }
+ },
+ "beside_stages": false
 }"""
 LINK_BODY = (
     r'{"version": 2, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
