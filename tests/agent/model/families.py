@@ -98,7 +98,7 @@ _STEP = {
         "full_attention": _LLAMA3 | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
     },
 }
-_DELTA = {
+_DELTA: dict[str, Any] = {
     "head_dim": 16,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,

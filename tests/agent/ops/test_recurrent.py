@@ -68,8 +68,10 @@ class Rule:
         )
 
     def rows(self, at: Any, states: Tensor) -> Rule:
-        tokens = (self.query, self.key, self.value, self.log_decay, self.beta)
-        return Rule(*(x[at].contiguous() for x in tokens), states)
+        query, key, value, log_decay, beta = (
+            x[at].contiguous() for x in (self.query, self.key, self.value, self.log_decay, self.beta)
+        )
+        return Rule(query, key, value, log_decay, beta, states)
 
     def run(self, slots: Tensor, first_rows: Tensor) -> Tensor:
         return gated_delta_rule(
