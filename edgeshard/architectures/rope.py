@@ -43,9 +43,9 @@ class Rope:
     """The rotary embeddings that a family may have.
 
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
-    type of layer. `zeros` are keys whose number may be 0, `unread` such as make no difference for text. `theta` and `sliding_theta` (by layer type, for layers with a
-    window) are the bases that transformers assumes where config.json leaves them out; only families on the agent's own
-    blocks need them.
+    type of layer. `zeros` are keys whose number may be 0, `unread` such as make no difference for text. `theta` and
+    `sliding_theta` (by layer type, for layers with a window) are the bases that transformers assumes where config.json
+    leaves them out; only families on the agent's own blocks need them.
     """
 
     kinds: frozenset[str] = STATIC

@@ -1,4 +1,4 @@
-"""The short convolution and the gated delta rule: their definition, transformers' forms, and the same bits in any cut."""
+"""The short convolution and the gated delta rule: their definition, transformers' forms, the same bits in any cut."""
 
 from __future__ import annotations
 
