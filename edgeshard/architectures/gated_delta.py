@@ -26,7 +26,7 @@ DEFAULTS = {
     "linear_num_value_heads": 32,
     "full_attention_interval": 4,
 }
-SIZES = (*tuple(key for key in DEFAULTS if key.startswith("linear_")), "full_attention_interval")
+SIZES = (*(key for key in DEFAULTS if key.startswith("linear_")), "full_attention_interval")
 
 
 def is_linear(fields: ConfigFields, layer: int) -> bool:
