@@ -117,8 +117,8 @@ class DecoderModules(StageModules):
 
     @property
     def is_static(self) -> bool:
-        # Which experts a token goes to is known to the host only when it has read it.
-        return not self._has_experts
+        # Which experts a token goes to is known to the host only when it has read it; states are no part of recordings.
+        return not (self._has_experts or self.context.shape.states)
 
     def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         if name == "lm_head.weight":
