@@ -341,6 +341,8 @@ class SimWorker:
         self._free_at = max(self._free_at, loop.now) + self._seconds()
         loop.call_global(self._free_at, lambda: function(*args, **kwargs), context=self._process.context)
 
+    submit_steps = submit
+
     async def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self.hangs:
             raise step_hangs()

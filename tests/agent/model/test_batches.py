@@ -40,7 +40,7 @@ def load(checkpoint: Any, dtype: DType, quantisation: Quantisation | None = None
             device="cpu",
             quantisation=quantisation,
         ),
-        KvMemory(dtype, 40, 16),
+        KvMemory(dtype, 40, 16, slots=16),
     )
 
 

@@ -51,7 +51,7 @@ def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: st
         StageWeights.load(
             source, CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation, reuse=reuse
         ),
-        KvMemory(dtype, 8, 16),
+        KvMemory(dtype, 8, 16, slots=8),
     )
 
 

@@ -61,7 +61,7 @@ class RecordingSource:
 
 
 def load(checkpoint: Any, source: Any, layers: LayerRange, **options: Any) -> StageModel:
-    kv = KvMemory(options.pop("kv_dtype", DType.FLOAT32), options.pop("kv_blocks", 4), 4)
+    kv = KvMemory(options.pop("kv_dtype", DType.FLOAT32), options.pop("kv_blocks", 4), 4, slots=4)
     weights = {"dtype": DType.FLOAT32, "device": "cpu"} | options
     return StageModel.with_kv(StageWeights.load(source, checkpoint.config, layers, **weights), kv)
 
@@ -77,7 +77,7 @@ def test_numbers_that_are_not_finite_are_an_error_that_names_the_layers(
     with torch.no_grad():
         for parameter in (first, last)[broken]._modules.parameters():
             parameter.fill_(bad)
-    plan = StepPlan((), (KvGrant(0, 0, (0,)),), (Span(0, 0, 2, True, Sampling()),))
+    plan = StepPlan((), (KvGrant(0, 0, (0,), slot=0),), (Span(0, 0, 2, True, Sampling()),))
     hidden = first.execute(plan, np.array([3, 4])).hidden
     with pytest.raises(InternalError) as caught:
         last.execute(plan, hidden)

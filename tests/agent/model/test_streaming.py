@@ -86,7 +86,7 @@ def load(
             packing=packing,
             **options,
         ),
-        KvMemory(dtype, 40, 16),
+        KvMemory(dtype, 40, 16, slots=8),
     )
 
 
