@@ -144,7 +144,9 @@ class _SteadyBound:
         slow_s = 0.0 if slow is None else _quickest_s(prompt, slow)
         if slow_s == INFINITY:
             return threshold_s
-        parts = ((0.0, 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)),)
+        parts: tuple[tuple[float, float], ...] = (
+            (0.0, 1 / many + (1 - 1 / many) / max(region.high_m, self._most_stages)),
+        )
         parts += ((slow_s * (1 - 1 / many), 1 / many),) if slow_s else ()
         beside = 1.0 + (many - 1) / max(region.low_m, problem.min_nodes)
         requests = float(min(problem.request_limit or INFINITY, region.high_b * region.high_m))
