@@ -40,7 +40,7 @@ async def run(plan: Plan, scratch: Path, llama_cpp: Path | None) -> list[dict[st
     """Every row of the plan; the model's files and the daemons' go into `scratch`."""
     async with site_with(scratch) as site:
         if plan.limit:
-            await site.profile()  # while they are empty: a node that holds a stage is not measured
+            await site.profile()  # while they are empty: beside stages figures are doubtful
         await hold(site, setups(plan.cases), ())
         with (
             others(scratch, llama_cpp) as beside,

@@ -193,11 +193,11 @@ def utilisation(name: str, kind: str) -> dict[int, float]:
     costs = costs_of(name)
     node = next(index for index, node in enumerate(costs.nodes) if node.device.kind == kind)
     spec, peak = costs.problem.model, costs.nodes[node].device.flops[costs.problem.dtype]
-    found = {}
+    found, block = {}, spec.blocks[0]
     for tokens in LENGTHS:
         step = StepShape.of_spans([(tokens, 0)])
-        operations = 2.0 * spec.blocks[0].active_parameters * tokens + spec.attention_flops(tokens, step.context)
-        found[tokens] = operations / peak / costs.times[node].block_s(spec.blocks[0], step)
+        operations = 2.0 * block.active_parameters * tokens + spec.attention_flops(block, tokens, step.context)
+        found[tokens] = operations / peak / costs.times[node].block_s(block, step)
     return found
 
 

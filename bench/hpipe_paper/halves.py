@@ -21,7 +21,7 @@ from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, StepShape
 from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.planning.solvers.all_cuts import every_cut, kinds_of_all
-from edgeshard.planning.solvers.instance import Cut, Floats
+from edgeshard.planning.solvers.instance import Cut
 
 _MLP = ("mlp.", "post_attention_layernorm.", "ln_2.")
 """How a block's tensors begin that are behind its attention, in both models."""
@@ -62,11 +62,6 @@ class HalfCosts(Costs):
         known = {id(times): HalfTimes(times) for times in costs.times}
         times = {name: known[id(times)] for name, times in zip(costs.names, costs.times, strict=True)}
         super().__init__(replace(whole, model=replace(whole.model, blocks=blocks), times=times))
-
-    def _layer_bytes(self, load: Load) -> Floats:
-        sizes = super()._layer_bytes(load)
-        sizes[1::2] -= load.requests * self.sequence_kv_bytes()
-        return sizes
 
 
 def halves(name: str, block: BlockSpec) -> tuple[BlockSpec, MlpSpec]:

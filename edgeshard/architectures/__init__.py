@@ -9,7 +9,7 @@ from edgeshard.architectures.config import EXPERT_WIDTHS, STORED_AS, Decoder, pa
 from edgeshard.architectures.manifest import check_manifest, stage_tensors
 from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, KNOWN_MODELS, architecture_named
-from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.tensors import (
     HEAD_WEIGHT,
     ExpectedTensor,
@@ -37,7 +37,9 @@ __all__ = [
     "Architecture",
     "Decoder",
     "ExpectedTensor",
+    "KvHeads",
     "ModelShape",
+    "StateSize",
     "architecture_named",
     "canonical_name",
     "check_manifest",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
 from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
-from edgeshard.architectures.parts import ACTIVATIONS, check_experts, even_split, expert_count
+from edgeshard.architectures.parts import check_experts, even_split, expert_count
 from edgeshard.architectures.record import Architecture, Fused
-from edgeshard.architectures.registry import ARCHITECTURES, REFUSED, find
+from edgeshard.architectures.registry import ARCHITECTURES, NESTED, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
 
@@ -57,6 +57,12 @@ def read_config(config: Mapping[str, Any]) -> Decoder:
         check_experts(architecture.experts, fields, shape.layer_count)
     for check in architecture.checks:
         check(fields, shape.layer_count)
+    if architecture.kv is not None:
+        heads = (architecture.kv(fields, shape, layer) for layer in range(shape.layer_count))
+        shape = replace(shape, kv=tuple(heads))
+    if architecture.states is not None:
+        states = (architecture.states(fields, shape, layer) for layer in range(shape.layer_count))
+        shape = replace(shape, states=tuple(states))
     return Decoder(architecture, fields, shape)
 
 
@@ -67,19 +73,31 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
         raise refuse("model_type", "is missing; use the complete config.json of the checkpoint")
     if model_type in REFUSED:
         raise refuse("model_type", f"{shown(model_type)} is not supported: it {REFUSED[model_type]}")
+    if (wrapped := NESTED.get(model_type)) is not None:
+        return _nested_fields(model_type, wrapped, config.get("text_config"))
     architecture = find(model_type)
-    if architecture is None or model_type not in architecture.answers_to:
-        raise refuse("model_type", f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}")
-    values, prefix = config, ""
-    if (inner := architecture.nested.get(model_type)) is not None:
-        prefix = "text_config."
-        nested = config.get("text_config")
-        if not isinstance(nested, Mapping):
-            raise refuse("text_config", f"is missing or not an object; a {model_type} checkpoint needs it")
-        values = nested
-        if (found := values.get("model_type", inner)) != inner:
-            raise refuse("text_config.model_type", f"is {shown(found)}; it must be {inner}")
-    return architecture, ConfigFields(values, prefix, architecture.defaults, architecture.name)
+    if architecture is None or model_type not in architecture.own_types:
+        why = f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}"
+        if config.get("auto_map"):
+            why += "; the code that its auto_map names is never run"
+        raise refuse("model_type", why)
+    return architecture, _fields(architecture, config)
+
+
+def _nested_fields(
+    model_type: str, wrapped: Mapping[str, Architecture], nested: object
+) -> tuple[Architecture, ConfigFields]:
+    """As `decoder_fields`, of a config.json that nests one of the `wrapped` decoders."""
+    if not isinstance(nested, Mapping):
+        raise refuse("text_config", f"is missing or not an object; a {model_type} checkpoint needs it")
+    found = nested.get("model_type", next(iter(wrapped)) if len(wrapped) == 1 else None)
+    if not isinstance(found, str) or found not in wrapped:
+        raise refuse("text_config.model_type", f"is {shown(found)}; it must be {' or '.join(wrapped)}")
+    return wrapped[found], _fields(wrapped[found], nested, "text_config.")
+
+
+def _fields(architecture: Architecture, values: Mapping[str, Any], prefix: str = "") -> ConfigFields:
+    return ConfigFields(architecture.current(values), prefix, architecture.defaults, architecture.name)
 
 
 def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:
@@ -91,8 +109,6 @@ def is_tied(config: Mapping[str, Any], fields: ConfigFields) -> bool:
 
 
 def _check_general(config: Mapping[str, Any]) -> None:
-    if config.get("auto_map"):
-        raise refuse("auto_map", "asks for code from the checkpoint, which is never run; remove it from config.json")
     for part, prefix in ((config, ""), (config.get("text_config"), "text_config.")):
         if not isinstance(part, Mapping):
             continue
@@ -105,7 +121,7 @@ def _check_general(config: Mapping[str, Any]) -> None:
 
 
 def _check_fields(architecture: Architecture, fields: ConfigFields) -> None:
-    fields.choice(architecture.activation, ACTIVATIONS)
+    fields.choice(architecture.activation, architecture.activations)
     for key in architecture.sizes:
         fields.size(key)
     for key in architecture.numbers:

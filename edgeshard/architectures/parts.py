@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.limits import MAX_EXPERTS, MAX_EXPERTS_IN_ALL
-from edgeshard.architectures.record import BlockStyle, BlockTensors, Ends, Experts, MakeEnds, Shapes, Stack, Style
+from edgeshard.architectures.record import (
+    ACTIVATIONS,
+    BlockStyle,
+    BlockTensors,
+    Check,
+    Ends,
+    Experts,
+    MakeEnds,
+    Shapes,
+    Stack,
+    Style,
+)
 from edgeshard.architectures.shape import ModelShape
-
-ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
-
 
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 """Before attention and before the MLP."""
@@ -176,6 +184,29 @@ def gemma_ends(unit_offset: bool = False) -> MakeEnds:
 # -- reading and checking ----------------------------------------------------------------------------------------------
 
 
+def fixed_values(**values: object) -> Check:
+    """The check that each of these keys has the value given here, is null or is missing: nothing else is run."""
+
+    def check(fields: ConfigFields, layer_count: int) -> None:
+        for key, value in values.items():
+            found = fields.values.get(key)
+            if found is not None and (found != value or isinstance(found, bool) is not isinstance(value, bool)):
+                raise fields.refuse(key, f"is {shown(found)}; {fields.family} runs with {shown(value)} only")
+
+    return check
+
+
+def never_null(*keys: str) -> Check:
+    """The check that none of these keys is null, which means something else to transformers than a key left out."""
+
+    def check(fields: ConfigFields, layer_count: int) -> None:
+        for key in keys:
+            if key in fields.values and not fields.given(key):
+                raise fields.refuse(key, "is null; give the number")
+
+    return check
+
+
 def even_split(fields: ConfigFields, total_key: str, total: int, parts_key: str, parts: int) -> int:
     """`total` over `parts`. Raises UnsupportedModelError naming `total_key` where that is no whole number."""
     if total % parts:
@@ -209,3 +240,19 @@ def check_experts(experts: Experts, fields: ConfigFields, layer_count: int) -> N
     chosen = chosen_experts(experts, fields)
     if chosen > count:
         raise fields.refuse(experts.chosen, f"is {chosen}, more than the {count} experts there are")
+
+
+def expert_groups(experts: Experts) -> Check:
+    """The check of experts that are chosen out of `topk_group` of `n_group` groups."""
+
+    def check(fields: ConfigFields, layer_count: int) -> None:
+        count, groups, kept = expert_count(experts, fields), fields.size("n_group"), fields.size("topk_group")
+        in_group = even_split(fields, experts.count[0], count, "n_group", groups)
+        if in_group < 2:
+            raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
+        if kept > groups:
+            raise fields.refuse("topk_group", f"is {kept}, more than the {groups} groups there are")
+        if (chosen := chosen_experts(experts, fields)) > kept * in_group:
+            raise fields.refuse(experts.chosen, f"is {chosen}, more than {kept} groups of {in_group} experts have")
+
+    return check

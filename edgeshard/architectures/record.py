@@ -10,16 +10,20 @@ from typing import Any
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.gguf import Gguf
 from edgeshard.architectures.rope import Rope
-from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import Windows
 from edgeshard.domain.models.model import Part
 
+ACTIVATIONS = frozenset({"silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+"""The activations that the agent's own blocks compute."""
 Shapes = dict[str, tuple[int, ...]]
 """Tensors of a checkpoint with their shapes as stored."""
 BlockTensors = Callable[[ConfigFields, ModelShape, int], Shapes]
 """Tensors of the block with this index, named without `layers.N.`."""
 OuterTensors = Callable[[ConfigFields, ModelShape], Shapes]
 """Tensors outside the blocks, without the token embedding and the LM head."""
+Current = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""The decoder's part of a config.json under the keys that the family reads. Raises UnsupportedModelError."""
 Check = Callable[[ConfigFields, int], None]
 """(fields, number of blocks): raises UnsupportedModelError for a config.json that this family cannot run."""
 
@@ -48,6 +52,7 @@ class Library:
     config: str = ""
     layer: str = ""
     norm: str = ""
+    rotary: str = ""
 
     @property
     def config_class(self) -> str:
@@ -59,7 +64,7 @@ class Library:
 
     @property
     def rotary_class(self) -> str:
-        return f"{self.prefix}RotaryEmbedding"
+        return self.rotary or f"{self.prefix}RotaryEmbedding"
 
     @property
     def norm_class(self) -> str:
@@ -115,6 +120,10 @@ class Ends:
 
 
 Style = Callable[[ConfigFields, ModelShape, int], BlockStyle]
+BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
+"""The keys and values that the block of this index keeps."""
+BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
+"""The states that the block of this index keeps of a request."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -122,17 +131,26 @@ MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 class Place:
     """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer.
 
-    Where that holds all experts, the tensor is the expert with `index`, or one `half` of its rows, 0 or 1.
+    Where that holds all experts, the tensor is the expert with `index` or, without one, all of them, and of what it is
+    one `half` of the rows, 0 or 1, where that is given.
     """
 
     parameter: str
     index: int | None = None
     half: int | None = None
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the parameter is made of several tensors."""
+        return self.index is not None or self.half is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Tensors of single experts that are one tensor in memory. The first group of `pattern` is the expert's index."""
+    """Tensors that are one tensor in memory: of single experts, or gates and ups of all of them.
+
+    The group of `pattern`, if it has one, is the expert's index.
+    """
 
     pattern: str
     parameter: str
@@ -183,15 +201,19 @@ class Architecture:
 
     Of a config.json:
     `model_types` are the values of model_type that the family answers to. `nested` maps the model_type of a config.json
-    that holds the decoder in its `text_config` to the model_type in there. `defaults` are the values of transformers'
-    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key.
+    that holds the decoder in its `text_config` to the model_type in there. `current` turns older keys into those that
+    transformers' configuration class has, where that does not do it alone. `defaults` are the values of transformers'
+    configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key,
+    `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
     null or false, with the reason. Families with learned positions have no `rope`.
 
     Of a checkpoint:
     `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
     not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
-    tensors outside the blocks that there may be, with their unit; `outer` has those of a config.
+    tensors outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
+    whose blocks do not all have the same heads; a block without attention has none. `states` is for those that keep
+    something of fixed size of each request: it cannot be cut to fewer positions, as keys and values can.
 
     Of its running: `runs`, `ends`, `library`. Matrices of blocks may be small integers if `quantises`, except where
     their names match `whole`. `models` are configs known by name. `gguf` is the form in which llama.cpp writes the
@@ -201,9 +223,11 @@ class Architecture:
     name: str
     model_types: tuple[str, ...] = ()
     nested: Mapping[str, str] = field(default_factory=dict)
+    current: Current = lambda values: values
     defaults: Mapping[str, Any]
     keys: SizeKeys = _KEYS
     activation: str = "hidden_act"
+    activations: frozenset[str] = ACTIVATIONS
     flags: tuple[str, ...] = ("attention_bias", "mlp_bias")
     sizes: tuple[str, ...] = ("intermediate_size",)
     numbers: tuple[str, ...] = ("rms_norm_eps",)
@@ -222,6 +246,8 @@ class Architecture:
     outer_names: Mapping[str, Part] = field(default_factory=lambda: {"norm.weight": Part.HEAD})
     outer: OuterTensors = rms_final_norm
     block: BlockTensors
+    kv: BlockHeads | None = None
+    states: BlockStates | None = None
 
     library: Library
     runs: Fused | Plugged
@@ -232,9 +258,14 @@ class Architecture:
     gguf: Gguf | None = None
 
     @property
+    def own_types(self) -> tuple[str, ...]:
+        """The values of model_type of a decoder."""
+        return self.model_types or (self.name,)
+
+    @property
     def answers_to(self) -> tuple[str, ...]:
         """The values of model_type at the top of a config.json."""
-        return (*(self.model_types or (self.name,)), *self.nested)
+        return (*self.own_types, *self.nested)
 
     def is_expert(self, name: str) -> bool:
         """Whether this tensor belongs to experts of which a token uses a few only."""
@@ -252,7 +283,7 @@ class Architecture:
         if isinstance(self.runs, Plugged):
             for stack in self.runs.stacks:
                 if (found := re.fullmatch(stack.pattern, name)) is not None:
-                    return Place(stack.parameter, int(found[1]), stack.half)
+                    return Place(stack.parameter, int(found[1]) if found.groups() else None, stack.half)
         for pattern, replacement in self.runs.renames:
             name = re.sub(pattern, replacement, name)
         return Place(name)
@@ -266,4 +297,4 @@ class Architecture:
         """Whether the tensor of this name in a block becomes small integers where that is asked for."""
         if not self.quantises or dimensions != 2 or re.search(self.whole, name):
             return False
-        return self.place(name).index is None
+        return not self.place(name).is_part

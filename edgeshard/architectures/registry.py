@@ -27,14 +27,18 @@ def family_modules() -> list[ModuleType]:
 
 
 def by_name(modules: Iterable[object]) -> dict[str, Architecture]:
-    """The records in files, by name. Raises InternalError where two have one name or answer to one model_type."""
+    """The records in files, by name. Raises InternalError where two have one name or answer to one model_type.
+
+    Two may answer to that of a model which nests either, as long as they differ in there.
+    """
     names: dict[str, Architecture] = {}
-    types: set[str] = set()
+    types: set[str | tuple[str, str]] = set()
     for record in (module.ARCHITECTURE for module in modules if hasattr(module, "ARCHITECTURE")):
-        if record.name in names or types & set(record.answers_to):
+        own = {*record.own_types, *record.nested.items()}
+        if record.name in names or types & own:
             raise InternalError(f"two architectures answer to {record.name} or to one of {record.answers_to}")
         names[record.name] = record
-        types |= set(record.answers_to)
+        types |= own
     return names
 
 
@@ -56,6 +60,11 @@ KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = {
     name: config for record in RECORDS.values() for name, config in record.models.items()
 }
 """Configs of published models by name, for planning without any file."""
+NESTED: Mapping[str, Mapping[str, Architecture]] = {
+    outer: {record.nested[outer]: record for record in RECORDS.values() if outer in record.nested}
+    for outer in {outer for record in RECORDS.values() for outer in record.nested}
+}
+"""By the model_type of a config.json that nests the decoder, the records by the model_type in there."""
 _BY_TYPE = {kind: record for record in RECORDS.values() for kind in (record.name, *record.answers_to)}
 
 

@@ -43,15 +43,16 @@ class Rope:
     """The rotary embeddings that a family may have.
 
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
-    type of layer. `zeros` are keys whose number may be 0. `theta` and `sliding_theta` (by layer type, for layers with a
-    window) are the bases that transformers assumes where config.json leaves them out; only families on the agent's own
-    blocks need them.
+    type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
+    (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
+    only families on the agent's own blocks need them.
     """
 
     kinds: frozenset[str] = STATIC
     partial: bool = False
     by_layer_type: bool = False
     zeros: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
 
@@ -126,9 +127,9 @@ class Rope:
                     f"use a checkpoint with {', '.join(sorted(self.kinds))}",
                 )
         for key, number in entry.items():
-            if isinstance(number, bool | str) or number is None:
+            if isinstance(number, bool) or number is None or key in ("rope_type", "type"):
                 continue
-            if number == 0 and key in self.zeros:
+            if key in self.unread or (number == 0 and key in self.zeros):
                 continue
             if not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
                 raise fields.refuse(f"{path}.{key}", f"is {shown(number)}; it must be a positive finite number")

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
+
+
+@dataclass(frozen=True, slots=True)
+class KvHeads:
+    """The keys and values that a block keeps of every token: as many `heads`, of `head_dim` numbers each."""
+
+    heads: int
+    head_dim: int
+
+    def bytes_per_token(self, kept: KvFormat | DType) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.heads * KvFormat(kept).head_bytes(self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """A tensor of fixed size that a block keeps of every request, in the deployment's dtype or in `float32`."""
+
+    shape: tuple[int, ...]
+    float32: bool = False
+
+    def bytes_in(self, dtype: DType) -> int:
+        return math.prod(self.shape) * (DType.FLOAT32 if self.float32 else dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +39,8 @@ class ModelShape:
     `architecture` is the name of its record. `max_context` is in tokens. `tied` says that the embedding is the LM head
     too. `frame_width` is the width of the hidden states between two stages. `eos_tokens` are the ids config.json names
     that the vocabulary holds. `stored_as` is the format of weights that are stored as small integers,
-    `expert_widths` that of each expert where the weights become small integers.
+    `expert_widths` that of each expert where the weights become small integers. `kv_heads` and `head_dim` are those of
+    every block, unless `kv` has them of each. `states` are those of each block, in families whose requests have any.
     """
 
     architecture: str
@@ -31,11 +56,39 @@ class ModelShape:
     frame_width: int
     stored_as: Quantisation | None = None
     expert_widths: ExpertWidths | None = None
+    kv: tuple[KvHeads, ...] = ()
+    states: tuple[tuple[StateSize, ...], ...] = ()
 
     def group_of(self, integers: IntegerFormat) -> int:
         """Consecutive inputs of a row that share a scale, where this model's weights are small integers."""
         return integers.group if self.stored_as is None else STORED_GROUP
 
+    def kv_of(self, layer: int) -> KvHeads:
+        """The keys and values that the block of this index keeps."""
+        return self.kv[layer] if self.kv else KvHeads(self.kv_heads, self.head_dim)
+
+    def kv_in(self, layers: LayerRange) -> tuple[KvHeads, ...]:
+        """The keys and values that each of these blocks keeps."""
+        return tuple(self.kv_of(layer) for layer in range(layers.first, layers.end))
+
+    def states_in(self, layers: LayerRange) -> tuple[tuple[StateSize, ...], ...]:
+        """The states that each of these blocks keeps of a request."""
+        return self.states[layers.first : layers.end] if self.states else ((),) * len(layers)
+
+    def state_bytes(self, layers: LayerRange, dtype: DType) -> int:
+        """Bytes of the states of one request in these layers."""
+        return sum(size.bytes_in(dtype) for sizes in self.states_in(layers) for size in sizes)
+
+    def at(self, layer: int) -> ModelShape:
+        """These sizes with the heads of one block."""
+        own = self.kv_of(layer)
+        return replace(self, kv_heads=own.heads, head_dim=own.head_dim)
+
     def kv_bytes_per_token(self, layers: LayerRange, kept: KvFormat | DType) -> int:
         """Bytes of keys and values one token takes in these layers."""
-        return 2 * len(layers) * self.kv_heads * KvFormat(kept).head_bytes(self.head_dim)
+        return sum(own.bytes_per_token(kept) for own in self.kv_in(layers))
+
+    def check_kv(self, kept: KvFormat) -> None:
+        """Raise InvalidArgumentError naming `kv_dtype` where a block's heads cannot be kept in this format."""
+        for head_dim in sorted({own.head_dim for own in self.kv if own.heads} or {self.head_dim}):
+            kept.check_heads(head_dim)

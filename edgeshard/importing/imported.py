@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from edgeshard.architectures import read_config
 from edgeshard.storage.checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int], None]
@@ -19,3 +21,16 @@ class Imported:
 
     checkpoint: Checkpoint
     notes: tuple[str, ...] = ()
+
+
+def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a model's config.json says that an operator should know: the parts that are left out.
+
+    Raises UnsupportedModelError as `read_config` does.
+    """
+    notes = []
+    if config.get("auto_map"):
+        notes.append("its config.json names code of its own (auto_map), which is neither fetched nor run")
+    if read_config(config).fields.prefix:
+        notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
+    return tuple(notes)

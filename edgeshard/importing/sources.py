@@ -6,14 +6,14 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
-from edgeshard.importing.imported import Imported, Progress
+from edgeshard.importing.imported import Imported, Progress, notes_of
 from edgeshard.importing.quantised import open_quantised, quantisation_of
 from edgeshard.storage.checkpoint import open_checkpoint, read_config
 
@@ -59,8 +59,10 @@ def parse_source(text: str) -> Source:
 def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) -> Imported:
     """The model in a directory of safetensors. Raises as `open_checkpoint` and `open_quantised` do."""
     if quantisation_of(read_config(path)) is not None:
-        return open_quantised(path, scratch, width, progress)
-    return Imported(open_checkpoint(path))
+        imported = open_quantised(path, scratch, width, progress)
+    else:
+        imported = Imported(open_checkpoint(path))
+    return replace(imported, notes=(*notes_of(imported.checkpoint.config), *imported.notes))
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Doubts about a profile: the node was busy while it was measured, or no cost goes through its points. Pure."""
+"""Doubts about a profile: the node was busy or held stages while it was measured, or no cost goes through its points.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +25,16 @@ def busy(profile: ComputeProfile) -> tuple[str, ...]:
     return tuple(_busy(profile))
 
 
+def may_improve(profile: ComputeProfile) -> bool:
+    """Whether the node is to be measured again when it is left alone and holds no stage."""
+    return profile.beside_stages or bool(busy(profile))
+
+
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
     """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
     signs = busy(fit.profile)
-    found = [f"busy while measured ({', '.join(signs)})"] if signs else []
+    found = ["measured beside stages"] if fit.profile.beside_stages else []
+    found += [f"busy while measured ({', '.join(signs)})"] if signs else []
     return (*found, *_missed(fit))
 
 

@@ -25,7 +25,9 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     shared = ", shared with the accelerator" if memory.unified else ""
     yield f"memory: {_size(memory.free_bytes)} free of {_size(memory.total_bytes)}{shared}"
     yield f"the agent itself: {_size(memory.daemon_bytes)}"
-    if profile.disk is None:
+    if profile.disk is None and profile.beside_stages:
+        yield "disk: is not measured beside stages"
+    elif profile.disk is None:
         yield "disk: could not be read past the page cache"
     else:
         disk, free = profile.disk, _size(profile.disk.free_bytes)

@@ -339,7 +339,12 @@ def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
         frees=plan.frees,
         grants=[
             pb.KvGrant(
-                request=g.request, first_index=g.first_index, blocks=g.blocks, filled=g.filled, swapped=g.swapped
+                request=g.request,
+                first_index=g.first_index,
+                blocks=g.blocks,
+                filled=g.filled,
+                swapped=g.swapped,
+                slot=g.slot,
             )
             for g in plan.grants
         ],
@@ -373,11 +378,16 @@ def _span_to_wire(span: Span) -> pb.Span:
 def _plan_from_wire(step: pb.Step) -> StepPlan:
     return StepPlan(
         frees=tuple(step.frees),
-        grants=tuple(KvGrant(g.request, g.first_index, tuple(g.blocks), g.filled, g.swapped) for g in step.grants),
+        grants=tuple(map(_grant_from_wire, step.grants)),
         spans=tuple(_span_from_wire(span) for span in step.spans),
         following=step.following,
         swap_outs=tuple(step.swap_outs),
     )
+
+
+def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:
+    slot = grant.slot if grant.HasField("slot") else None
+    return KvGrant(grant.request, grant.first_index, tuple(grant.blocks), grant.filled, grant.swapped, slot)
 
 
 def _span_from_wire(span: pb.Span) -> Span:

@@ -92,6 +92,15 @@ def test_a_snapshot_is_used_where_the_cache_has_it(hub: HubServer, repository: P
     assert fetch(NAME, COMMIT, nothing) == imported.checkpoint.directory and hub.served == before
 
 
+def test_code_that_a_config_names_is_not_fetched_and_a_note_says_so(hub: HubServer, repository: Path) -> None:
+    config = json.loads((repository / "config.json").read_text())
+    auto_map = {"AutoModelForCausalLM": "modeling_tiny.Tiny"}
+    (repository / "config.json").write_text(json.dumps(config | {"auto_map": auto_map}))
+    with opened(parse_source(NAME), Width.INT8, nothing) as imported:
+        assert "(auto_map), which is neither fetched nor run" in imported.notes[0] and len(imported.notes) == 1
+    assert not any(name.endswith(".py") for name in hub.served)
+
+
 def test_a_broken_download_goes_on_where_it_stopped(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = "model-00001-of-00002.safetensors"
     size = (hub.repositories[NAME] / shard).stat().st_size

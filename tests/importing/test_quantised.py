@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
-from edgeshard.architectures import parse_config
+from edgeshard.architectures import expected_tensors, parse_config
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.importing import packings
@@ -114,6 +114,33 @@ def test_experts_in_mxfp4_are_transposed_and_exact(tmp_path: Path) -> None:
         stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
     assert stored.shape == (6, 64, 8) and writer.loss.errors == 0
     assert torch.equal(torch.from_numpy(read_array(stored)), means.view(6, 8, 64).transpose(1, 2))
+
+
+def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:
+    """As minimax_m2 has them: all but routers, their biases and the head."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 32, "intermediate_size": 96, "num_local_experts": 3, "num_experts_per_tok": 2}
+    config = {"model_type": "minimax_m2", "vocab_size": 61, "rotary_dim": 16, "max_position_embeddings": 64} | sizes
+    torch.manual_seed(0)
+    settings, quantise, _ = FORMATS["fp8 in blocks"]
+    stored, means = {}, {}
+    for name, tensor in expected_tensors(config).items():
+        full, weight = f"model.{name}" if name != "lm_head.weight" else name, torch.randn(tensor.shape) * 0.1
+        if not re.search(r"_proj\.weight|experts", name):
+            stored[full] = means[full] = weight.bfloat16()
+            continue
+        made = quantise(weight)
+        means[full] = made.means
+        stored |= {full.removesuffix("weight") + end: part for end, part in made.parts.items()}
+    left = {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+    given = config | {"quantization_config": settings | left, "auto_map": {"AutoConfig": "x.Config"}}
+    imported = opened(write_checkpoint(tmp_path / "fp8", given, stored), tmp_path)
+    manifest, source = tensors_of(imported)
+    assert {tensor.name for tensor in manifest.tensors} == set(means) and "(auto_map)" in imported.notes[0]
+    for name, expected in means.items():
+        found = whole(source.read(name)).float()
+        assert (found - expected.float()).norm() < 0.01 * expected.float().norm(), name
+    stage_of(manifest, source, DType.BFLOAT16, parse_config(manifest.config).stored_as)
 
 
 @pytest.mark.parametrize(

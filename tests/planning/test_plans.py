@@ -83,7 +83,7 @@ def test_decoding_is_reading_the_layers_or_computing_them() -> None:
     cluster = cluster_of(device("a", 20, speed=100e9) | {"flops": 1e12})
     costs = Costs(problem_of(cluster, new_tokens=32))
     one = costs.decode(Load())
-    kv_read = (32 + 16) * SMALL.kv_bytes_per_token(DType.FLOAT32)
+    kv_read = (32 + 16) * SMALL.blocks[0].kv.bytes_per_token(DType.FLOAT32)
     assert one.compute_s[0, 3] == pytest.approx((LAYER + kv_read) / 100e9)
     assert one.head_s[0] == pytest.approx(4 * SMALL.head_parameters / 100e9)
     # 64 sequences need 64 times the operations but the weights only once: now computing binds.

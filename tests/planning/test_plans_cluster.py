@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgeshard.domain.errors import InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.planning.costs.costs import Roofline
 from edgeshard.planning.inputs.catalogue import CATALOGUE
 from edgeshard.planning.inputs.devices import parse_cluster, with_bandwidth, with_nodes, without_nodes
@@ -238,12 +238,11 @@ def test_a_window_bounds_what_decoding_reads_and_not_what_is_kept() -> None:
         for window in (None, 512)
     )
     assert {block.window for block in sliding.blocks} == {512}
-    assert sliding.kv_bytes_per_token(DType.FLOAT16) == full.kv_bytes_per_token(DType.FLOAT16)
-    kv_bytes = full.kv_bytes_per_token(DType.FLOAT16)
+    assert {block.kv for block in sliding.blocks} == {block.kv for block in full.blocks}
     device = CATALOGUE["orin-nx"]
 
     def seconds(model: ModelSpec, context: int) -> float:
-        times = Roofline(device, model, DType.FLOAT16, None, kv_bytes, device.flops[DType.FLOAT16])
+        times = Roofline(device, model, DType.FLOAT16, None, KvFormat.FLOAT16, device.flops[DType.FLOAT16])
         return times.block_s(model.blocks[0], StepShape(1, 1, context, context))
 
     assert seconds(sliding, 400) == seconds(full, 400)

@@ -82,7 +82,7 @@ def test_a_node_alone_takes_as_long_as_reading_its_weights_and_caches() -> None:
     kv = 3 * 48 * 2 * 4096 * 4
     step_s = (8 * (block + kv) + head + 3 * embedding_row) / 100e9
     assert row.time_per_token_s == pytest.approx(step_s, rel=1e-6)
-    flops = 3 * 32 * 2 * SMALL.blocks[0].parameters + SMALL.attention_flops(96, 16.5)
+    flops = 3 * 32 * 2 * SMALL.blocks[0].parameters + SMALL.attention_flops(SMALL.blocks[0], 96, 16.5)
     prompt_kv = 3 * 32 * 2 * 4096 * 4
     prompt_s = 8 * max(flops / 10e12, (block + prompt_kv) / 100e9) + (head + 96 * embedding_row) / 100e9
     assert row.ttft_s == pytest.approx(prompt_s, rel=1e-6)

@@ -13,12 +13,15 @@ from edgeshard.domain.deployments.placement import parse_layers
 from edgeshard.domain.deployments.rules import RuledNode, broken, parse_rule, resolve
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.packed import Held
-from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.report.baselines import compare
-from edgeshard.planning.search.plan import plan
+from edgeshard.planning.search import rate_search
+from edgeshard.planning.search.plan import GAP_OF_STEADY, plan
+from edgeshard.planning.search.steady_scoring import NEARLY
 from edgeshard.planning.search.verify import verify
 from edgeshard.planning.solvers.linear import ROUNDING, Answer, Question
 from tests.planning.oracles.brute_plans import best_value
+from tests.planning.oracles.brute_steady import best_steady
 from tests.planning.oracles.instances import random_problem
 from tests.planning.oracles.random_rules import with_rules
 
@@ -36,6 +39,14 @@ def prover() -> Iterator[CpSat]:
 
 def ruled(seed: int, most: int = 3) -> PlanProblem:
     return with_rules(random_problem(seed, OBJECTIVES[seed % 4]), seed, most)
+
+
+def steady(seed: int) -> PlanProblem:
+    """Without a limit of requests only where the oracle has few cuts to count out."""
+    problem = replace(random_problem(seed, Objective.THROUGHPUT), rate=Rate.STEADY)
+    if len(problem.cluster.nodes) > 4 and problem.concurrency is None:
+        problem = replace(problem, concurrency=12)
+    return with_rules(problem, seed)
 
 
 def nodes_of(placement: str) -> list[str]:
@@ -57,6 +68,33 @@ def test_a_plan_is_the_best_of_all_that_keep_the_rules(part: int, prover: CpSat)
         assert cost * (1 - result.gap) <= wanted * (1 + SAME)
         placements = [result.placement, *(other.placement for other in result.alternatives)]
         assert [broken(problem.rules, nodes_of(placement)) for placement in placements] == [()] * len(placements)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_steady_rates_are_the_best_under_rules_and_bounds_of_searches_hold(
+    part: int, prover: CpSat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(part, INSTANCES, PARTS):
+        problem = steady(seed)
+        best = best_steady(problem).tokens_per_s
+        counted = plan(problem, prover=prover)
+        monkeypatch.setattr(rate_search, "MOST_COUNTED", 0)
+        searched = [plan(problem, prover=Hasty(prover, most)) for most in (1, 20)] if best else []
+        monkeypatch.undo()
+        for result in (counted, *searched):
+            assert result.feasible == bool(best), seed
+            if result.prediction is None:
+                continue
+            found = result.prediction.throughput_tps
+            assert found <= best * (1 + SAME), seed
+            assert result.gap_objective == GAP_OF_STEADY and result.gap is not None
+            assert found / (1 - result.gap) >= best * (1 - SAME), seed
+            placements = [result.placement, *(other.placement for other in result.alternatives)]
+            assert [broken(problem.rules, nodes_of(one)) for one in placements] == [()] * len(placements)
+        if best:
+            assert counted.prediction is not None
+            assert counted.prediction.throughput_tps >= best * (1 - 1.01 * NEARLY), seed
 
 
 @pytest.mark.one_in(4)
@@ -109,15 +147,17 @@ class Slow:
         return Answer(None, 0.0, spent=True)
 
 
-class FirstOnly:
-    """A prover that has time for one question."""
+class Hasty:
+    """A prover that has time for so many questions."""
 
-    def __init__(self, prover: CpSat) -> None:
-        self._prover: CpSat | Slow = prover
+    def __init__(self, prover: CpSat, questions: int) -> None:
+        self._prover, self._left = prover, questions
 
     def ask(self, question: Question) -> Answer:
-        prover, self._prover = self._prover, Slow()
-        return replace(prover.ask(question), spent=True)
+        if not self._left:
+            return Slow().ask(question)
+        self._left -= 1
+        return replace(self._prover.ask(question), spent=not self._left)
 
 
 def test_without_time_there_is_an_error_or_a_plan_with_a_gap_that_holds(prover: CpSat) -> None:
@@ -129,7 +169,7 @@ def test_without_time_there_is_an_error_or_a_plan_with_a_gap_that_holds(prover: 
         best = plan(problem, 0, prover)
         if best.prediction is None:
             continue
-        found = plan(problem, 0, FirstOnly(prover))
+        found = plan(problem, 0, Hasty(prover, 1))
         assert found.prediction is not None
         assert found.gap is not None
         least = found.prediction.cost(problem.goal) * (1 - found.gap)
@@ -155,16 +195,18 @@ def test_strategies_that_break_a_rule_have_no_plan_in_a_comparison(prover: CpSat
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_plan_is_verified_with_and_without_rules(seed: int, prover: CpSat) -> None:
-    for problem in (ruled(seed), replace(ruled(seed), rules=())):
+    asked = (ruled(seed), steady(seed))
+    for problem in (*asked, *(replace(one, rules=()) for one in asked)):
         found = verify(plan(problem, 0, prover), prover)
         assert found.better == ""
         assert found.proven
 
 
-def test_a_plan_that_is_not_the_best_is_found_out(prover: CpSat) -> None:
+@pytest.mark.parametrize("rate", Rate)
+def test_a_plan_that_is_not_the_best_is_found_out(rate: Rate, prover: CpSat) -> None:
     worse = 0
     for seed in range(24):
-        problem = replace(random_problem(seed, OBJECTIVES[seed % 4]), max_time_per_token_s=None)
+        problem = replace(random_problem(seed, OBJECTIVES[seed % 4]), max_time_per_token_s=None, rate=rate)
         best, other = plan(problem, 0), plan(replace(problem, max_nodes=1, min_nodes=1), 0)
         if best.prediction is None or other.prediction is None:
             continue
@@ -174,3 +216,12 @@ def test_a_plan_that_is_not_the_best_is_found_out(prover: CpSat) -> None:
             assert found.cheaper > 0
             worse += 1
     assert worse > 3
+
+
+def test_where_prompts_of_others_make_every_token_late_that_is_told(prover: CpSat) -> None:
+    free = replace(random_problem(121, Objective.THROUGHPUT), rate=Rate.STEADY)
+    result = plan(free, 0)
+    assert result.shortage is not None and result.shortage.constraint == "max_time_per_token"
+    assert "prompts of others" in result.shortage.text and result.shortage.amount == 0
+    found = verify(result, prover)
+    assert found.proven and not found.better

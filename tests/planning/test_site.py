@@ -200,7 +200,7 @@ def test_kv_memory_is_that_of_the_longest_context(cluster: Any) -> None:
     short, long = problem(site), problem(site, context_tokens=4096)
     assert long.held_tokens == 4096 and short.held_tokens == 256
     kv = [Costs(item).sequence_kv_bytes() for item in (short, long)]
-    assert kv[1] == 16 * kv[0]
+    assert kv[1] == [16 * size for size in kv[0]]
     with pytest.raises(InvalidArgumentError) as info:
         problem(site, context_tokens=200)
     assert info.value.field == "context_tokens"

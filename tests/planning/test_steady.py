@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from bench.saturation import played_rate
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.planning.costs.costs import Costs, Load
-from edgeshard.planning.costs.steady import Chunks, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, SteadyTimes, steady
 from edgeshard.planning.inputs.problem import Objective, PlanProblem, Rate
 from edgeshard.planning.search import rate_search
 from edgeshard.planning.search.plan import GAP_OF_RATE, GAP_OF_STEADY, PlanResult, plan, predict
+from edgeshard.planning.search.rate_search import cuts_by_stages
+from edgeshard.planning.search.steady_scoring import SteadyRates
 from edgeshard.planning.simulation.forecast import saturated
 from edgeshard.planning.simulation.saturation import saturating, steady_rate
 from edgeshard.planning.solvers.instance import Cut
@@ -27,13 +29,17 @@ from tests.planning.oracles import brute_steady
 from tests.planning.oracles.instances import random_problem, served_site
 from tests.support.forms import in_form
 
-SEEDS = range(in_form(4, 60))
-BOUNDED = range(in_form(40, 1000))
-SERVED = range(in_form(6, 50))
+COSTLY = {10, 13, 28, 55}
+"""Sites with so many plans that counting them out takes up to a minute each."""
+SEEDS = [seed for seed in range(in_form(4, 64)) if seed not in COSTLY]
+BOUNDED = range(in_form(40, 400))
+SERVED, LARGER = range(in_form(6, 50)), range(in_form(2, 12))
 SAME = 1e-9
 PLAYED = 0.10
 BETTER = 0.035
 """More than 3 % in one of the 50 sites: 3.2 %."""
+NEAR, MOST_PLAYED = 0.8, 40
+"""Plans with less than this part of the best rate are not played: they are behind by more than the formula is off."""
 seconds = st.floats(1e-4, 1.0)
 
 
@@ -75,6 +81,12 @@ def test_the_bound_of_a_search_is_never_broken(part: int, monkeypatch: pytest.Mo
             assert found.gap is not None and rate(found) / (1 - found.gap) >= best * (1 - SAME), seed
 
 
+def test_a_larger_micro_batch_that_has_just_steps_enough_for_its_prompts_is_not_overlooked() -> None:
+    # With b = 6 each prompt has a step of its own; with 7 some share one, and these take longer.
+    problem = replace(random_problem(78, Objective.THROUGHPUT), rate=Rate.STEADY)
+    assert rate(plan(problem, 0)) == pytest.approx(brute_steady.best_steady(problem).tokens_per_s)
+
+
 @given(seconds, seconds, seconds, seconds, st.integers(1, 12), st.integers(1, 6), st.integers(1, 40), st.data())
 @settings(max_examples=300)
 def test_no_time_makes_it_quicker_and_no_request_slower(
@@ -103,7 +115,16 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
     )
 
     def between_s(changed: dict[str, float], requests: int = batch * m) -> float:
-        arrays = SteadyTimes(**{name: np.array([value]) for name, value in (times | changed).items()})
+        given = times | changed
+        prompt_s = parts.full[0] * given["full_busiest_s"] + parts.rest[0] * given["rest_busiest_s"]
+        steps, chunks_of_one = m * (1 + (parts.count[0] - 1) / max(m, stages)), parts.full[0] + parts.rest[0]
+        with_prompts = [
+            number * prompt_s + max(0.0, steps - number * chunks_of_one) * given["busiest_s"]
+            for number in range(1, MOST_TOGETHER + 1)
+        ]
+        arrays = SteadyTimes(
+            **{name: np.array([value]) for name, value in given.items()}, together_s=np.array(with_prompts)[:, None]
+        )
         given_m, count = (np.array([float(value)]) for value in (m, requests))
         return float(steady(arrays, count, given_m, stages, parts, rounds).between_s[0])
 
@@ -115,8 +136,40 @@ def test_no_time_makes_it_quicker_and_no_request_slower(
 
 
 @pytest.mark.parametrize("seed", SERVED)
-def test_a_plan_plays_as_planned_and_none_beside_it_plays_much_better(seed: int) -> None:
+def test_a_plan_plays_as_planned_and_no_cut_of_a_small_site_plays_much_better(seed: int) -> None:
+    """Each cut with the load that is best for it, and with the plan's; the others are behind by the formula."""
     problem = served_site(seed)
+    result = plan(problem, alternatives=0)
+    assert result.prediction is not None
+    costs, load = Costs(problem), result.prediction.load
+    played = played_rate(costs, result.prediction.cut, load)
+    assert rate(result) == pytest.approx(played, rel=PLAYED)
+    for cut, best in nearly_as_good(costs, NEAR * rate(result)):
+        loads = [best] if best == load or violations(costs.decode(load), cut) else [best, load]
+        for one in loads:
+            assert played_rate(costs, cut, one) <= played * (1 + BETTER), (cut, one)
+
+
+def nearly_as_good(costs: Costs, least_rate: float) -> list[tuple[Cut, Load]]:
+    """The best cuts by the formula, of a higher rate than the least, with their best loads."""
+    rates, found = SteadyRates(costs), dict[Cut, tuple[float, Load]]()
+    for cuts in cuts_by_stages(rates.least, single_kinds(rates.least)):
+        places = rates.places(cuts)
+        for batch in range(1, costs.problem.batch_limit + 1):
+            figures = rates.figures(places, batch)
+            reached = figures.rates()
+            for index in np.flatnonzero(reached > least_rate).tolist():
+                cut, own = cuts.cut(index), float(reached[index])
+                if cut not in found or own > found[cut][0]:
+                    found[cut] = own, Load(batch, figures.fewest(index))
+    best = sorted(found.items(), key=lambda item: -item[1][0])[:MOST_PLAYED]
+    return [(cut, load) for cut, (_, load) in best]
+
+
+@pytest.mark.parametrize("seed", LARGER)
+def test_none_beside_a_plan_of_a_larger_site_plays_much_better(seed: int) -> None:
+    """Of the plans that differ by a border or a node."""
+    problem = served_site(seed, nodes=8, layers=32)
     result = plan(problem, alternatives=0)
     assert result.prediction is not None
     costs, load = Costs(problem), result.prediction.load
@@ -125,7 +178,7 @@ def test_a_plan_plays_as_planned_and_none_beside_it_plays_much_better(seed: int)
     for cut in neighbours(result.prediction.cut, single_kinds(costs.decode(Load()))):
         if violations(costs.decode(load), cut):
             continue
-        if predict(costs, load, cut).throughput_tps > 0.8 * rate(result):
+        if predict(costs, load, cut).throughput_tps > NEAR * rate(result):
             assert played_rate(costs, cut, load) <= played * (1 + BETTER), cut
 
 

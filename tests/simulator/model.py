@@ -22,7 +22,7 @@ from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.setup import swapping
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.architectures import expected_tensors, parse_config
+from edgeshard.architectures import KvHeads, expected_tensors, parse_config
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import Digest, ModelName
@@ -166,9 +166,8 @@ class SimModel:
         self.parameter_bytes = prepare.placed.parameter_bytes
         self.streaming = self.experts = None  # nothing is read from the disk
         self.is_damaged = False
-        self.pool = KvPool(
-            LayerRange(0, 1), KvMemory(DType.FLOAT32, placement.kv_blocks, placement.kv_block_tokens), 1, 1, "cpu"
-        )
+        memory = KvMemory(DType.FLOAT32, placement.kv_blocks, placement.kv_block_tokens)
+        self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu")
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}
         self._watch, self._violate = watch, watch.violate

@@ -158,7 +158,7 @@ class Node:
             raise DataLossError("a tensor does not match its digest", field="tensors")
         return held(command, layers)
 
-    async def _measure(self, task: MeasuringTask) -> None:
+    async def _measure(self, task: MeasuringTask, held: int | None) -> None:
         raise InternalError("nothing is measured here")
 
     def _wire(self, prepare: Any, model: Any, around: Any, broke: Any, head: Any) -> HostedStage:

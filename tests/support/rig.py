@@ -6,10 +6,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
@@ -18,6 +19,7 @@ from edgeshard_agent.scheduler.scheduler import HeadStep, Limits, Scheduler
 from edgeshard_agent.scheduler.swapping import Swapping
 from edgeshard_agent.scheduler.text import TextStream
 
+from edgeshard.architectures import KvHeads, StateSize
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.models.dtypes import DType
@@ -26,13 +28,17 @@ from edgeshard.domain.requests.generation import Generation, PromptLogprobs, Sta
 from edgeshard.domain.requests.head import HeadEvent, RequestEnd
 from edgeshard.domain.requests.step import SampledToken, Span, SpanLogprobs, StepResult, Targets
 
+FRESH = 17
+"""What the pretended model begins with. Its states hold the difference, so that zeros are a beginning."""
+
+
+def after(value: int, token: int) -> int:
+    """The pretended model: a function of everything before, so that a lost or swapped position shows."""
+    return (value * 31 + token + 1) % 9973
+
 
 def next_token(history: Iterable[int]) -> int:
-    """The pretended model: a function of everything before, so that a lost or swapped position shows."""
-    value = 17
-    for token in history:
-        value = (value * 31 + token + 1) % 9973
-    return value % 97
+    return reduce(after, history, FRESH) % 97
 
 
 def expected(prompt: list[int], new: int) -> list[int]:
@@ -50,11 +56,14 @@ Alone = Callable[[list[int], int], list[int]]
 class Stage:
     """One stage: the real tables, and in place of keys and values the token at each slot.
 
-    Nothing is ever cleared: whoever reads a slot that is not its own reads another's token.
+    Nothing of these is ever cleared: whoever reads a slot that is not its own reads another's token. With `states` of
+    requests, real ones of one number, tokens come of them.
     """
 
-    def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0) -> None:
-        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), 1, 1, "cpu")
+    def __init__(self, blocks: int, block_tokens: int, swap_blocks: int = 0, states: int = 0) -> None:
+        memory = KvMemory(DType.FLOAT32, blocks, block_tokens)
+        kept = States(states, [[StateSize((1,), float32=True)]], "cpu")
+        self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu", states=kept)
         self.pool.swap = SwapSpace(swap_blocks)
         self.kept: dict[int, list[int]] = {}
         self.slots = [0] * (blocks * block_tokens)
@@ -87,13 +96,22 @@ class Stage:
             for slot in slots[span.first_position :]:
                 self.slots[slot] = given.popleft()
             scored += self._scores(span)
+            token = next_token(self.slots[slot] for slot in slots)
+            if self.pool.states.slots:
+                token = self._by_states(span, [self.slots[slot] for slot in slots[span.first_position :]])
             if span.sample:
-                token = next_token(self.slots[slot] for slot in slots)
                 is_late = self.is_late()
                 (self.late if is_late else sampled).append(SampledToken(span.request, span.end_position, token))
                 pending += [span.request] if is_late else []
         assert not given
         return StepResult(tuple(sampled), prompt_logprobs=tuple(scored), pending=tuple(pending))
+
+    def _by_states(self, span: Span, tokens: list[int]) -> int:
+        """The next token by the states of the span's request, which it changes."""
+        (state,) = self.pool.states.of(self.pool.table(span.request).slot)
+        value = reduce(after, tokens, int(state) + FRESH)
+        state.fill_(value - FRESH)
+        return value % 97
 
     @staticmethod
     def _scores(span: Span) -> Iterator[SpanLogprobs]:
@@ -123,16 +141,17 @@ class Rig:
         limits: Limits | None = None,
         eos: frozenset[int] = frozenset(),
         swapping: Swapping | None = None,
+        states: int = 0,
     ) -> None:
         self.batching = batching or Batching(Mode.NO_BUBBLES, 3, 8, 2)
         self.chunking = chunking or Chunking(5, least_tokens=2)
-        self.allocator = BlockAllocator(blocks, block_tokens)
+        self.allocator = BlockAllocator(blocks, block_tokens, states)
         self.scheduler = Scheduler(
             self.allocator, limits or Limits(48, 100), self.batching, self.chunking, eos, swapping
         )  # fmt: skip
         self.now_s = 0.0
         swap_blocks = swapping.blocks if swapping is not None else 0
-        self.stages = [Stage(blocks, block_tokens, swap_blocks) for _ in range(stages)]
+        self.stages = [Stage(blocks, block_tokens, swap_blocks, states) for _ in range(stages)]
         self.steps: list[HeadStep] = []
         self.events: list[HeadEvent] = []
 

@@ -1,4 +1,7 @@
-"""A node that is killed under rules: its deployment goes on within them, or waits and names the rule."""
+"""A node that is killed under rules: its deployment goes on within them, or waits and names the rule.
+
+Placed by hand, by memory, and by CP-SAT in a process of its own where nodes are measured.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest_asyncio
 from edgeshard.client import Client
 from edgeshard.domain.deployments.deployment import Deployment, DeploymentPhase, parse_spec
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 from tests.support.site import Site
@@ -104,3 +108,59 @@ async def test_where_only_a_rule_could_be_broken_it_waits_names_the_rule_and_ser
     await site.client.wait_ready("tales", timeout_s=60)
     assert await answer(site.client) == undisturbed
     assert used(await site.client.deployment("tales")) == {"a", "b"}
+    await site.client.delete_deployment("tales")
+
+
+async def test_measured_nodes_are_planned_by_cpsat_and_a_killed_one_is_replaced_within_the_rules(site: Site) -> None:
+    client, rules = site.client, ["use role=helper", "at-most 1 of role=helper", "together by zone"]
+    for name in "bcd":
+        await client.label_node(name, {"role": "helper"})
+
+    async def is_idle() -> bool:
+        return not any(node.stages for node in await client.nodes())
+
+    await site.until(is_idle)
+    async for seen in client.profile("tiny-tales", dtype=DType.FLOAT32, quick=True):
+        assert seen.failure is None, seen
+    by_hand = {**SPEC, "objective": "throughput", "rule": rules}
+    planned = parse_spec({name: value for name, value in by_hand.items() if name != "layers"})
+    placement = (await client.deploy(planned)).placement
+    assert placement.predicted is not None and placement.predicted.together_tps is not None
+    before = used(await client.deployment("tales"))
+    assert before in ({"a", "b"}, {"a", "c"}), "d is in another hall"
+    undisturbed = await answer(client)
+    (killed,) = before - {"a"}
+    await site.cluster.agents[killed].kill()
+
+    async def goes_on() -> bool:
+        found = await client.deployment("tales")
+        return found.phase is DeploymentPhase.READY and killed not in used(found)
+
+    await site.until(goes_on)
+    assert used(await client.deployment("tales")) == {"a", "b", "c"} - {killed}
+    assert await answer(client) == undisturbed
+    await back(site, killed)
+    await client.delete_deployment("tales")
+
+
+async def test_a_repair_goes_on_where_nodes_that_the_spec_names_were_removed(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path, ("a", "b", "c", "d"), threads=1, secure=True)
+    async with cluster, cluster.client() as client:
+        site = Site(cluster, client)
+        await client.add_model(DEMO_MODEL, "tiny-tales")
+        await client.deploy(parse_spec({**SPEC, "exclude": ["d"], "rule": ["avoid d", "apart b,c,d"]}))
+        undisturbed = await answer(client)
+        await client.remove_node("d")
+
+        async def is_gone() -> bool:
+            return {str(node.name) for node in await client.nodes()} == {"a", "b", "c"}
+
+        async def goes_on() -> bool:
+            found = await client.deployment("tales")
+            return found.phase is DeploymentPhase.READY and "b" not in used(found)
+
+        await site.until(is_gone)
+        await cluster.agents["b"].kill()
+        await site.until(goes_on)
+        assert used(await client.deployment("tales")) <= {"a", "c"}
+        assert await answer(client) == undisturbed

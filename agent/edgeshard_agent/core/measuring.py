@@ -1,17 +1,16 @@
-"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while it holds a stage. Pure.
+"""Measurements that the coordinator asks of this node: one thing at a time, and no layers while a stage loads. Pure.
 
-A measurement of layers and a stage would slow each other down unnoticed, and share one memory. So the node refuses to
-measure while it holds a stage, and loading a stage first ends a measurement under way.
+A measurement of layers has the memory that loaded stages leave, so loading a stage first ends one under way. Beside
+loaded stages it gives way to their steps (`edgeshard_agent.measuring.giving_way`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from edgeshard.domain.control.commands import MeasureCompute, ProbeLinks
-from edgeshard.domain.errors import AbortedError, EdgeShardError, FailedPreconditionError, ResourceExhaustedError
-from edgeshard.domain.ids import DeploymentName, OperationId
+from edgeshard.domain.errors import AbortedError, EdgeShardError, ResourceExhaustedError
+from edgeshard.domain.ids import OperationId
 
 MeasuringCommand = MeasureCompute | ProbeLinks
 
@@ -88,20 +87,14 @@ class Measuring:
         """Whether a measurement runs that is not wanted any more and was not told so yet."""
         return self.running is not None and self.running != self.wanted and not self.stopping
 
-    def refusal(self, task: MeasuringTask, held: Collection[DeploymentName]) -> EdgeShardError | None:
-        """Why the node cannot do this now, None when it can. `held` are the deployments it has a stage of."""
+    def refusal(self, task: MeasuringTask, loads: bool) -> EdgeShardError | None:
+        """Why the node cannot do this now, None when it can. `loads` says that a stage is to be loaded, or loads."""
         if self.wanted is not None:
             what = "its layers" if isinstance(self.wanted.command, MeasureCompute) else "its links"
             return ResourceExhaustedError(
                 f"the node is measuring {what}; ask again when that is done", reason="NODE_MEASURES", retry_after_s=5.0
             )
-        if isinstance(task.command, MeasureCompute) and held:
-            return FailedPreconditionError(
-                f"the node holds a stage of {', '.join(sorted(held))}: it and the measurement would slow each other "
-                "down; delete the deployment first, or leave the node out",
-                reason="STAGE_HELD",
-            )
-        return None
+        return stage_came() if isinstance(task.command, MeasureCompute) and loads else None
 
     def ended(self, task: MeasuringTask) -> tuple[Measuring, bool]:
         """The state after a measurement's own end, and whether its operation is still to be answered."""
@@ -113,5 +106,5 @@ class Measuring:
 def stage_came() -> EdgeShardError:
     """The answer to a measurement that a stage displaced."""
     return AbortedError(
-        "a stage came to the node while it was measured; measure again when it holds none", reason="STAGE_CAME"
+        "a stage came to the node, and loading it comes first; measure again when it is loaded", reason="STAGE_CAME"
     )

@@ -59,6 +59,12 @@ class Slot:
     activates: tuple[OperationId, ...] = ()
     releases: tuple[OperationId, ...] = ()
 
+    @property
+    def loads(self) -> bool:
+        """Whether a stage is to be loaded, or loads."""
+        comes = (SlotPhase.EMPTY, SlotPhase.LOADING, SlotPhase.CLOSING)
+        return self.wanted is not None and (self.phase in comes or self.wanted.epoch > self.epoch)
+
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
@@ -155,7 +161,7 @@ def _measure(state: AgentState, task: MeasuringTask) -> AgentState:
     wanted = state.measuring.wanted
     if wanted is not None and wanted.operation_id == task.operation_id:
         return state  # being worked on; answered when done
-    refused = state.measuring.refusal(task, state.slots)
+    refused = state.measuring.refusal(task, any(slot.loads for slot in state.slots.values()))
     if refused is not None:
         return _answer(state, task.operation_id, error=refused)
     return replace(state, measuring=replace(state.measuring, wanted=task))

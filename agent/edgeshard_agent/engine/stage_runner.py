@@ -115,7 +115,7 @@ class StageRunner:
         self._waiting.append((step, self.clock.now()))
         if self.model.streaming is None or not step.plan.following:
             steps, self._waiting = self._waiting, []
-            self.worker.submit(self._run, steps)
+            self.worker.submit_steps(self._run, steps)
 
     def running(self) -> tuple[RunningStep, StepPlan] | None:
         """The step that computes now."""

@@ -149,8 +149,9 @@ class Tools:
     load: Callable[[PrepareStage, LoadProgress, Sequence[HeldWeights]], Awaitable[LoadedModel]]
     """Fetches and loads a stage, but for the weights that are held already."""
     load_standby: LoadStandby
-    measure: Callable[[MeasuringTask], Awaitable[None]]
-    """Measures and reports; cancelled, it leaves nothing in memory."""
+    measure: Callable[[MeasuringTask, int | None], Awaitable[None]]
+    """Measures and reports; cancelled, it leaves nothing in memory. Also given the bytes that the node's stages and
+    standbys hold, None where it has none."""
     wire: Callable[[PrepareStage, LoadedModel, HostServices, Broken, Head | None], HostedStage]
     """Makes a stage of loaded weights, and does not start it. The head is that of the former epoch."""
 

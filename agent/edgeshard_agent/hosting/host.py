@@ -257,8 +257,16 @@ class Hosting:
         return events.StageClosed(deployment)
 
     async def _run_measuring(self, task: measuring.MeasuringTask) -> events.Event:
-        error = await _tried(lambda: self._tools.measure(task), "measuring_crashed", "measuring")
+        held = self._held_bytes()
+        error = await _tried(lambda: self._tools.measure(task, held), "measuring_crashed", "measuring")
         return measuring.MeasuringEnded(task, error)
+
+    def _held_bytes(self) -> int | None:
+        """Memory of all stages, as planned, and of standbys; None where there are none."""
+        placed = [stage.prepare.placed for stage in self._stages.values()]
+        held = [stage.parameter_bytes + stage.kv_bytes + stage.workspace_bytes for stage in placed]
+        held += [standby.parameter_bytes for standby in self._standbys.statuses()]
+        return sum(held) if held else None
 
     async def _stop_measuring(self) -> events.Event:
         return measuring.MeasuringStopped()  # the measuring itself was cancelled before this began

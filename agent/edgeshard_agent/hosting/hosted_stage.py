@@ -205,7 +205,7 @@ class HostedStage:
         slices, around, for_head = make_slices(prepare), self.around, self.loaded.for_head
         assert for_head is not None  # these layers begin the model
         self._stream = HeadStream(around.dial, around.node_id, prepare.deployment, prepare.epoch)
-        scheduler = make_scheduler(prepare, shape.max_context, for_head.eos_tokens, slices)
+        scheduler = make_scheduler(prepare, shape, for_head.eos_tokens, slices)
         epoch = HeadEpoch(scheduler, self._runner.offer, self._stream.emit, slices, self._runner.fail)
         if former is not None:
             former.begin(epoch)

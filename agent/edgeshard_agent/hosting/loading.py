@@ -225,7 +225,12 @@ class StageLoader:
         spec, placement = prepare.spec, prepare.placement
         directory = self.cache.directory if spec.kv_swap_on_disk else None
         kv = KvMemory(
-            spec.effective_kv_dtype, placement.kv_blocks, placement.kv_block_tokens, spec.kv_swap_bytes, directory
+            spec.effective_kv_dtype,
+            placement.kv_blocks,
+            placement.kv_block_tokens,
+            spec.kv_swap_bytes,
+            directory,
+            slots=placement.requests_of(spec.max_context or weights.shape.max_context),
         )
         return StageModel.with_kv(weights, kv, idle_spin_s=self.idle_spin_s, guides=guides)
 

@@ -31,4 +31,4 @@ def make_tools(
     With `packs`, weights are kept packed once they were loaded.
     """
     loader = StageLoader(cache, store, worker, BackgroundThread(worker), node.device, idle_spin_s, packs)
-    return Tools(loader.load, loader.load_standby, Measurer(node, reports).run, HostedStage)
+    return Tools(loader.load, loader.load_standby, Measurer(node, reports, worker).run, HostedStage)

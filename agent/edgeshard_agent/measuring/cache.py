@@ -33,15 +33,18 @@ class ProfileStore:
         dtype: DType,
         quantisation: Quantisation | None = None,
         quick: bool = True,
+        beside_stages: bool = True,
     ) -> ComputeProfile | None:
-        """The profile of exactly this node and model, or None. A quick profile counts only with `quick`."""
+        """The profile of exactly this node and model, or None. A quick profile counts only with `quick`, and one that
+        was measured beside stages only with `beside_stages`."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
             profile = parse_profile(ComputeProfile, self.path(*wanted).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
         is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
-        return profile if is_same and (quick or not profile.quick) else None
+        counts = (quick or not profile.quick) and (beside_stages or not profile.beside_stages)
+        return profile if is_same and counts else None
 
     def keep(self, profile: ComputeProfile) -> Path:
         """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""

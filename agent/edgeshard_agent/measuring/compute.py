@@ -21,7 +21,7 @@ from edgeshard.planning.inputs.shapes import ModelSpec, model_from_config
 from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.machine import available_bytes
-from edgeshard_agent.measuring.others import others_share, read_cores
+from edgeshard_agent.measuring.others import CoreMeter
 from edgeshard_agent.measuring.overhead import measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
 from edgeshard_agent.measuring.rotation import (
@@ -32,6 +32,7 @@ from edgeshard_agent.measuring.rotation import (
     copies_needed,
     kv_bytes,
 )
+from edgeshard_agent.measuring.stops import Stops, no_stops
 from edgeshard_agent.measuring.stopwatch import Measurement, Stopwatch, is_steady, summarise
 from edgeshard_agent.model.sampling import Sampler
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -104,6 +105,8 @@ class Profiler:
     memory_limit_bytes: int | None = None
     """The most that layers may take; None for all free memory."""
     progress: Progress = lambda what, done, total: None
+    stops: Stops = no_stops
+    """What is timed across a stop is timed again."""
 
     def __post_init__(self) -> None:
         self._model = model_from_config("the model", self.form.config)
@@ -112,7 +115,8 @@ class Profiler:
         self._grid = self.grid.within(limit)
         self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
         self._room_bytes = 0
-        self._watch = Stopwatch(self.form.device)
+        self._watch = Stopwatch(self.form.device, self.stops)
+        self._cores = CoreMeter(self.threads, self.stops)
         self._done = 0
         self._total = 0
 
@@ -134,14 +138,14 @@ class Profiler:
         outer = len(embedded) + len(self._grid.decode_batches)
         self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
         meter.rest(_REST_S)
-        cores = read_cores()
+        self._cores = CoreMeter(self.threads, self.stops)
         try:
             layers = [self._outer(profile.LayerKind.EMBEDDING, cache)]
             with meter.busy():
                 layers += [self._block(sort, cache) for sort in sorts]
             layers.append(self._outer(profile.LayerKind.HEAD, cache))
             self._tell("step overhead")
-            overhead = measure_overhead(form, sorts[0].first, self.threads)
+            overhead = measure_overhead(form, sorts[0].first, self.threads, self.stops)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return profile.ComputeProfile(
@@ -157,17 +161,18 @@ class Profiler:
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
             quantisation=form.quantisation,
-            others_share=others_share(cores, read_cores(), self.threads) if facts.kind == "cpu" else 0.0,
+            others_share=self._cores.share() if facts.kind == "cpu" else 0.0,
         )
 
     def _block(self, sort: BlockSort, cache: int) -> profile.LayerProfile:
-        size = self._model.blocks[sort.first].weight_bytes(self.form.dtype, self.form.quantisation)
+        block, requests = self._model.blocks[sort.first], max(self._grid.decode_batches)
+        size = block.weight_bytes(self.form.dtype, self.form.quantisation)
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
-        kv = kv_bytes(self._shape, self.form.dtype, room)
+        kv = kv_bytes(block.kv, self.form.dtype, room) + requests * block.state_bytes(self.form.dtype)
         copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
-        rotation = BlockRotation(self.form, sort.first, copies, room)
+        rotation = BlockRotation(self.form, sort.first, copies, room, requests)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
         for number in range(self._grid.effort.passes):
             for point in points:
@@ -253,6 +258,7 @@ class Profiler:
     def _tell(self, what: str) -> None:
         self.progress(what, min(self._done, self._total), self._total)
         self._done += 1
+        self._cores.lap()
 
 
 def _sample(count: int, context: int, measured: Measurement) -> profile.Sample:

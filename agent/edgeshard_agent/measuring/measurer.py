@@ -9,10 +9,11 @@ import structlog
 
 from edgeshard.architectures import parse_config
 from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
-from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink, config_hash
+from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
+from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
 from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
@@ -31,50 +32,64 @@ class Measurer:
 
     node: MeasuredNode
     reports: Reports
+    worker: ComputeThread
+    """The node's; measuring gives way to steps there."""
 
     def __post_init__(self) -> None:
         self._store = ProfileStore(self.node.state_dir)
 
-    async def run(self, task: MeasuringTask) -> None:
-        """Raises the profiler's typed errors, and the coordinator's answer to the report."""
+    async def run(self, task: MeasuringTask, held: int | None) -> None:
+        """`held` are the bytes that stages and standbys hold, None where the node has none.
+
+        Raises the profiler's typed errors, and the coordinator's answer to the report.
+        """
 
         def tell(done: int, total: int, what: str) -> None:
             self.reports.progress(CommandProgress(task.operation_id, done, total, what))
 
         match task.command:
             case MeasureCompute():
-                await self.reports.report(await self._compute(task.command, tell))
+                await self.reports.report(await self._compute(task.command, held, tell))
             case ProbeLinks():
                 report = await self._links(task.command.peers, tell)
                 await self.reports.report(report)
                 self.reports.probed(report.links)
 
-    async def _compute(self, command: MeasureCompute, tell: Tell) -> ProfileReport:
+    async def _compute(self, command: MeasureCompute, held: int | None, tell: Tell) -> ProfileReport:
         parse_config(command.config)
         node = self.node
         if node.emulation is not None:
             profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
-        profile = await self._kept(command) or await self._measured(command, tell)
-        # The node holds no stage now, so the free memory is what stages may have.
-        facts = await asyncio.to_thread(read_facts, node.device, node.memory)
+        known = None if command.again else await self._kept(command, command.quick, held is not None)
+        profile = known or await self._measured(command, held, tell)
+        # The free memory is what stages may have only where none holds a part of it.
+        facts = None if held is not None else await asyncio.to_thread(read_facts, node.device, node.memory)
         return ProfileReport(node.node_id, facts, (profile,))
 
-    async def _kept(self, command: MeasureCompute) -> ComputeProfile | None:
-        if command.again:
-            return None
+    async def _kept(self, command: MeasureCompute, quick: bool, beside_stages: bool) -> ComputeProfile | None:
         node = self.node
         marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
-        return await asyncio.to_thread(self._store.find, *marks, command.quick)
+        return await asyncio.to_thread(self._store.find, *marks, quick, beside_stages)
 
-    async def _measured(self, command: MeasureCompute, tell: Tell) -> ComputeProfile:
+    async def _measured(self, command: MeasureCompute, held: int | None, tell: Tell) -> ComputeProfile:
         node = self.node
+        memory = node.memory if held is None else await asyncio.to_thread(self._left, held)
         job = MeasuringJob(
-            command.config, command.dtype, node.device, node.threads, command.quick, node.memory, command.quantisation
+            command.config,
+            command.dtype,
+            node.device,
+            node.threads,
+            command.quick,
+            memory,
+            command.quantisation,
+            held is not None,
         )
-        profile = await measure_apart(job, tell)
-        effort = QUICK if command.quick else FULL
-        profile = replace(profile, disk=await asyncio.to_thread(measure_disk, node.state_dir, effort))
+        try:
+            profile = await measure_apart(job, tell, self.worker)
+        except ResourceExhaustedError as error:
+            raise error if held is None else _beside(error, held) from None
+        profile = replace(profile, disk=await self._disk(command, held is not None))
         await asyncio.to_thread(self._store.keep, profile)
         log.info(
             "measured",
@@ -84,6 +99,19 @@ class Measurer:
             others=profile.others_share,
         )
         return profile
+
+    def _left(self, held: int) -> int:
+        """Bytes that stages leave: as planned, and no more than is free now."""
+        node = self.node
+        return max(0, min(node.facts.memory_budget_bytes - held, read_facts(node.device, None).memory_budget_bytes))
+
+    async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
+        """Beside stages the known rates: this process reads and writes the file, and gives way to nobody."""
+        if beside_stages:
+            known = await self._kept(command, True, True)
+            return None if known is None else known.disk
+        effort = QUICK if command.quick else FULL
+        return await asyncio.to_thread(measure_disk, self.node.state_dir, effort)
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
         """The links to the nodes that answer."""
@@ -98,3 +126,13 @@ class Measurer:
             else:
                 links.append(MeasuredLink(self.node.node_id, peer.node_id, profile))
         return ProfileReport(self.node.node_id, links=tuple(links))
+
+
+def _beside(error: ResourceExhaustedError, held: int) -> ResourceExhaustedError:
+    """The error of a measurement beside stages that had too little memory."""
+    return ResourceExhaustedError(
+        f"{error.message}; the node's stages hold {held >> 20} MiB: delete a deployment that it has a part of, or "
+        "leave the node out",
+        field=error.field,
+        reason=error.reason,
+    )

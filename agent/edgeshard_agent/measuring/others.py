@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from edgeshard_agent.measuring.stops import Stops
+
 _SHORTEST_S = 0.9
 """The system counts in hundredths of a second, so over less a share is mostly rounding."""
 _PARTS = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -42,6 +44,32 @@ def others_share(before: Reading, after: Reading, threads: int) -> float:
     taken = count * (after.busy_s - before.busy_s - (after.own_s - before.own_s)) / elapsed
     threads = min(threads, count)
     return min(1.0, max(0.0, taken - (count - threads)) / threads)
+
+
+class CoreMeter:
+    """The share since it was made, but for stretches between two laps in which the process was stopped."""
+
+    def __init__(self, threads: int, stops: Stops) -> None:
+        self._threads = threads
+        self._stops = stops
+        self._last, self._stops_before = read_cores(), stops()
+        self._before = self._last
+
+    def lap(self) -> None:
+        now, stops = read_cores(), self._stops()
+        if stops != self._stops_before:
+            last, before = self._last, self._before
+            self._before = Reading(
+                before.cores,
+                before.total_s + now.total_s - last.total_s,
+                before.busy_s + now.busy_s - last.busy_s,
+                before.own_s + now.own_s - last.own_s,
+            )
+        self._last, self._stops_before = now, stops
+
+    def share(self) -> float:
+        self.lap()
+        return others_share(self._before, self._last, self._threads)
 
 
 class OthersWatch:

@@ -23,6 +23,7 @@ from edgeshard.wire.frames import Frame, FrameContract, FrameReader, encode_step
 from edgeshard_agent.engine.stage_runner import StageRunner
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
+from edgeshard_agent.measuring.stops import Stops, no_stops
 from edgeshard_agent.measuring.stopwatch import Measurement, summarise
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
@@ -68,12 +69,12 @@ class _Ring:
         self.result.set_exception(error)
 
 
-def measure_overhead(form: LayerForm, layer: int, threads: int) -> StepOverhead:
+def measure_overhead(form: LayerForm, layer: int, threads: int, stops: Stops = no_stops) -> StepOverhead:
     """The overhead of decode steps, and its growth with the bytes of hidden states. Not for a running event loop."""
-    return asyncio.run(_measure(form, layer, threads))
+    return asyncio.run(_measure(form, layer, threads, stops))
 
 
-async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
+async def _measure(form: LayerForm, layer: int, threads: int, stops: Stops) -> StepOverhead:
     shape, dtype = form.shape, form.dtype
     prompt = min(PROMPT_TOKENS, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
@@ -89,7 +90,7 @@ async def _measure(form: LayerForm, layer: int, threads: int) -> StepOverhead:
     runner = StageRunner(NAME, Epoch(1), 1, model, worker, around, SystemClock())
     runner.start()
     try:
-        bench = _Bench(runner, model, around, timed)
+        bench = _Bench(runner, model, around, timed, stops)
         few = await bench.measure(1)
         many = await bench.measure(prompt)
     finally:
@@ -108,15 +109,18 @@ class _Bench:
     model: StageModel
     around: _Ring
     timed: _Timed
+    stops: Stops
 
     async def measure(self, tokens: int) -> Measurement:
         taken: list[float] = []
-        ends = time.monotonic() + _LIMIT_S
+        number, ends = 0, time.monotonic() + _LIMIT_S
         reader = FrameReader(FrameContract(NAME, 1, self.model.dtype, self.model.shape.frame_width, tokens, 8))
         while len(taken) < _WARM_UPS + _REPEATS and (len(taken) < 2 * _WARM_UPS or time.monotonic() < ends):
             # The sender's encoding is counted where it happens: at the end of the stage before.
-            frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(len(taken), tokens))]
-            taken.append(await self._once(reader, frames))
+            frames = [raw.SerializeToString() for raw in encode_step(NAME, 1, self._step(number, tokens))]
+            number, stops, seconds = number + 1, self.stops(), await self._once(reader, frames)
+            if stops == self.stops():
+                taken.append(seconds)
         self.model.reset()
         return summarise(taken[_WARM_UPS:])
 
@@ -134,7 +138,9 @@ class _Bench:
     def _step(self, number: int, tokens: int) -> ForwardStep:
         # Each step is a new request's first: its blocks come back with the next step.
         blocks = tuple(range(-(-tokens // BLOCK_TOKENS)))
-        frees, grant, span = (number - 1,) if number else (), KvGrant(number, 0, blocks), Span(number, 0, tokens)
+        slot = 0 if self.model.pool.states.slots else None
+        frees, span = (number - 1,) if number else (), Span(number, 0, tokens)
+        grant = KvGrant(number, 0, blocks, slot=slot)
         plan = StepPlan(frees=frees, grants=(grant,), spans=(span,))
         dtype, width = self.model.dtype, self.model.shape.frame_width
         return ForwardStep(number, plan, Tensor(dtype, (tokens, width), bytes(tokens * width * dtype.itemsize)))

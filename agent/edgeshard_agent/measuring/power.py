@@ -22,6 +22,7 @@ SYSTEM = Path("/sys")
 INTERVAL_S = 0.2
 # Rails that feed the whole module; where one is there, the others are parts of it.
 _WHOLE_RAILS = frozenset({"VDD_IN", "POM_5V_IN", "VIN"})
+_LATE_S = 1.0
 
 
 class PowerSensor(Protocol):
@@ -132,7 +133,8 @@ def find_sensor(device: str) -> PowerSensor | None:
 
 
 class PowerMeter:
-    """Samples a sensor while something else goes on; without a sensor it does nothing."""
+    """Samples a sensor while something else goes on; without a sensor it does nothing. A reading across a stop of the
+    process, which takes seconds, is dropped."""
 
     def __init__(self, sensor: PowerSensor | None, interval_s: float = INTERVAL_S) -> None:
         self._sensor = sensor
@@ -168,8 +170,11 @@ class PowerMeter:
         def sample() -> None:
             try:
                 sensor.watts()  # drop what a counter gathered before this stretch
+                read_at = time.monotonic()
                 while not ended.wait(self._interval_s):
-                    into.append(sensor.watts())
+                    watts, before, read_at = sensor.watts(), read_at, time.monotonic()
+                    if read_at - before < self._interval_s + _LATE_S:
+                        into.append(watts)
             except (OSError, ValueError):
                 return  # the device gives no more readings; the earlier ones hold
 

@@ -7,6 +7,8 @@ or compute thread busy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from collections.abc import Callable
 from edgeshard.domain.errors import EdgeShardError, InternalError, ResourceExhaustedError
 from edgeshard.domain.nodes.profile import ComputeProfile
 from edgeshard.forms import OWN
+from edgeshard_agent.engine.worker import ComputeThread
+from edgeshard_agent.measuring.giving_way import GivingWay, requests_ran
 from edgeshard_agent.measuring.worker import MeasuringJob, Told
 
 _LONGEST_LINE = 16 << 20
@@ -22,22 +26,45 @@ Tell = Callable[[int, int, str], None]
 """Figures done, figures in all, and what is being measured."""
 
 
-async def measure_apart(job: MeasuringJob, tell: Tell) -> ComputeProfile:
-    """Raises the profiler's typed errors. Cancelling ends the process before this returns."""
+async def measure_apart(job: MeasuringJob, tell: Tell, worker: ComputeThread) -> ComputeProfile:
+    """Measure in a process that gives way to the steps of this compute thread.
+
+    Raises the profiler's typed errors, UnavailableError when it waited for too long. Cancelling ends the process before
+    this returns.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "edgeshard_agent.measuring.worker",
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LONGEST_LINE,
         start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent, which ends this process
     )  # fmt: skip
+    told = 0, 1, "start"
+
+    def tell_and_keep(*progress: *tuple[int, int, str]) -> None:
+        nonlocal told
+        told = progress
+        tell(*progress)
+
+    def tell_stopped(stopped: bool) -> None:
+        done, total, what = told
+        tell(done, total, "waits while requests run" if stopped else what)
+
+    def send(number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, number)
+
+    way = GivingWay(worker, asyncio.get_running_loop(), send, tell_stopped)
     try:
         assert process.stdin is not None
         line = OWN.to_text(MeasuringJob, job).encode() + b"\n"
         process.stdin.write(line)  # stays open: its end would end the process
-        outcome = await _outcome(process, tell)
+        with way:
+            outcome = await _outcome(process, tell_and_keep)
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+    if way.gave_up:
+        raise requests_ran()
     if isinstance(outcome, ComputeProfile):
         return outcome
     raise outcome

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgeshard.architectures import ModelShape, parse_config
+from edgeshard.architectures import KvHeads, ModelShape, parse_config
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 from edgeshard_agent.model.adapters import build_modules
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.modules import StageModules, weight_bytes
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -54,10 +55,9 @@ def copies_needed(layer_bytes: int, cache: int) -> int:
     return min(MOST_COPIES, CACHE_MULTIPLE * cache // max(1, layer_bytes) + 1)
 
 
-def kv_bytes(shape: ModelShape, dtype: DType, tokens: int) -> int:
+def kv_bytes(heads: KvHeads, dtype: DType, tokens: int) -> int:
     """Bytes of the KV memory that each copy of a block has."""
-    blocks = -(-tokens // BLOCK_TOKENS)
-    return blocks * BLOCK_TOKENS * shape.kv_bytes_per_token(LayerRange(0, 1), dtype)
+    return -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS * heads.bytes_per_token(dtype)
 
 
 def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
@@ -115,7 +115,7 @@ class LayerForm:
 class BlockRotation:
     """Copies of one block, used in turn, each with a KV memory of its own. Nothing else of the model is made."""
 
-    def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int) -> None:
+    def __init__(self, form: LayerForm, layer: int, copies: int, kv_tokens: int, requests: int = 1) -> None:
         self.copies = copies
         self.shape = shape = form.shape
         self.dtype = dtype = form.dtype
@@ -131,7 +131,8 @@ class BlockRotation:
                     part.layer_idx = index
         self.modules: StageModules = built[0]
         memory = KvMemory(dtype, -(-kv_tokens // BLOCK_TOKENS), BLOCK_TOKENS)
-        self.pool = KvPool(LayerRange(0, copies), memory, shape.kv_heads, shape.head_dim, device)
+        states = States(requests, shape.states_in(LayerRange(layer, layer + 1)) * copies, device, dtype)
+        self.pool = KvPool(LayerRange(0, copies), memory, (shape.kv_of(layer),) * copies, device, states=states)
         self._next = 0
 
     def turn(self, count: int) -> None:
@@ -148,8 +149,12 @@ class BlockRotation:
             self.pool.free(request)
         spans = tuple(Span(request, context, tokens) for request in range(batch))
         blocks = -(-(context + tokens) // BLOCK_TOKENS)
+        has_states = self.pool.states.slots > 0
         grants = tuple(
-            KvGrant(request, 0, tuple(range(request * blocks, (request + 1) * blocks))) for request in range(batch)
+            KvGrant(
+                request, 0, tuple(range(request * blocks, (request + 1) * blocks)), slot=request if has_states else None
+            )
+            for request in range(batch)
         )
         self.pool.commit(self.pool.check(StepPlan(grants=grants)))
         for request in range(batch):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from edgeshard.profiles.grid import Effort
+from edgeshard_agent.measuring.stops import Stops, no_stops
 
 STEADY_SPREAD = 0.01
 """Repeats end when the median is known this well: its standard error over itself."""
@@ -43,10 +44,14 @@ def is_steady(seconds: list[float]) -> bool:
 
 
 class Stopwatch:
-    """Times calls on a device. On CUDA between two events on its stream, so that launching is not waited for twice."""
+    """Times calls on a device. On CUDA between two events on its stream, so that launching is not waited for twice.
 
-    def __init__(self, device: str) -> None:
+    A call during which the process was stopped is made again.
+    """
+
+    def __init__(self, device: str, stops: Stops = no_stops) -> None:
         self.device = torch.device(device)
+        self._stops = stops
         self._wall_s = 0.0
         self._processor_s = 0.0
 
@@ -57,13 +62,20 @@ class Stopwatch:
 
     def once(self, work: Callable[[], object]) -> float:
         """Seconds of one call."""
+        while True:
+            stops = self._stops()
+            seconds, computed = self._timed(work)
+            if stops == self._stops():
+                self._wall_s += seconds
+                self._processor_s += computed
+                return seconds
+
+    def _timed(self, work: Callable[[], object]) -> tuple[float, float]:
+        """Seconds of one call, and those of the core that the caller had; the same on an accelerator."""
         if self.device.type != "cuda":
             began, computed = time.perf_counter(), time.thread_time()
             work()
-            seconds = time.perf_counter() - began
-            self._wall_s += seconds
-            self._processor_s += time.thread_time() - computed
-            return seconds
+            return time.perf_counter() - began, time.thread_time() - computed
         with torch.cuda.device(self.device):
             event: Any = torch.cuda.Event
             first, last = event(enable_timing=True), event(enable_timing=True)
@@ -72,14 +84,17 @@ class Stopwatch:
             work()
             last.record()
             last.synchronize()
-            return float(first.elapsed_time(last)) / 1e3
+            seconds = float(first.elapsed_time(last)) / 1e3
+            return seconds, seconds
 
     def collect(self, work: Callable[[], object], effort: Effort, parts: int = 1) -> list[float]:
         """One pass: seconds of one of the `parts` equal pieces a call consists of, for each repeat. Warm up before."""
         taken: list[float] = []
-        ends = time.monotonic() + effort.limit_s
+        left_s = effort.limit_s
         while len(taken) < effort.most:
-            taken.append(self.once(work) / parts)
-            if len(taken) >= effort.least and (is_steady(taken) or time.monotonic() > ends):
+            seconds = self.once(work)
+            left_s -= seconds
+            taken.append(seconds / parts)
+            if len(taken) >= effort.least and (is_steady(taken) or left_s < 0.0):
                 break
         return taken

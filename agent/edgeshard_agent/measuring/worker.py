@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,14 +20,16 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.profile import ComputeProfile
 from edgeshard.forms import OWN
+from edgeshard_agent.measuring.stops import Stops, count_stops, no_stops
 
+_NICE = 10
 PROGRESS_INTERVAL_S = 0.25
 """Progress is told this often at most: a figure may take a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringJob:
-    """The model to measure, and how. `memory` is what the node may use in bytes, None for all of it."""
+    """The model to measure, and how. `memory` is what may be used in bytes, None for all of the node's."""
 
     config: Mapping[str, Any]
     dtype: DType
@@ -36,6 +38,7 @@ class MeasuringJob:
     quick: bool
     memory: int | None
     quantisation: Quantisation | None = None
+    beside_stages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,14 @@ def main() -> None:
     os.dup2(2, 1)
     job = OWN.from_text(MeasuringJob, sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
-    _give_way()
+    _give_way(job)
     try:
-        _say(out, Told(profile=measured(job, _throttled(out))))
+        _say(out, Told(profile=measured(job, _throttled(out), count_stops())))
     except EdgeShardError as error:
         _say(out, Told(error=error))
 
 
-def measured(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> ComputeProfile:
+def measured(job: MeasuringJob, progress: Callable[[str, int, int], None], stops: Stops = no_stops) -> ComputeProfile:
     """The profile of a model, measured by this thread. Raises what `Profiler.run` raises."""
     # After the job is read: importing torch takes seconds, and the agent may change its mind meanwhile.
     import torch
@@ -72,7 +75,8 @@ def measured(job: MeasuringJob, progress: Callable[[str, int, int], None]) -> Co
 
     torch.set_num_threads(job.threads)
     form, grid = LayerForm(job.config, job.dtype, job.device, job.quantisation), QUICK_GRID if job.quick else FULL_GRID
-    return Profiler(form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress).run()
+    profiler = Profiler(form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress, stops=stops)
+    return replace(profiler.run(), beside_stages=job.beside_stages)
 
 
 def _throttled(out: TextIO) -> Callable[[str, int, int], None]:
@@ -97,8 +101,11 @@ def _end_with_input() -> None:
     os._exit(1)
 
 
-def _give_way() -> None:
-    """Have the kernel end this process and not the agent when memory runs out."""
+def _give_way(job: MeasuringJob) -> None:
+    """Have the kernel end this process and not the agent when memory runs out, and beside stages give it cores last:
+    what a request does before its first step is not delayed either."""
+    if job.beside_stages:
+        os.nice(_NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

@@ -35,6 +35,7 @@ def library_config(decoder: Decoder) -> Any:
     library = decoder.architecture.library
     module = importlib.import_module(f"transformers.models.{library.module}.configuration_{library.module}")
     values = copy.deepcopy(dict(decoder.fields.values))
+    values.pop("auto_map", None)  # names code of the checkpoint
     if values.get("head_dim", 0) is None:
         # Some layers read head_dim with a default that a null would defeat.
         del values["head_dim"]

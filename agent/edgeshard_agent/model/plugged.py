@@ -17,6 +17,7 @@ from edgeshard.architectures.record import Place
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
+from edgeshard_agent.model.gated_delta import GatedDelta
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -31,11 +32,13 @@ class _Stacking:
 
 
 def make_layer(context: StageContext, index: int) -> nn.Module:
-    """transformers' decoder layer of this global index, on the meta device."""
+    """transformers' decoder layer of this global index, on the meta device; linear attention in it is ours."""
     with torch.device("meta"):
         layer: nn.Module = getattr(context.library, context.architecture.library.layer_class)(
             context.config, layer_idx=index
         )
+        if (theirs := getattr(layer, "linear_attn", None)) is not None:
+            layer.linear_attn = GatedDelta(theirs)
     return layer
 
 
@@ -122,7 +125,7 @@ class PluggedModules(DecoderModules):
             small = context.block_integers is not None and record.is_quantised(name, len(size))
             path, _, _ = record.place(name).parameter.rpartition(".")
             linear = layer.get_submodule(path)
-            if type(linear) is nn.Linear:
+            if type(linear) is nn.Linear and not record.keeps_float32(name):
                 owner, _, leaf = path.rpartition(".")
                 setattr(layer.get_submodule(owner), leaf, self._projection(linear, small))
             elif small and not isinstance(linear, Projection):
@@ -155,22 +158,22 @@ class PluggedModules(DecoderModules):
         owner = block.layer.get_submodule(path)
         if isinstance(owner, Projection):
             self._fill(owner, leaf, 0, value)
-        elif place.index is not None:
+        elif place.is_part:
             self._stack(f"{index}.{place.parameter}", owner, leaf, place, whole(value))
         else:
             dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
             self._set(owner, leaf, self._memory(whole(value), dtype))
 
     def _stack(self, key: str, owner: nn.Module, leaf: str, place: Place, value: torch.Tensor) -> None:
-        """Copy one expert's tensor into the parameter that holds them all."""
+        """Copy a tensor into the parameter that is made of several."""
         stacking = self._stacking.get(key)
         if stacking is None:
             shape, dtype = getattr(owner, leaf).shape, self.context.torch_dtype
             memory = self._taken(shape, dtype)
             stacking = self._stacking[key] = _Stacking(memory, memory.numel())
-        target = stacking.memory[place.index]
+        target = stacking.memory if place.index is None else stacking.memory[place.index]
         if place.half is not None:
-            target = target.chunk(2)[place.half]
+            target = target.chunk(2, dim=-2)[place.half]
         target.copy_(value)
         stacking.left -= value.numel()
         if stacking.left == 0:

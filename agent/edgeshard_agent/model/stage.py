@@ -16,6 +16,7 @@ from edgeshard_agent.guides.guides import Guides
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.gathered import prepare_causal
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.graphs import Recorder, recorder_for
 from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.prompt_scores import score
@@ -94,7 +95,9 @@ class StageModel:
         device, shape = weights.modules.context.device, weights.shape
         prepare_causal(device)
         recorder = recorder or recorder_for(device)
-        pool = KvPool(weights.layers, kv, shape.kv_heads, shape.head_dim, device, scratch=recorder is not None)
+        states = States(kv.slots, shape.states_in(weights.layers), device, weights.modules.context.dtype)
+        heads = shape.kv_in(weights.layers)
+        pool = KvPool(weights.layers, kv, heads, device, scratch=recorder is not None, states=states)
         return cls(weights, pool, recorder, idle_spin_s, guides)
 
     @property

@@ -86,6 +86,31 @@ class SampledRowsStruct(ctypes.Structure):
     )
 
 
+class ConvolutionStruct(ctypes.Structure):
+    """`Convolution` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "bias", "tails", "out", "slots", "first_rows")),
+        ("x_stride", c_int64),
+        *((name, c_int32) for name in ("spans", "slot_count", "channels", "taps", "element")),
+    )
+
+
+class DeltaRuleStruct(ctypes.Structure):
+    """`DeltaRule` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("query", "key", "value", "log_decay", "beta", "states", "out")),
+        *((name, c_void_p) for name in ("slots", "first_rows")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_int32) for name in ("spans", "slot_count", "key_heads", "value_heads", "key_dim", "value_dim")),
+        ("element", c_int32),
+    )
+
+
+# `MOST_TAPS` and `MOST_KEY_DIM` of kernels.h.
+MOST_TAPS, MOST_KEY_DIM = 8, 512
+
 # What `Sampled` has instead of a token; kernels.h says why.
 NOT_FINITE, NOT_TAKEN = -1, -2
 
@@ -101,6 +126,8 @@ _SIGNATURES = {
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "edgeshard_attention": (_INT, (_POINTER, _INT)),
+    "edgeshard_convolution": (_INT, (_POINTER, _INT)),
+    "edgeshard_delta_rule": (_INT, (_POINTER, _INT)),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }

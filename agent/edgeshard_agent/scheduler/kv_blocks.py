@@ -15,10 +15,12 @@ class _Table:
     promised: int
     """Blocks that it may still take without a check."""
     blocks: list[int] = field(default_factory=list)
+    slot: int | None = None
+    """Of its states."""
 
 
 class BlockAllocator:
-    """Blocks 0..count-1 of `block_tokens` tokens each; pure state.
+    """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1; pure state.
 
     Admission promises a request blocks (its worst case, unless the pool is overcommitted), so that an admitted request
     cannot run out of them; it gets the blocks as it reaches their positions. A block counts how many requests hold it.
@@ -26,7 +28,7 @@ class BlockAllocator:
     and a request that begins with the same content shares it.
     """
 
-    def __init__(self, count: int, block_tokens: int) -> None:
+    def __init__(self, count: int, block_tokens: int, slots: int = 0) -> None:
         self.count = count
         self.block_tokens = block_tokens
         self._free: deque[int] = deque(range(count))
@@ -37,6 +39,8 @@ class BlockAllocator:
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Published blocks that no request holds, the longest unused first."""
         self._promised = 0
+        self.slots = slots
+        self._free_slots = deque(range(slots))
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -57,7 +61,9 @@ class BlockAllocator:
         return len(self._idle)
 
     def admit(self, request: int, tokens: int, keys: Sequence[bytes] = ()) -> KvGrant | None:
-        """Promise a request the blocks of `tokens` positions; None, and nothing changed, when the pool cannot.
+        """Promise a request the blocks of `tokens` positions, and a slot.
+
+        None, and nothing changed, when the pool cannot.
 
         `keys` are those of its first full blocks, which it shares as far as they are known. The grant holds the shared
         blocks, if any.
@@ -72,10 +78,12 @@ class BlockAllocator:
         need = self.blocks_for(tokens) - len(shared)
         if need + sum(block in self._idle for block in shared) > self.unpromised:
             return None
+        if self.slots and not self._free_slots:
+            return None
         for block in shared:
             self._idle.pop(block, None)
             self._holders[block] += 1
-        self._tables[request] = _Table(need, shared)
+        self._tables[request] = _Table(need, shared, self._free_slots.popleft() if self.slots else None)
         self._promised += need
         return KvGrant(request, 0, tuple(shared), filled=len(shared) * self.block_tokens)
 
@@ -98,7 +106,7 @@ class BlockAllocator:
         first = len(table.blocks)
         blocks = [self._take() for _ in range(missing)]
         table.blocks += blocks
-        return KvGrant(request, first, tuple(blocks))
+        return KvGrant(request, first, tuple(blocks), slot=None if first else table.slot)
 
     def publish(self, request: int, index: int, key: bytes) -> None:
         """Make the block at `index` of a request's table, full and never written again, known by `key`."""
@@ -111,6 +119,8 @@ class BlockAllocator:
         """Return a request's blocks. They may be granted again from the step after the one that frees them."""
         table = self._tables.pop(request)
         self._promised -= table.promised
+        if table.slot is not None:
+            self._free_slots.append(table.slot)
         freed: deque[int] = deque()
         # The last first, so that the end of a cached prefix is given up before its beginning.
         for block in reversed(table.blocks):

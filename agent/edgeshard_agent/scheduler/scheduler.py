@@ -557,6 +557,8 @@ class Scheduler:
         elif self._swapped.remove(sequence.number):
             del self._known[sequence.number]
             self._frees.append(sequence.number)
+            if sequence.number in self._swap_outs:  # no step has said so yet
+                self._swap_outs.remove(sequence.number)
         del self._requests[sequence.request_id]
         self._served_tokens.close(sequence.client)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from edgeshard.architectures import ModelShape
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage
@@ -23,12 +24,13 @@ WAITING_PER_PLACE = 4
 
 
 def make_scheduler(
-    prepare: PrepareStage, max_context: int, eos_tokens: frozenset[int], slices: PromptSlices | None
+    prepare: PrepareStage, shape: ModelShape, eos_tokens: frozenset[int], slices: PromptSlices | None
 ) -> Scheduler:
-    """`max_context` is the model's own limit."""
+    """Where requests have states, nothing of one is shared with another: no state of a prompt's middle is kept."""
     spec, placement = prepare.spec, prepare.placement
-    longest, waiting = spec.max_context or max_context, WAITING_PER_PLACE * spec.concurrency
-    limits = Limits(longest, waiting, overcommit=spec.kv_overcommit, prefix_cache=spec.prefix_cache)
+    longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * spec.concurrency
+    shares = spec.prefix_cache and not shape.states
+    limits = Limits(longest, waiting, overcommit=spec.kv_overcommit, prefix_cache=shares)
     chunking = Chunking(
         step_tokens=step_tokens(placement.costs, placement.kv_block_tokens),
         max_step_tokens=MAX_STEP_TOKENS,
@@ -38,7 +40,8 @@ def make_scheduler(
         slices=slices,
         compute_s=partial(compute_s, placement.costs) if placement.costs else None,
     )
-    allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens)
+    slots = placement.requests_of(longest) if shape.states else 0
+    allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
     return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare))
 
 

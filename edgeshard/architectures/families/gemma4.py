@@ -1,17 +1,20 @@
-"""gemma4, its text part only, where all blocks have heads alike: gemma3's four norms and two rotary bases.
+"""gemma4, its text part only: gemma3's four norms and two rotary bases.
 
-Values are normed and may be the keys, a block ends in a factor, and experts run beside the MLP where config.json asks
-for them.
+Blocks without a window have heads of their own. Values are normed, and of these blocks may be the keys as they were
+before norm and rotation. A block ends in a factor, and experts run beside the MLP where config.json asks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
+from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import (
     SANDWICH_NORMS,
     attention,
+    even_split,
     expert_count,
     gated_mlp,
     gemma_ends,
@@ -21,13 +24,12 @@ from edgeshard.architectures.parts import (
 )
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.rope import STATIC, Rope
-from edgeshard.architectures.shape import ModelShape
+from edgeshard.architectures.shape import KvHeads, ModelShape
 from edgeshard.architectures.windows import FULL, Windows
 
 _EXPERTS = Experts(count=("num_experts",), chosen="top_k_experts", tensors=r"^experts\.", switch="enable_moe_block")
 _EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
 _GLOBAL_HEAD_DIM = 512
-_ONE_SIZE = "EdgeShard's KV pool has one size for all blocks; use a checkpoint whose blocks have heads alike"
 
 
 def _sliding(fields: ConfigFields, layer_count: int) -> list[bool]:
@@ -38,11 +40,11 @@ _WINDOWS = Windows(512, sliding=_sliding)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    hidden, bias = shape.hidden_size, fields.flag("attention_bias")
+    hidden, bias, own = shape.hidden_size, fields.flag("attention_bias"), shape.at(layer)
     block = (
         norms(hidden, *SANDWICH_NORMS)
-        | attention(shape, input_bias=bias, output_bias=bias)
-        | head_norms(shape)
+        | attention(own, input_bias=bias, output_bias=bias)
+        | head_norms(own)
         | gated_mlp(shape, fields.size("intermediate_size"))
         | {"layer_scalar": (1,)}
     )
@@ -85,30 +87,44 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
     types = _WINDOWS.layer_types(fields, layer_count)
     if types[-1] != FULL:
         raise fields.refuse("layer_types", "ends in sliding_attention; the last layer must have full_attention")
-    _check_heads(fields)
     _check_rope(fields, types)
 
 
-def _check_heads(fields: ConfigFields) -> None:
-    """Refuse blocks with heads of their own, in either of the two forms config.json has for them."""
-    same = {"head_dim": fields.size("head_dim"), "num_key_value_heads": fields.size("num_key_value_heads")}
-    if "per_layer_config" not in fields.values:
-        found = fields.values.get("global_head_dim", _GLOBAL_HEAD_DIM)
-        if found != same["head_dim"]:
-            raise fields.refuse("global_head_dim", f"is {shown(found)} and head_dim {same['head_dim']}: {_ONE_SIZE}")
-        found = fields.values.get("num_global_key_value_heads")
-        if fields.flag("attention_k_eq_v") and found not in (None, same["num_key_value_heads"]):
-            raise fields.refuse(
-                "num_global_key_value_heads", f"is {shown(found)}, not num_key_value_heads: {_ONE_SIZE}"
-            )
-        return
+def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
+    """The heads of a block: those of config.json's `per_layer_config`, or of all blocks without a window."""
+    own: Mapping[str, Any] = {}
+    if "per_layer_config" in fields.values:
+        own = _own_heads(fields).get(layer, {})
+    elif _WINDOWS.layer_types(fields, shape.layer_count)[layer] == FULL:
+        own = {"head_dim": fields.size("global_head_dim", _GLOBAL_HEAD_DIM)}
+        if fields.flag("attention_k_eq_v") and fields.given("num_global_key_value_heads"):
+            own |= {"num_key_value_heads": fields.size("num_global_key_value_heads")}
+    found = KvHeads(own.get("num_key_value_heads", shape.kv_heads), own.get("head_dim", shape.head_dim))
+    key = f"the num_key_value_heads of layer {layer}"
+    even_split(fields, "num_attention_heads", shape.attention_heads, key, found.heads)
+    if found.head_dim % 2 or shape.attention_heads * found.head_dim > MAX_SIZE:
+        raise fields.refuse(
+            "head_dim",
+            f"of layer {layer} is {found.head_dim}; it must be even, and all heads together have {MAX_SIZE} at most",
+        )
+    return found
+
+
+def _own_heads(fields: ConfigFields) -> dict[int, dict[str, int]]:
+    """The sizes that `per_layer_config` gives to layers. Raises UnsupportedModelError naming it."""
     layers = fields.values["per_layer_config"]
     if not isinstance(layers, Mapping) or not all(isinstance(entry, Mapping) for entry in layers.values()):
         raise fields.refuse("per_layer_config", "must be an object with an object for each layer")
+    found: dict[int, dict[str, int]] = {}
     for layer, entry in layers.items():
-        for key, value in entry.items():
-            if value != same.get(key):
-                raise fields.refuse("per_layer_config", f"has {key} {shown(value)} for layer {layer}: {_ONE_SIZE}")
+        if not str(layer).isdecimal():
+            raise fields.refuse("per_layer_config", f"has {shown(layer)}, which is no layer")
+        inner = ConfigFields(entry, fields.name(f"per_layer_config.{layer}."), family=fields.family)
+        for key in entry:
+            if key not in ("head_dim", "num_key_value_heads"):
+                raise inner.refuse(str(key), "is not known; a layer may have head_dim and num_key_value_heads")
+        found[int(layer)] = {key: inner.size(key) for key in entry}
+    return found
 
 
 def _check_rope(fields: ConfigFields, types: tuple[str, ...]) -> None:
@@ -146,6 +162,7 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
     block=_block,
+    kv=_kv,
     library=Library("gemma4", "Gemma4Text", norm="Gemma4RMSNorm"),
     runs=Plugged(),
     ends=gemma_ends(),

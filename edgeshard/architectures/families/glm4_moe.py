@@ -9,9 +9,8 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     EXPERT_STACKS,
     attention,
-    chosen_experts,
-    even_split,
     expert_count,
+    expert_groups,
     expert_mlps,
     gated_mlp,
     head_norms,
@@ -43,16 +42,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    count, groups, kept = expert_count(_EXPERTS, fields), fields.size("n_group"), fields.size("topk_group")
     fields.count("first_k_dense_replace")
     fields.count("num_nextn_predict_layers")
-    in_group = even_split(fields, "n_routed_experts", count, "n_group", groups)
-    if in_group < 2:
-        raise fields.refuse("n_group", f"is {groups}; a group is ranked by its best two experts, so it needs two")
-    if kept > groups:
-        raise fields.refuse("topk_group", f"is {kept}, more than the {groups} groups there are")
-    if (chosen := chosen_experts(_EXPERTS, fields)) > kept * in_group:
-        raise fields.refuse("num_experts_per_tok", f"is {chosen}, more than {kept} groups of {in_group} experts have")
 
 
 ARCHITECTURE = Architecture(
@@ -75,7 +66,7 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias", "use_qk_norm", "norm_topk_prob"),
     sizes=("intermediate_size", "moe_intermediate_size", "n_shared_experts", "n_group", "topk_group"),
     numbers=("rms_norm_eps", "routed_scaling_factor"),
-    checks=(_check,),
+    checks=(expert_groups(_EXPERTS), _check),
     rope=Rope(partial=True),
     experts=_EXPERTS,
     further_blocks="num_nextn_predict_layers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, expert_count, norms, scaled_ends
+from edgeshard.architectures.parts import attention, expert_count, never_null, norms, scaled_ends
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
@@ -26,12 +26,6 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     )
 
 
-def _check(fields: ConfigFields, layer_count: int) -> None:
-    for key in _MULTIPLIERS:
-        if key in fields.values and not fields.given(key):
-            raise fields.refuse(key, "is null; give the number")
-
-
 ARCHITECTURE = Architecture(
     name="granitemoe",
     defaults={
@@ -45,7 +39,7 @@ ARCHITECTURE = Architecture(
     | dict.fromkeys(_MULTIPLIERS, 1.0),
     flags=("attention_bias",),
     numbers=("rms_norm_eps", *_MULTIPLIERS),
-    checks=(_check,),
+    checks=(never_null(*_MULTIPLIERS),),
     experts=_EXPERTS,
     block=_block,
     library=Library("granitemoe", "GraniteMoe"),

@@ -17,8 +17,6 @@ _BETA = "llama_4_scaling_beta"
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    if fields.prefix and not fields.given("model_type"):
-        raise fields.refuse("model_type", "is missing; use the complete config.json of the checkpoint")
     # Older files have the old key, which comes first where there are both; without either there are defaults.
     path = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     entry = fields.values.get(path)

@@ -8,6 +8,7 @@ _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
 _CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
+_CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (
@@ -22,17 +23,13 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "minimax",
         "nemotron_h",
         "olmo_hybrid",
-        "qwen3_5",
-        "qwen3_5_moe",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_next",
         "recurrent_gemma",
         "rwkv",
         "xlstm",
         "zamba",
         "zamba2",
     ),
+    _CHUNKED: ("llama4", "llama4_text"),
     _CONVOLUTION: ("lfm2", "lfm2_moe"),
     _LATENT: (
         "deepseek_v2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import llama_block, llama_style
+from edgeshard.architectures.parts import llama_block, llama_style, never_null
 from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -37,8 +37,6 @@ def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
-    if "num_key_value_heads" in fields.values and not fields.given("num_key_value_heads"):
-        raise fields.refuse("num_key_value_heads", "is null; give the number")  # elsewhere that is another default
     fields.size("no_rope_layer_interval")
     _rotates(fields, layer_count)
 
@@ -53,7 +51,7 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "eos_token_id": 128001,
     },
-    checks=(_check,),
+    checks=(never_null("num_key_value_heads"), _check),
     rope=Rope(theta=2_000_000.0),
     windows=Windows(switch="use_sliding_window", sliding=_sliding),
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),

@@ -13,7 +13,7 @@ from edgeshard.domain.models.dtypes import weights_text
 from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.inputs.site import listed
 from edgeshard.profiles.fit import fit_profile
-from edgeshard.profiles.profile_quality import busy, quality_warnings
+from edgeshard.profiles.profile_quality import may_improve, quality_warnings
 from edgeshard.profiles.report import profile_lines, time_text
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def profile_text(stored: StoredProfile) -> Iterator[str]:
     yield f"Profile of {models} in {weights}, measured {human_age(stored.age_s)}:"
     for line in profile_lines(stored.profile):
         yield "  " + escaped(line)
-    if busy(stored.profile):
-        yield "  measured again by itself, a few times at most, when others leave the node alone and it serves nothing"
+    if may_improve(stored.profile):
+        yield "  measured again by itself, a few times at most, when others leave the node alone"
 
 
 def _short_result(row: NodeRow) -> str:

@@ -202,11 +202,15 @@ def node_status(node: Node) -> str:
 
 
 def unknown_text(node: Node) -> str:
-    """Missing measurements that a plan would need. While a node starts, earlier ones may be outdated."""
+    """Missing measurements that a plan would need, and those taken beside stages. While a node starts, earlier ones may
+    be outdated."""
     if node.starting:
         return "all"
     counts = ((node.unknown_profiles, "profile"), (node.unknown_links, "link"))
-    return ", ".join(_counted(count, what) for count, what in counts if count) or "-"
+    parts = [_counted(count, what) for count, what in counts if count]
+    if node.profiles_beside_stages:
+        parts.append(f"{_counted(node.profiles_beside_stages, 'profile')} beside stages")
+    return ", ".join(parts) or "-"
 
 
 def _counted(count: int, what: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -84,23 +84,10 @@ class Prediction:
     together_tps: float | None = None
 
     def gain_of(self, other: Prediction) -> float:
-        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher.
-
-        Plans under rules and plans that stream have no steady rate: beside one of them, both are compared together.
-        """
-        if self.objective == "throughput":
-            if self.together_tps is not None and other.together_tps is not None:
-                return other.throughput_tps / self.throughput_tps - 1.0
-            here, there = (
-                one.throughput_tps if one.together_tps is None else one.together_tps for one in (self, other)
-            )
-            return there / here - 1.0
-        return 1.0 - other.cost / self.cost
-
-    @property
-    def rank(self) -> float:
-        """Lower is better by the objective."""
-        return -self.throughput_tps if self.objective == "throughput" else self.cost
+        """How much better `other` is: the share of the cost that it saves or, of a rate, by which it is higher."""
+        rank = rank_among((self, other))
+        here, there = rank(self), rank(other)
+        return there / here - 1.0 if self.objective == "throughput" else 1.0 - there / here
 
     @property
     def cost(self) -> float:
@@ -112,6 +99,21 @@ class Prediction:
         }
         figure = figures.get(self.objective)
         return self.request_s if figure is None else figure
+
+
+def rank_among(predictions: Iterable[Prediction | None]) -> Callable[[Prediction], float]:
+    """What orders these, lower is better by the objective: a cost or, of rates, which are all of one kind, minus one.
+
+    Plans that stream have no steady rate: where one of them is there, all are ranked as requests that start together.
+    """
+    steady = all(one is None or one.together_tps is not None for one in predictions)
+
+    def rank(one: Prediction) -> float:
+        if one.objective != "throughput":
+            return one.cost
+        return -(one.throughput_tps if steady or one.together_tps is None else one.together_tps)
+
+    return rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class Placement:
     note: str = ""
     costs: tuple[StageCost, ...] = ()
     sweep: Annotated[int, one_or_more] = 1
+
+    def requests_of(self, positions: int) -> int:
+        """How many requests of so many positions the KV pool holds at once, at least one."""
+        return max(1, self.kv_blocks // -(-positions // self.kv_block_tokens))
 
     @property
     def streams(self) -> bool:

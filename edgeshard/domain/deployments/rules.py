@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -62,6 +62,13 @@ class Rule:
         by = ["by"] if self.label and self.kind in _GROUPING else []
         whom = [text for text in (self.label, ",".join(self.nodes)) if text]
         return " ".join([self.kind, *limit, *by, *whom])
+
+    def among(self, names: Collection[str]) -> Rule | None:
+        """The rule for its nodes of these names alone; None where too few are left, but for a rule that names none."""
+        nodes = tuple(name for name in self.nodes if name in names)
+        if len(nodes) == len(self.nodes):
+            return self
+        return replace(self, nodes=nodes) if len(nodes) >= (2 if self.kind in _GROUPING else 1) else None
 
     def check(self) -> None:
         """Raise InvalidArgumentError naming the field at fault."""

@@ -192,9 +192,9 @@ class Node:
     `huge_pages` is None while the node is away, and where its system does not tell.
 
     Of what a plan would need, `unknown_profiles` measurements of its layers are missing, and `unknown_links` ways from
-    it to nodes that layers can be placed on; it is `measuring` itself or them now. `condition` is what it said of its
-    machine in the last minute, None while it is away. `labels` are those that an operator set, and of the agent's own
-    the others.
+    it to nodes that layers can be placed on; it is `measuring` itself or them now. `profiles_beside_stages` were taken
+    beside stages, and are taken again when it holds none. `condition` is what it said of its machine in the last
+    minute, None while it is away. `labels` are those that an operator set, and of the agent's own the others.
     """
 
     node_id: NodeId
@@ -213,6 +213,7 @@ class Node:
     condition: Condition | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     measuring: bool = False
+    profiles_beside_stages: int = 0
 
     @property
     def placeable(self) -> bool:

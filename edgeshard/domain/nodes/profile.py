@@ -134,7 +134,8 @@ class ComputeProfile:
     `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
     processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
     among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator. `disk` is None where it
-    could not be read past the page cache.
+    could not be read past the page cache. With `beside_stages` the node held stages or standbys meanwhile: they had
+    memory, and the measurement gave way to their steps.
     """
 
     fingerprint: str
@@ -151,6 +152,7 @@ class ComputeProfile:
     quantisation: Quantisation | None = None
     others_share: NotNegative = 0.0
     disk: DiskProfile | None = None
+    beside_stages: bool = False
 
     def check(self) -> None:
         if not self.layers:

@@ -61,7 +61,8 @@ class KvGrant:
 
     `filled` is how many positions the blocks hold already. It is 0, or all of them for blocks that other requests
     filled: these begin this request's table, and it shares them and never writes to them. `swapped` blocks begin the
-    table of a request that was swapped out, and take what was kept of it.
+    table of a request that was swapped out, and take what was kept of it. With the first grant a request also gets the
+    `slot` of its states, where the model has any.
     """
 
     request: int
@@ -69,6 +70,7 @@ class KvGrant:
     blocks: tuple[int, ...]
     filled: int = 0
     swapped: bool = False
+    slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

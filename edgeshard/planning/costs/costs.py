@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edgeshard.domain.models.dtypes import DType, Quantisation
+from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.planning.inputs.catalogue import DeviceSpec
 from edgeshard.planning.inputs.devices import ClusterNode
 from edgeshard.planning.inputs.problem import ComputeTimes, PlanProblem, StepShape
@@ -51,13 +51,15 @@ class Roofline:
     model: ModelSpec
     dtype: DType
     quantisation: Quantisation | None
-    kv_bytes: int
+    kv_dtype: KvFormat
     flops: float
 
     def block_s(self, block: BlockSpec, phase: StepShape) -> float:
         phase, tokens = phase.within(block.window), phase.step_tokens
-        read = block.read_bytes(tokens, self.dtype, self.quantisation) + phase.batch * phase.kv_tokens * self.kv_bytes
-        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(tokens, phase.context)
+        kept = phase.batch * phase.kv_tokens * block.kv.bytes_per_token(self.kv_dtype)
+        kept += 2 * phase.batch * block.state_bytes(self.dtype)  # read and written
+        read = block.read_bytes(tokens, self.dtype, self.quantisation) + kept
+        operations = 2.0 * block.active_parameters * tokens + self.model.attention_flops(block, tokens, phase.context)
         return max(read / self.device.bandwidth_bytes_per_s, operations / self.flops)
 
     def embedding_s(self, phase: StepShape) -> float:
@@ -167,7 +169,7 @@ class Costs:
 
     def memory(self, load: Load, cut: Cut) -> tuple[MemoryUse, ...]:
         """Memory of each stage with its parts."""
-        held, kv = self.block_bytes(), load.requests * self.sequence_kv_bytes()
+        held, kv = self.block_bytes(), self.sequence_kv_bytes()
         uses = []
         for index, (node, first, end) in enumerate(stages(cut)):
             has_head = self.has_head(cut, index)
@@ -176,7 +178,7 @@ class Costs:
             block_loading = self.loading_bytes(self.nodes[node])
             room = int(self._capacity[node]) + block_loading
             loading = block_loading + self.outer_loading_bytes() * (index == 0 or has_head)
-            uses.append(MemoryUse(weights, kv * (end - first), workspace, loading, room))
+            uses.append(MemoryUse(weights, load.requests * sum(kv[first:end]), workspace, loading, room))
         return tuple(uses)
 
     def has_head(self, cut: Cut, index: int) -> bool:
@@ -188,10 +190,13 @@ class Costs:
         size = self.problem.dtype.itemsize * model.embedding_parameters * embedding + model.head_bytes(*formats) * head
         return size - model.shared_bytes(*formats) * (embedding and head)
 
-    def sequence_kv_bytes(self) -> int:
-        """KV of one whole sequence in one block, in whole KV blocks."""
+    def sequence_kv_bytes(self) -> list[int]:
+        """KV of one whole sequence in each block, in whole KV blocks, and its states."""
         rounded = -(-self.problem.held_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
-        return rounded * self.problem.model.kv_bytes_per_token(self.problem.effective_kv_dtype)
+        kept, dtype = self.problem.effective_kv_dtype, self.problem.dtype
+        return [
+            rounded * block.kv.bytes_per_token(kept) + block.state_bytes(dtype) for block in self.problem.model.blocks
+        ]
 
     def stage_workspace(self, load: Load) -> int:
         """Slack, the activations of the largest step, and frames kept for resending and received."""
@@ -226,10 +231,9 @@ class Costs:
     def _times(self) -> list[ComputeTimes]:
         """Of each node its measured times, else its roofline: one for all nodes that share the spec of a [[device]]."""
         problem, model = self.problem, self.problem.model
-        kv_bytes = model.kv_bytes_per_token(problem.effective_kv_dtype)
         devices = {id(node.device): node.device for node in self.nodes if node.name not in problem.times}
         rooflines = {
-            key: Roofline(device, model, *problem.formats, kv_bytes, device.flops[problem.dtype])
+            key: Roofline(device, model, *problem.formats, problem.effective_kv_dtype, device.flops[problem.dtype])
             for key, device in devices.items()
         }
         return [problem.times.get(node.name) or rooflines[id(node.device)] for node in self.nodes]
@@ -240,8 +244,8 @@ class Costs:
 
     def _layer_bytes(self, load: Load) -> Floats:
         """[N] weights of each block and the KV of all requests in it."""
-        kv = load.requests * self.sequence_kv_bytes()
-        return np.array([float(weights + kv) for weights in self.block_bytes()])
+        held = zip(self.block_bytes(), self.sequence_kv_bytes(), strict=True)
+        return np.array([float(weights + load.requests * kv) for weights, kv in held])
 
     def _layer_limits(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         layers = self.problem.model.layer_count

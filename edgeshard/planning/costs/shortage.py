@@ -80,6 +80,12 @@ def shortage_of(costs: Costs, load: Load) -> Shortage:
 def too_slow(fastest_s: float, limit_s: float) -> Shortage:
     """The placement that answers fastest does not keep max_time_per_token."""
     over = fastest_s - limit_s
+    if over <= 0:
+        text = (
+            f"one request alone gets a token in {1000 * fastest_s:.1f} ms, but with prompts of others in between no "
+            f"plan keeps max_time_per_token {1000 * limit_s:.1f} ms; raise it, or add a faster node or link"
+        )
+        return Shortage("max_time_per_token", 0.0, "seconds", text)
     text = (
         f"the fastest plan needs {1000 * fastest_s:.1f} ms per token, {1000 * over:.1f} ms above max_time_per_token "
         f"{1000 * limit_s:.1f} ms; raise it, or add a faster node or link"

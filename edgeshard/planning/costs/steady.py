@@ -8,15 +8,20 @@ w = max(m, stages) steps are in flight at most. Then, with x1 = max(B1, R1 / w) 
     T  = R1 + (n - 2) x1 + x2, or R2 for n = 1      seconds of a prompt, from its first chunk to its first token
     k  = 1 + (n - 1) / w                            rounds of decoding that go on beside it
     c0 = max(R0, m B0)                              seconds of a round without prompts
+    fj = j (n - 1) s1 + j s2 + max(0, m k - j n) s0     what these rounds ask of a station with j prompts in them
 
-With u of the C requests decoding, a request ends every W seconds, in which each of the u goes on by g / u rounds:
+    t  = max(T, f1)                                 seconds of these rounds, of the station that they ask most of
 
-    W = T + (g / u - k) c0                  where a prompt comes in only some of the rounds, g / u >= k
-    W = T (g / u) / k                       otherwise
+where s0, s1 and s2 are the seconds that the steps take any one station. With u of the C requests decoding, a request
+ends every W seconds, in which each of the u goes on by g / u rounds:
+
+    W = t + (g / u - k) c0                  where a prompt comes in only some of the rounds, g / u >= k
+    W = t (g / u) / k                       otherwise
     u = C - T / W                           since T / W of them, on average, are at their prompts
 
-No station is busy for longer than the time there is, and chunks follow each other no quicker than they can. With s0, s1
-and s2 the seconds that a step takes any one station,
+Prompts of one chunk are then u / g in a round, on average, but a whole number in each: a round takes what lies on the
+line between max(T, fj) of the j next to it. No station is busy for longer than the time there is, and chunks follow
+each other no quicker than they can:
 
     W >= (n - 1) s1 + s2 + max(0, g / b - n) s0
     W >= (n - 1) x1 + x2
@@ -29,16 +34,22 @@ the full chunks that it has tokens for, and no rest. The rate is G / W. It rises
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from edgeshard.planning.solvers.instance import Floats
+from edgeshard.planning.solvers.walks import Booleans
+
+MOST_TOGETHER = 8
+"""Prompts in a round up to which their whole numbers are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyTimes:
     """[K] seconds of steps: R0 and B0 of decodes alone, R1 and B1 with a full chunk as well, R2 and B2 with the rest of
-    a prompt; `station_s` is what a request asks of the busiest station."""
+    a prompt; `station_s` is what a request asks of the busiest station, and `together_s` [J, K] f1, f2 and so on of the
+    busiest."""
 
     round_s: Floats
     busiest_s: Floats
@@ -47,6 +58,7 @@ class SteadyTimes:
     rest_round_s: Floats
     rest_busiest_s: Floats
     station_s: Floats
+    together_s: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,11 @@ class Chunks:
     count: Floats
     full: Floats
     rest: Floats
+
+    @property
+    def single(self) -> Booleans:
+        """Whether a prompt is one chunk, with which no other prompt's goes."""
+        return np.asarray((self.count == 1) & (self.rest > 0))
 
     @classmethod
     def of(cls, prompt_tokens: int, room: Floats, rounds: float, batch: int) -> Chunks:
@@ -75,19 +92,22 @@ class Most:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """[K] W and T in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
+    """[K] W, T and c0 in seconds, and C: `time_per_token_s` is the mean gap between two tokens of a request."""
 
     between_s: Floats
     prompt_s: Floats
+    round_s: Floats
     requests: Floats
     rounds: float
 
     @property
     def time_per_token_s(self) -> Floats:
-        """A request is there for C W, and decodes when its prompt is done."""
+        """A request is there for C W, and decodes when its prompt is done; a second token would take it a round."""
+        if not self.rounds:
+            return self.round_s
         with np.errstate(invalid="ignore"):
             decoding_s = np.maximum(0.0, self.requests * self.between_s - self.prompt_s)
-        return np.where(np.isinf(self.between_s), np.inf, decoding_s) / max(1.0, self.rounds)
+        return np.where(np.isinf(self.between_s), np.inf, decoding_s) / self.rounds
 
 
 def steady(
@@ -100,7 +120,7 @@ def steady(
     most: Most | None = None,
 ) -> Steady:
     """The steady state of K cuts of one number of stages: [K] C and m, and g rounds; with `most`, W is a lower bound
-    for all loads up to it."""
+    for all loads up to it, without the fj."""
     window = np.maximum(micro_batches, stages)
     turns = 1.0 + ((chunks.count if most is None else most.chunks) - 1) / window
     if most is not None:
@@ -109,22 +129,35 @@ def steady(
     rest_s = np.maximum(times.rest_busiest_s, times.rest_round_s / window)
     several_s = times.full_round_s + np.maximum(0.0, chunks.count - 2) * full_s + rest_s
     prompt_s = np.where(chunks.count > 1, several_s, times.rest_round_s)
+    with_prompt_s = prompt_s if most is not None else np.maximum(prompt_s, times.together_s[0])
     round_s = np.maximum(times.round_s, micro_batches * times.busiest_s)
-    between_s = _between_s(requests, rounds, prompt_s, round_s, turns)
+    between_s = (with_prompt_s * rounds / turns + prompt_s) / requests
+    if rounds:
+        if most is None:
+            whole_s = _whole_s(np.maximum(prompt_s, times.together_s), requests, rounds, prompt_s)
+            between_s = np.where(chunks.single, np.maximum(between_s, whole_s), between_s)
+        seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
+        between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
-    return Steady(np.maximum(between_s, least_s), prompt_s, requests, rounds)
+    return Steady(np.maximum(between_s, least_s), prompt_s, round_s, requests, rounds)
 
 
-def _between_s(requests: Floats, rounds: float, prompt_s: Floats, round_s: Floats, beside: Floats) -> Floats:
-    """W by T, c0 and k: where prompts come in some of the rounds, u is the root of a quadratic equation."""
-    often_s = prompt_s * (rounds / beside + 1) / requests
-    if not rounds:
-        return often_s
-    missing = np.isinf(prompt_s) | np.isinf(round_s)  # without a link there is no rate
-    prompt_s, round_s = np.where(missing, 0.0, prompt_s), np.where(missing, 1.0, round_s)
-    stall_s, decode_s = prompt_s - beside * round_s, rounds * round_s
-    linear = decode_s + prompt_s - stall_s * requests
-    root = np.sqrt(np.maximum(0.0, linear**2 + 4 * stall_s * requests * decode_s))
-    decoding = 2 * requests * decode_s / (linear + root)
-    seldom_s = stall_s + decode_s / decoding
-    return np.where(missing, np.inf, np.where(rounds >= beside * decoding, seldom_s, often_s))
+def _period_s(stall_s: Floats, decode_s: Floats, requests: Floats, prompt_s: Floats) -> Floats:
+    """W = stall + decode / u with u = C - T / W: the larger root of C W^2 - (T + C stall + decode) W + stall T = 0.
+
+    It is infinite where a link is missing.
+    """
+    missing = np.isinf(prompt_s) | np.isinf(decode_s)
+    stall_s, decode_s, prompt_s = (np.where(missing, 1.0, one) for one in (stall_s, decode_s, prompt_s))
+    half = (prompt_s + requests * stall_s + decode_s) / (2 * requests)
+    root = np.sqrt(np.maximum(0.0, half**2 - stall_s * prompt_s / requests))
+    return np.where(missing, np.inf, half + root)
+
+
+def _whole_s(together_s: Floats, requests: Floats, rounds: float, prompt_s: Floats) -> Floats:
+    """W where rounds have one prompt or more: the largest by the lines between neighbours of max(T, fj) [J, K]."""
+    found = np.zeros_like(prompt_s)
+    for number, (fewer_s, more_s) in enumerate(pairwise(together_s), 1):
+        slope_s = more_s - fewer_s
+        found = np.maximum(found, _period_s(slope_s, rounds * (fewer_s - number * slope_s), requests, prompt_s))
+    return found

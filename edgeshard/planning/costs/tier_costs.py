@@ -191,11 +191,11 @@ class StreamTables:
         nodes, layers, experts = plain.nodes, plain.layers, self._experts
         streamed = np.full((nodes, layers + 1, layers + 1), np.inf)
         rooms, caching = np.zeros_like(streamed), np.zeros(streamed.shape, bool)
-        kv = float(plain.layer_bytes[0] - self.weights[0])
+        kv = np.concatenate([[0.0], np.cumsum(plain.layer_bytes - self.weights)])
         capacity = plain.capacity_bytes * (1 + SLACK) - plain.stage_bytes
         for count in range(layers + 1):
             starts = np.arange(layers + 1 - count)
-            room = np.repeat(capacity[:, None] - kv * count, len(starts), axis=1)  # [M, starts], for weights
+            room = capacity[:, None] - (kv[starts + count] - kv[starts])  # [M, starts], for weights
             room[:, 0] -= plain.embed_bytes
             head = 0 if plain.head_on_source else len(starts) - 1
             room[:, head] -= plain.head_bytes

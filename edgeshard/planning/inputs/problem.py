@@ -199,7 +199,7 @@ class PlanProblem:
         """Raise InvalidArgumentError, or UnsupportedModelError for quantisation, naming the field at fault."""
         if self.quantisation is not None:
             check_quantisation(self.model.shape.architecture)
-        self.effective_kv_dtype.check_heads(self.model.shape.head_dim)
+        self.model.shape.check_kv(self.effective_kv_dtype)
         for name in ("prompt_tokens", "new_tokens", "min_nodes"):
             check_count(getattr(self, name), name)
         for name in ("batch", "concurrency", "max_nodes", "context_tokens", "step_tokens", "loading_itemsize"):

@@ -16,7 +16,9 @@ from edgeshard.architectures import (
     HEAD_WEIGHT,
     KNOWN_MODELS,
     ExpectedTensor,
+    KvHeads,
     ModelShape,
+    StateSize,
     expected_tensors,
     expert_width,
     integers_of,
@@ -27,8 +29,8 @@ from edgeshard.architectures import (
 )
 from edgeshard.architectures.parts import chosen_experts, expert_count
 from edgeshard.domain.errors import UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType, IntegerFormat, KvFormat, Quantisation
-from edgeshard.domain.models.model import LayerRange, Part
+from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
+from edgeshard.domain.models.model import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class ExpertKind:
     matrices: Matrices = Matrices()
 
 
+_NOTHING = KvHeads(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
     """One decoder block."""
@@ -78,6 +83,10 @@ class BlockSpec:
     experts: int = 0
     chosen: int = 0
     """Experts that a token uses."""
+    kv: KvHeads = _NOTHING
+    """The keys and values it keeps of a token."""
+    states: tuple[StateSize, ...] = ()
+    """What it keeps of a request, however long that is."""
     window: int = 0
     """Most positions that a token sees, 0 for all. The KV cache holds all of them either way."""
     matrices: Matrices = Matrices()
@@ -93,6 +102,10 @@ class BlockSpec:
         wider = self.float32_parameters * (DType.FLOAT32.itemsize - dtype.itemsize)
         integers = None if quantisation is None else quantisation.blocks
         return self.matrices.weight_bytes(self.parameters, dtype, integers) + wider
+
+    def state_bytes(self, dtype: DType) -> int:
+        """Bytes of the states of one request."""
+        return sum(size.bytes_in(dtype) for size in self.states)
 
     def read_bytes(self, tokens: int, dtype: DType, quantisation: Quantisation | None = None) -> float:
         """Weights read to compute `tokens` tokens: all of a dense block, of a mixture the experts expected.
@@ -166,13 +179,9 @@ class ModelSpec:
         """Bytes that a stage with embedding and head holds once and not twice."""
         return self.tied_parameters * dtype.itemsize if shares_embedding(self.shape, quantisation) else 0
 
-    def kv_bytes_per_token(self, kept: KvFormat | DType) -> int:
-        """Bytes of keys and values of one token in one block."""
-        return self.shape.kv_bytes_per_token(LayerRange(0, 1), kept)
-
-    def attention_flops(self, tokens: int, context: float) -> float:
-        """Operations of one block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
-        return 4.0 * tokens * context * self.shape.attention_heads * self.shape.head_dim
+    def attention_flops(self, block: BlockSpec, tokens: int, context: float) -> float:
+        """Operations of a block's attention: scores and weighted sum of `tokens` queries over `context` keys."""
+        return 4.0 * tokens * context * self.shape.attention_heads * block.kv.head_dim
 
 
 @dataclass(slots=True)
@@ -231,7 +240,7 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
         inside = name_in_block(tensor.name)
         expert, index = architecture.is_expert(inside), architecture.expert_index(inside)
         layers[tensor.unit].add(shape, tensor, expert=expert, index=index)
-        inner = max(inner, *tensor.shape)
+        inner = max((inner, *tensor.shape))
     experts = chosen = 0
     if architecture.experts is not None:
         experts = expert_count(architecture.experts, fields)
@@ -242,13 +251,15 @@ def model_from_config(name: str, config: Mapping[str, Any]) -> ModelSpec:
             expert_parameters=sums.expert_parameters,
             experts=experts if sums.expert_parameters else 0,
             chosen=chosen if sums.expert_parameters else 0,
+            kv=shape.kv_of(layer),
+            states=shape.states[layer] if shape.states else (),
             window=window,
             matrices=sums.matrices,
             expert_matrices=sums.expert_matrices,
             float32_parameters=sums.float32_parameters,
             expert_kinds=sums.expert_kinds,
         )
-        for sums, window in zip(layers, decoder.windows(), strict=True)
+        for layer, (sums, window) in enumerate(zip(layers, decoder.windows(), strict=True))
     )
     tied = parts[Part.TIED].parameters
     return ModelSpec(

@@ -39,14 +39,14 @@ from edgeshard.planning.search.energy_search import search_energy
 from edgeshard.planning.search.load_search import search_rate
 from edgeshard.planning.search.locality import Lacking, Locality, nearest_cut
 from edgeshard.planning.search.request_search import search_request
-from edgeshard.planning.search.ruled_search import Ruled, unusable
+from edgeshard.planning.search.ruled_search import Ruled, any_plan, unusable
 from edgeshard.planning.search.ruled_search import search_rate as search_ruled_rate
 from edgeshard.planning.search.ruled_search import search_request as search_ruled_request
 from edgeshard.planning.search.steady_scoring import steady_of
 from edgeshard.planning.search.tier_search import StreamedLoad, StreamSearch
 from edgeshard.planning.solvers.instance import Cut, Score, Solution, gap_of, with_tokens
 from edgeshard.planning.solvers.linear import ROUNDING as PROVEN
-from edgeshard.planning.solvers.linear import Answer, Prover
+from edgeshard.planning.solvers.linear import Prover
 from edgeshard.planning.solvers.scoring import score, stages, violations
 from edgeshard.planning.solvers.solve import solve_latency, solve_throughput
 from edgeshard.planning.solvers.walks import INFINITY, equal_kinds
@@ -212,8 +212,7 @@ def plan(problem: PlanProblem, alternatives: int = ALTERNATIVES, prover: Prover 
     """
     problem.check()
     if problem.rules:
-        # Questions to CP-SAT are linear, and the steady rate is not.
-        return _under_rules(replace(problem, rate=Rate.TOGETHER), alternatives, prover)
+        return _under_rules(problem, alternatives, prover)
     if problem.is_steady and problem.allow_streaming:
         # The sweeps of nodes that stream are rated together, so that both ways are compared by that rate.
         together = plan(replace(problem, rate=Rate.TOGETHER), alternatives)
@@ -260,7 +259,7 @@ def _under_rules(problem: PlanProblem, alternatives: int, prover: Prover | None)
     ruled = Ruled(Costs(free), problem.rules, prover)
     answer = ruled.quickest()
     if answer.cut is None:
-        return PlanResult(problem, shortage=_rules_shortage(ruled, answer))
+        return PlanResult(problem, shortage=_rules_shortage(ruled, answer.impossible))
     spare = unusable(ruled.costs, problem.rules)
     fewer = replace(free, exclude=(*free.exclude, *spare))
     few = Ruled(Costs(fewer), problem.rules, prover)
@@ -282,19 +281,25 @@ def _searched(ruled: Ruled, start: Cut, quickest_s: float, free: PlanResult) -> 
     assert free.prediction is not None
     bound = free.prediction.cost(goal) * (1.0 - (free.gap or 0.0))
     if goal is Objective.THROUGHPUT:
-        rated = search_ruled_rate(ruled, start, 1.0 / bound)
-        best, bound = predict(costs, rated.load, rated.cut), max(bound, 1.0 / rated.rate_bound)
+        rated, most = search_ruled_rate(ruled, start, 1.0 / bound)
+        if rated.cut is None:
+            return PlanResult(costs.problem, shortage=_rules_shortage(ruled, not most))
+        best, bound = predict(costs, rated.load, rated.cut), max(bound, 1.0 / most)
     elif goal is Objective.LATENCY:
         best, bound = predict(costs, Load(), start), max(bound, quickest_s)
     else:
         found = search_ruled_request(ruled, goal, start)
         best, bound = predict(costs, Load(), found.cut), max(bound, found.bound)
-    return result_of(costs, best, gap_of(bound, best.cost(goal), PROVEN), _GAPS.get(goal, GAP_OF_RATE))
+    return result_of(costs, best, gap_of(bound, best.cost(goal), PROVEN), _gap_objective(costs))
 
 
-def _rules_shortage(ruled: Ruled, answer: Answer) -> Shortage:
-    """Which rules cannot hold together where there are plans without them."""
-    if not answer.impossible:
+def _gap_objective(costs: Costs) -> str:
+    return GAP_OF_STEADY if costs.problem.is_steady else _GAPS.get(costs.problem.goal, GAP_OF_RATE)
+
+
+def _rules_shortage(ruled: Ruled, proven: bool) -> Shortage:
+    """Which rules cannot hold together where there are plans without them, once that is proven."""
+    if not proven:
         raise ResourceExhaustedError(
             "rule: CP-SAT found neither a plan under these rules in its time nor that there is none; plan with "
             "fewer rules or nodes",
@@ -303,7 +308,8 @@ def _rules_shortage(ruled: Ruled, answer: Answer) -> Shortage:
         )
 
     def impossible(conditions: Sequence[Condition]) -> bool:
-        return Ruled(ruled.costs, conditions, ruled.prover).quickest(any_will_do=True).impossible
+        cut, _, proven = any_plan(Ruled(ruled.costs, conditions, ruled.prover))
+        return cut is None and proven
 
     return rules_conflict(conflicting(ruled.conditions, impossible), ruled.costs.problem.max_time_per_token_s)
 
@@ -476,8 +482,7 @@ def _throughput(costs: Costs) -> PlanResult:
     if found.cut is None:
         return _none(costs, found.fastest_s)
     best = predict(costs, found.load, found.cut)
-    gap_objective = GAP_OF_STEADY if costs.problem.is_steady else GAP_OF_RATE
-    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), gap_objective)
+    return result_of(costs, best, gap_of(best.throughput_tps, found.rate_bound, _ROUNDING), _gap_objective(costs))
 
 
 def _energy(costs: Costs) -> PlanResult:

@@ -41,7 +41,6 @@ class Places:
         self.nodes = np.ascontiguousarray(cuts.nodes.T)
         row = self.nodes * (instance.layers + 1)
         starts, ends = cuts.starts.T, cuts.ends.T
-        self.held = np.ascontiguousarray(ends - starts)
         self.start_at, self.end_at = row + starts, row + ends
         self.hop_at = self.nodes * instance.nodes + cuts.receivers.T
         if len(self.nodes) > 1:
@@ -55,7 +54,7 @@ class Places:
     def take(self, index: Integers | Booleans) -> Places:
         taken = object.__new__(Places)
         taken.cuts = self.cuts.take(index)
-        for name in ("nodes", "held", "start_at", "end_at", "hop_at"):
+        for name in ("nodes", "start_at", "end_at", "hop_at"):
             setattr(taken, name, np.ascontiguousarray(getattr(self, name)[:, index]))
         taken.delay_s = self.delay_s[index]
         return taken
@@ -228,9 +227,9 @@ class Rates:
         if head == 0:
             need[0] -= one.tied_bytes
         room = one.capacity_bytes.take(places.nodes) * (1 + SLACK) - need
-        # Each micro-batch more takes as much of every block, and as much again of every stage.
-        block = float(two.layer_bytes[0] - one.layer_bytes[0])
-        more = two.stage_bytes - one.stage_bytes + block * places.held
+        # Each micro-batch more takes as much again, of every block and of every stage.
+        each = np.concatenate([[0.0], np.cumsum(two.layer_bytes - one.layer_bytes)])
+        more = two.stage_bytes - one.stage_bytes + each.take(ends) - each.take(starts)
         return np.asarray((1.0 + np.floor(room / more)).min(axis=0))
 
 

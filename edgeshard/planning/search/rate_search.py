@@ -7,7 +7,7 @@ better, which also bounds what is not found, and neighbours of the best ones are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import groupby
 
 import numpy as np
@@ -52,6 +52,11 @@ class Pool:
         self.best = Best()
         self._seen: dict[Cut, float] = {}
         self._climbed: set[Cut] = set()
+
+    @property
+    def known(self) -> Collection[Cut]:
+        """The cuts that are rated, each at all its loads."""
+        return self._seen.keys()
 
     def offer(self, cut: Cut | None) -> Best | None:
         """Rate a cut that breaks no rule; the figures of this one, None where it is none or known."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import inf
@@ -28,17 +29,25 @@ from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.costs.prompt_floor import PromptFloor
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.prompt_bound import PromptBound
-from edgeshard.planning.search.rate_scoring import Places, Rates, most_micro_batches
-from edgeshard.planning.search.rate_search import Pool
+from edgeshard.planning.search.rate_bound import TOLERANCE
+from edgeshard.planning.search.rate_scoring import Best, Places, Rates, Scored, Scorer, most_micro_batches
+from edgeshard.planning.search.rate_search import Pool, count_out
 from edgeshard.planning.search.request_search import Found, RequestSearch
+from edgeshard.planning.search.spare import kinds_of
+from edgeshard.planning.search.steady_scoring import SteadyRates
+from edgeshard.planning.search.steady_search import SteadyBound, Walks
 from edgeshard.planning.solvers.all_cuts import Cuts
-from edgeshard.planning.solvers.instance import Cut, with_tokens
+from edgeshard.planning.solvers.instance import Cut, Instance, with_tokens
 from edgeshard.planning.solvers.linear import ROUNDING, Answer, Linear, Part, Prover, Question, Side, ones
 from edgeshard.planning.solvers.scoring import score
-from edgeshard.planning.solvers.walks import single_kinds
+from edgeshard.planning.solvers.thresholds import STRICTLY
+from edgeshard.planning.solvers.thresholds import Answer as Bounded
+from edgeshard.planning.solvers.walks import Kinds, single_kinds
 
 MOST_ASKED = 60
 """Questions about one plan, whose seconds the `Prover` limits besides."""
+_MOST_STEADY = 400
+"""The same of steady rates, of which a look at a region takes three at least."""
 _EVERY_BATCH = 8
 """Sizes of a micro-batch up to this one are regions of their own at once."""
 
@@ -86,6 +95,13 @@ class Ruled:
             limits = [(Part(decode), most_s), (Part(decode, load.micro_batches, busiest=True), most_s)]
         question = Question(decode, sides, tuple(limits), self.linear, tuple(without), below, any_will_do)
         return self.prover.ask(question)
+
+    @cached_property
+    def kinds(self) -> Kinds | None:
+        """Nodes that nothing tells apart, the rules neither; None when there are too many kinds."""
+        found = kinds_of(self.costs)
+        weights = tuple(zip(*(linear.weights for linear in self.linear), strict=True))
+        return found if found is None or not weights else found.split(lambda node: weights[node])
 
 
 def linear_of(condition: Condition, costs: Costs) -> list[Linear]:
@@ -172,26 +188,84 @@ def search_request(ruled: Ruled, objective: Objective, start: Cut) -> Found:
     return _RequestSearch(ruled, objective).under_rules(start)
 
 
-@dataclass(frozen=True, slots=True)
-class RuledRate:
-    """The best cut and its load; `rate_bound` tokens a second are not exceeded under the rules."""
+class _Kept:
+    """The yields of the cuts that keep the rules."""
 
-    cut: Cut
-    load: Load
-    rate: float
-    rate_bound: float
-
-
-class _RuledRates(Rates):
-    """`Rates` of the cuts that keep the rules."""
-
-    def __init__(self, ruled: Ruled) -> None:
-        super().__init__(ruled.costs)
-        self._ruled = ruled
+    def __init__(self, ruled: Ruled, rates: Scorer) -> None:
+        self._ruled, self._rates = ruled, rates
+        self.problem, self.least = rates.problem, rates.least
 
     def places(self, cuts: Cuts) -> Places:
         kept = np.fromiter((self._ruled.keeps(nodes) for nodes in cuts.nodes.tolist()), dtype=np.bool_, count=len(cuts))
-        return super().places(cuts.take(kept))
+        return self._rates.places(cuts.take(kept))
+
+    def figures(self, places: Places, batch: int) -> Scored:
+        return self._rates.figures(places, batch)
+
+
+def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf, *, alone: bool = False) -> tuple[Best, float]:
+    """The cut and load of the highest rate, and tokens a second that no other exceeds; `most_rate` is known not to be
+    exceeded. With `alone` nothing but the prover is asked, and few cuts are not counted out.
+
+    No cut where each with a load that is in time breaks the rules; it is proven if nothing exceeds 0.
+    """
+    costs = ruled.costs
+    rates = _Kept(ruled, SteadyRates(costs) if costs.problem.is_steady else Rates(costs))
+    best = None if alone else count_out(rates, ruled.kinds)
+    if best is not None:
+        return best, best.rate
+    pool = Pool(rates, None)
+    pool.offer(start)
+    pool.climb()
+    if not costs.problem.is_steady:
+        return _RateSearch(ruled, pool, most_rate).run()
+    least = _RuledLeast(ruled, pool, None if alone else Walks(rates.least, None))
+    tolerance = ROUNDING if alone else TOLERANCE
+    bound = SteadyBound(costs, pool, least, most_rate=most_rate, tolerance=tolerance).run()
+    return pool.best, max(bound, pool.best.rate)
+
+
+def any_plan(ruled: Ruled) -> tuple[Cut | None, Load, bool]:
+    """A cut and a load that keep rules and limits; or None, and whether it is proven that there are none."""
+    problem = ruled.costs.problem
+    answer = ruled.quickest(any_will_do=True)
+    if answer.cut is None or not problem.is_steady or problem.max_time_per_token_s is None:
+        return answer.cut, Load(), answer.impossible
+    # The prompts of others make the mean gap longer than a token of one request alone.
+    best, most = search_rate(ruled, answer.cut)
+    return best.cut, best.load, not most
+
+
+class _RuledLeast:
+    """The prover answers, about the cuts that keep the rules and are not in the pool, where walks of all cuts (None to
+    do without) say too little."""
+
+    leaves_out = True
+
+    def __init__(self, ruled: Ruled, pool: Pool, walks: Walks | None) -> None:
+        self._ruled, self._pool, self._walks = ruled, pool, walks
+        self._asked, self._spent = 0, False
+
+    @property
+    def is_spent(self) -> bool:
+        return self._spent or self._asked >= _MOST_STEADY
+
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Bounded:
+        """As `Least` says."""
+        low_s = 0.0
+        if self._walks is not None:
+            found = self._walks.ask(instance, kept, ceiling_s)
+            is_new = found.cut is not None and found.cut not in self._pool.known and self._ruled.keeps(found.cut.nodes)
+            if is_new or found.bound_s >= ceiling_s * STRICTLY:
+                return found
+            low_s = found.bound_s
+        self._asked += 1
+        limits = tuple((Part(other, busiest=True), most_s) for other, most_s in kept if most_s < inf)
+        known, linear = tuple(self._pool.known), self._ruled.linear
+        question = Question(instance, ((Part(instance),),), limits, linear, known, ceiling_s)
+        answer = self._ruled.prover.ask(question)
+        self._spent = answer.spent
+        return Bounded(answer.cut, min(ceiling_s, max(low_s, answer.bound_s)))
 
 
 def batch_sides(costs: Costs, batch: int, micro_batches: float) -> tuple[Side, ...]:
@@ -225,22 +299,13 @@ class _Region:
         return [_Region(self.first, self.last, self.low, middle), _Region(self.first, self.last, middle + 1, self.high)]
 
 
-def search_rate(ruled: Ruled, start: Cut, most_rate: float = inf) -> RuledRate:
-    """The cut and load of the highest rate; `most_rate` is known not to be exceeded."""
-    return _RateSearch(ruled, start, most_rate).run()
-
-
 class _RateSearch:
-    def __init__(self, ruled: Ruled, start: Cut, most_rate: float) -> None:
+    def __init__(self, ruled: Ruled, pool: Pool, most_rate: float) -> None:
         self._ruled, self._costs, self._most_rate = ruled, ruled.costs, most_rate
         self._limit = ruled.costs.problem.request_limit
-        self._rates = _RuledRates(ruled)
-        self._pool = Pool(self._rates, single_kinds(self._rates.least))
-        self._spent = False
-        self._pool.offer(start)
-        self._pool.climb()
+        self._pool, self._spent = pool, False
 
-    def run(self) -> RuledRate:
+    def run(self) -> tuple[Best, float]:
         number, asked, bound = count(), 0, 0.0
         waiting = [(-self._most_rate, next(number), region) for region in self._first()]
         while waiting:
@@ -260,9 +325,7 @@ class _RateSearch:
                 bound = max(bound, found)
             for part in parts:
                 heappush(waiting, (-found, next(number), part))
-        best = self._pool.best
-        assert best.cut is not None  # `start` may be used
-        return RuledRate(best.cut, best.load, best.rate, max(bound, best.rate))
+        return self._pool.best, max(bound, self._best_rate)
 
     @property
     def _best_rate(self) -> float:
@@ -297,6 +360,6 @@ class _RateSearch:
         if answer.cut is not None:
             self._pool.offer(answer.cut)
             self._pool.climb()
-            places = self._rates.places(Cuts.of([answer.cut]))
-            fitting = int(self._rates.figures(places, region.first).micro_batches[0])
+            places = self._pool.rates.places(Cuts.of([answer.cut]))
+            fitting = int(self._pool.rates.figures(places, region.first).micro_batches[0])
         return tokens / answer.bound_s if answer.bound_s > 0 else inf, fitting

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.costs import KV_BLOCK_TOKENS, Costs, Load
-from edgeshard.planning.costs.steady import Chunks, Most, Steady, SteadyTimes, steady
+from edgeshard.planning.costs.steady import MOST_TOGETHER, Chunks, Most, Steady, SteadyTimes, steady
 from edgeshard.planning.costs.step_budget import chunk_room, link_tokens
 from edgeshard.planning.search.rate_scoring import SAME, Places, Rates, Table, most_micro_batches
 from edgeshard.planning.solvers.all_cuts import Cuts
@@ -38,23 +38,37 @@ class SteadyFigures:
     """[stations, K] of a step without a chunk, with a full one, and with the rest of a prompt."""
     micro_batches: Integers
 
-    def steady(self, micro_batches: Floats, most: Most | None = None, high: int | None = None) -> Steady:
-        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high`."""
+    def steady(
+        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+    ) -> Steady:
+        """[K] the steady state; with `most` and `high`, a bound for all b from this one to `high` that share steps
+        between prompts as b = `sharing` does."""
         problem, batch = self.costs.problem, high or self.batch
         limit, rounds = problem.request_limit, problem.new_tokens - 1
         requests = batch * micro_batches
         if limit is not None:
             requests = np.minimum(requests, limit)
-        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, batch)
+        chunks = Chunks.of(problem.prompt_tokens, chunk_room(self.budget, self.batch), rounds, sharing or batch)
         decodes = np.maximum(0.0, rounds / batch - chunks.full - chunks.rest)
         with np.errstate(invalid="ignore"):  # without a link
             station_s = chunks.full * self.full_s + chunks.rest * self.rest_s + decodes * self.decode_s
-        times = replace(self.times, station_s=station_s.max(axis=0))
+            together_s = self.times.together_s if most is not None else self._together_s(micro_batches, chunks)
+        times = replace(self.times, station_s=station_s.max(axis=0), together_s=together_s)
         return steady(times, requests, micro_batches, len(self.places.nodes), chunks, rounds, most)
 
-    def _rates(self, micro_batches: Floats, most: Most | None = None, high: int | None = None) -> Floats:
+    def _together_s(self, micro_batches: Floats, chunks: Chunks) -> Floats:
+        """[J, K] what k rounds with 1 to J prompts ask of the busiest station; J is 1 where no prompt is one chunk."""
+        steps = micro_batches * (1 + (chunks.count - 1) / np.maximum(micro_batches, len(self.places.nodes)))
+        prompt_s, parts = chunks.full * self.full_s + chunks.rest * self.rest_s, chunks.full + chunks.rest
+        numbers = range(1, (MOST_TOGETHER if chunks.single.any() else 1) + 1)
+        found = [number * prompt_s + np.maximum(0.0, steps - number * parts) * self.decode_s for number in numbers]
+        return np.stack([one.max(axis=0) for one in found])
+
+    def _rates(
+        self, micro_batches: Floats, most: Most | None = None, high: int | None = None, sharing: int | None = None
+    ) -> Floats:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found = self.costs.problem.new_tokens / self.steady(micro_batches, most, high).between_s
+            found = self.costs.problem.new_tokens / self.steady(micro_batches, most, high, sharing).between_s
         return np.where((micro_batches >= 1) & np.isfinite(found), found, 0.0)
 
     def rates(self) -> Floats:
@@ -75,7 +89,7 @@ class SteadyFigures:
         return int(np.argmax(found >= found[-1] * (1 - NEARLY))) + 1
 
     def take(self, index: Integers) -> SteadyFigures:
-        times = SteadyTimes(*(getattr(self.times, field.name)[index] for field in fields(SteadyTimes)))
+        times = SteadyTimes(*(getattr(self.times, field.name)[..., index] for field in fields(SteadyTimes)))
         stations = {name: getattr(self, name)[:, index] for name in ("decode_s", "full_s", "rest_s")}
         places, budget, most = self.places.take(index), self.budget[index], self.micro_batches[index]
         return replace(self, places=places, budget=budget, times=times, micro_batches=most, **stations)
@@ -84,12 +98,11 @@ class SteadyFigures:
         """[K] an upper bound for any b from this one to `batch`."""
         m, limit = self.micro_batches.astype(np.float64), self.costs.problem.request_limit
         most = Most(np.ceil(self.costs.problem.prompt_tokens / chunk_room(self.budget, batch)), m)
-        if limit is None:
-            found = self._rates(m, most, batch)
-        else:  # requests grow with m up to the limit, and from there on only a round does
-            below = np.minimum(m, limit // batch)
-            above = np.minimum(m, below + 1)
-            found = np.maximum(self._rates(below, most, batch), self._rates(above, most, batch))
+        # Requests grow with m up to the limit, and from there on only a round does.
+        below = m if limit is None else np.minimum(m, limit // batch)
+        above = m if limit is None else np.minimum(m, below + 1)
+        tries = [(some, sharing) for some in (below, above) for sharing in (self.batch, batch)]
+        found = np.max([self._rates(some, most, batch, sharing) for some, sharing in tries], axis=0)
         # Over the slowest links a larger b may leave more room to a chunk: nothing is known then.
         grows = chunk_room(self.budget, batch) > chunk_room(self.budget, self.batch)
         return np.where(grows | (self.budget < batch + KV_BLOCK_TOKENS), np.inf, found)
@@ -128,6 +141,7 @@ class SteadyRates:
             rest.round_s,
             rest.station_s.max(axis=0),
             np.zeros(len(places)),
+            np.zeros((1, len(places))),
         )
         most = np.minimum(self._memory.fitting(places, batch), most_micro_batches(self.costs, batch))
         micro_batches = np.maximum(most, 0).astype(np.int64)

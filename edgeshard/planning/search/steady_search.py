@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isqrt
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,8 +43,48 @@ def search_steady(costs: Costs, kinds: Kinds | None, target: float | None = None
     if best is not None:
         return best, best.rate
     pool = Pool(rates, kinds)
-    bound = _SteadyBound(costs, pool, kinds, target).run()
+    bound = SteadyBound(costs, pool, Walks(rates.least, kinds), target=target).run()
     return pool.best, max(bound, pool.best.rate)
+
+
+class Least(Protocol):
+    """Answers the questions of a search, so many as it will."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether more questions are of no use."""
+        ...
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether cuts that the pool has are left out, so that asking again brings another one."""
+        ...
+
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+        """The least R below the ceiling of an instance, of the cuts whose stations keep the thresholds of others."""
+        ...
+
+
+class Walks:
+    """The solvers of walks answer, about all cuts."""
+
+    leaves_out = False
+
+    def __init__(self, instance: Instance, kinds: Kinds | None) -> None:
+        self._kinds, _, self._effort, self._left = asking(instance, kinds)
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def ask(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
+        """As `Least` says."""
+        self._left -= 1
+        problem = Problem(instance, self._kinds, INFINITY)
+        for stations, threshold_s in kept:
+            if threshold_s < INFINITY:
+                problem.restrict(Problem(stations, self._kinds, threshold_s))
+        return Oracle(instance, self._kinds, self._effort).answer(problem, ceiling_s)
 
 
 @dataclass(slots=True)
@@ -57,7 +97,7 @@ class _Region:
     low_m: int
     high_m: int
     budgets: tuple[float, ...]
-    most: float = INFINITY
+    most: float
     closed: bool = False
 
     @property
@@ -66,12 +106,22 @@ class _Region:
         return self.low_b == self.high_b and self.low_m == self.high_m
 
 
-class _SteadyBound:
-    """Looks for cuts with the solvers, and bounds the rates of all."""
+class SteadyBound:
+    """Looks for cuts by the answers of `least`, and bounds the rates of all: `most_rate` is known not to be exceeded.
+    Cuts that could be better by no more than the tolerance, as a part, are left."""
 
-    def __init__(self, costs: Costs, pool: Pool, kinds: Kinds | None, target: float | None) -> None:
-        self._costs, self._pool, self._target = costs, pool, target
-        self._kinds, _, self._effort, self._left = asking(pool.rates.least, kinds)
+    def __init__(
+        self,
+        costs: Costs,
+        pool: Pool,
+        least: Least,
+        *,
+        target: float | None = None,
+        most_rate: float = INFINITY,
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        self._costs, self._pool, self._asked, self._target = costs, pool, least, target
+        self._most_rate, self._tolerance = most_rate, tolerance
         self._rounds = costs.problem.new_tokens - 1
         self._most_stages = min(len(costs.nodes), pool.rates.least.layers, pool.rates.least.max_nodes)
         self._link_tokens = link_tokens(costs)
@@ -82,16 +132,17 @@ class _SteadyBound:
         regions = self._first()
         if self._costs.problem.max_time_per_token_s is not None:  # if any cut is in time, the quickest of a request is
             self._answer(self._costs.decode(Load()), (), INFINITY)
-        while self._left > 0:
+        while not self._asked.is_spent:
             region = max(regions, key=lambda one: one.most)
             if region.closed or region.most <= self._goal or self._is_exceeded:
                 break
-            before = self._pool.best.rate
+            before, known = self._pool.best.rate, len(self._pool.known)
             self._ask(region)
             if self._pool.best.rate > before:
                 self._pool.climb()
             if region.most > self._goal:
-                regions += self._split(region)
+                again = self._asked.leaves_out and len(self._pool.known) > known
+                regions += self._split(region, again)
         most = max(region.most for region in regions)
         if self._target is None or self._pool.best.rate <= self._target < most:
             self._pool.climb()
@@ -104,7 +155,7 @@ class _SteadyBound:
     @property
     def _goal(self) -> float:
         """Cuts of no higher rate than this are of no interest."""
-        return max(self._pool.best.rate * (1 + TOLERANCE), self._target or 0.0)
+        return max(self._pool.best.rate * (1 + self._tolerance), self._target or 0.0)
 
     def _first(self) -> list[_Region]:
         """The largest b alone, and below it ranges in which it doubles."""
@@ -115,7 +166,7 @@ class _SteadyBound:
             low = high if not found else max(1, (high + 1) // 2)
             most = most_micro_batches(self._costs, low)
             if most:
-                found.append(_Region(low, high, 1, most, budgets))
+                found.append(_Region(low, high, 1, most, budgets, self._most_rate))
             high = low - 1
         return found
 
@@ -196,13 +247,8 @@ class _SteadyBound:
         return Answer(answer.cut, answer.bound_s + paid_s)
 
     def _answer(self, instance: Instance, kept: Sequence[tuple[Instance, float]], ceiling_s: float) -> Answer:
-        """The least R of an instance, of the cuts whose stations keep the thresholds of others; its cut is offered."""
-        self._left -= 1
-        problem = Problem(instance, self._kinds, INFINITY)
-        for stations, threshold_s in kept:
-            if threshold_s < INFINITY:
-                problem.restrict(Problem(stations, self._kinds, threshold_s))
-        answer = Oracle(instance, self._kinds, self._effort).answer(problem, ceiling_s)
+        """The answer to a question; its cut is offered."""
+        answer = self._asked.ask(instance, kept, ceiling_s)
         self._pool.offer(answer.cut)
         return answer
 
@@ -229,8 +275,9 @@ class _SteadyBound:
         times["hop_s"] = np.where(self._link_tokens < region.budgets[0], INFINITY, times["hop_s"])
         return replace(decode, **times)
 
-    def _split(self, region: _Region) -> list[_Region]:
-        """Halve the region by links, by b or by m; one that is a single load is done. Returns the new half."""
+    def _split(self, region: _Region, again: bool) -> list[_Region]:
+        """Halve the region by links, by b or by m; one that is a single load is done unless it is to be asked `again`.
+        Returns the new half."""
         if len(region.budgets) > 1:
             middle = len(region.budgets) // 2
             upper = replace(region, budgets=region.budgets[middle:])
@@ -246,7 +293,7 @@ class _SteadyBound:
             upper = replace(region, low_m=middle)
             region.high_m = middle - 1
             return [upper]
-        region.closed = True
+        region.closed = not again
         return []
 
 

@@ -1,6 +1,7 @@
 """A plan checked by another way than the one that found it: a `Prover` is asked for the same problem. Pure.
 
-It shares the times and memory of cuts with the planner (`planning.costs`), and none of its solvers and bounds.
+It shares the times and memory of cuts with the planner (`planning.costs`) and, of the steady rate, the loads that are
+asked about; and none of its solvers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from edgeshard.domain.errors import invalid
 from edgeshard.planning.costs.costs import Costs, Load
 from edgeshard.planning.inputs.problem import Objective
 from edgeshard.planning.search.plan import CutPrediction, PlanResult, predict, result_of
-from edgeshard.planning.search.ruled_search import Ruled, search_rate, search_request
+from edgeshard.planning.search.ruled_search import Ruled, any_plan, search_rate, search_request
 from edgeshard.planning.solvers.instance import gap_of
 from edgeshard.planning.solvers.linear import ROUNDING, Prover
 
@@ -51,15 +52,13 @@ def verify(result: PlanResult, prover: Prover) -> Verified:
         raise invalid("verify", "is not for plans with allow_streaming; leave one of them out")
     if problem.objective is Objective.ENERGY:
         raise invalid("verify", "is not for the objective energy; leave it out, or use another objective")
-    if problem.is_steady and result.prediction is not None:
-        raise invalid("verify", "is for requests that all start together; add --rate together")
     costs = Costs(problem)
     ruled = Ruled(costs, result.problem.rules, prover)
     if result.prediction is None:
-        answer = ruled.quickest(any_will_do=True)
-        if answer.cut is None:
-            return Verified(proven=answer.impossible)
-        return Verified(better=result_of(costs, predict(costs, Load(), answer.cut)).placement)
+        cut, load, proven = any_plan(ruled)
+        if cut is None:
+            return Verified(proven=proven)
+        return Verified(better=result_of(costs, predict(costs, load, cut)).placement)
     found, bound = _best(ruled, result.prediction)
     # A plan that was taken for what its nodes hold is to be as good as the best one but for what that costs.
     plan_cost = result.prediction.cost(problem.goal) / (1.0 + (result.locality.slower if result.locality else 0.0))
@@ -73,8 +72,9 @@ def _best(ruled: Ruled, known: CutPrediction) -> tuple[CutPrediction, float]:
     """The best plan found, and a lower bound of the cost of all."""
     costs, goal = ruled.costs, ruled.costs.problem.goal
     if goal is Objective.THROUGHPUT:
-        rated = search_rate(ruled, known.cut)
-        return predict(costs, rated.load, rated.cut), 1.0 / rated.rate_bound
+        rated, most = search_rate(ruled, known.cut, alone=True)
+        # A plan that was given may be one that has no load in time.
+        return (known if rated.cut is None else predict(costs, rated.load, rated.cut)), 1.0 / most
     if goal is Objective.LATENCY:
         answer = ruled.quickest()
         return (known if answer.cut is None else predict(costs, Load(), answer.cut)), answer.bound_s

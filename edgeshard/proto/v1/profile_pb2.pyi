@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ComputeProfile(_message.Message):
-    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share", "disk")
+    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share", "disk", "beside_stages")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class ComputeProfile(_message.Message):
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     OTHERS_SHARE_FIELD_NUMBER: _ClassVar[int]
     DISK_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_STAGES_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     model_hash: str
     dtype: _common_pb2.DataType
@@ -37,7 +38,8 @@ class ComputeProfile(_message.Message):
     quantisation: str
     others_share: float
     disk: DiskProfile
-    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ...) -> None: ...
+    beside_stages: bool
+    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ..., beside_stages: _Optional[bool] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
     __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode")

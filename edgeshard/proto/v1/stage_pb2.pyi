@@ -182,18 +182,20 @@ class SpanSampling(_message.Message):
     def __init__(self, sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., seen_tokens: _Optional[_Iterable[int]] = ..., guide: _Optional[_Union[_common_pb2.Guide, _Mapping]] = ..., guided_tokens: _Optional[_Iterable[int]] = ..., party: _Optional[int] = ...) -> None: ...
 
 class KvGrant(_message.Message):
-    __slots__ = ("request", "first_index", "blocks", "filled", "swapped")
+    __slots__ = ("request", "first_index", "blocks", "filled", "swapped", "slot")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FILLED_FIELD_NUMBER: _ClassVar[int]
     SWAPPED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
     request: int
     first_index: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
     filled: int
     swapped: bool
-    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ...) -> None: ...
+    slot: int
+    def __init__(self, request: _Optional[int] = ..., first_index: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., filled: _Optional[int] = ..., swapped: _Optional[bool] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("tokens", "timings", "prompt_logprobs", "guide_failures", "pending")

@@ -1,11 +1,13 @@
-"""Commands to measure, in the pure core: one at a time, never beside a stage, answered once, ended when in the way."""
+"""Commands to measure, in the pure core: one at a time, never while a stage loads, answered once, ended when in the
+way."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-from edgeshard_agent.core.actions import Action, LoadStage, SendResults
+from edgeshard_agent.core.actions import Action, CloseStage, LoadStage, SendResults
 from edgeshard_agent.core.events import ActionStarted, CommandReceived, Event, StageClosed, StageLoaded
 from edgeshard_agent.core.measuring import (
     ControlLost,
@@ -96,20 +98,37 @@ def test_a_second_measurement_is_refused_while_one_runs() -> None:
     assert node.take() == [StartMeasuring(task("one", PROBE)), StartMeasuring(task("three"))]
 
 
-def test_layers_are_not_measured_beside_a_stage_and_links_are() -> None:
+def test_layers_are_measured_beside_a_stage_and_not_while_it_loads() -> None:
     node = Node()
     node.command("p", PREPARE)
     node.command("loading", MEASURE)
-    node.post(LOADED)
-    node.command("ready", MEASURE)
-    assert (node.answers["loading"], node.answers["ready"]) == ("STAGE_HELD", "STAGE_HELD")
+    assert node.answers == {"loading": "STAGE_CAME"}
     node.command("links", PROBE)
     assert node.take() == [LoadStage(PREPARE), StartMeasuring(task("links", PROBE))]
-    node.command("r", RELEASE)
-    node.post(StageClosed(NAME))
     node.post(MeasuringEnded(task("links", PROBE)))
-    node.command("later", MEASURE)
-    assert node.take()[-1] == StartMeasuring(task("later"))
+    node.post(LOADED)
+    node.command("ready", MEASURE)
+    assert node.take() == [StartMeasuring(task("ready"))]
+    node.command("r", RELEASE)
+    assert node.take() == [CloseStage(NAME)], "it is no reason to end a measurement"
+    node.post(StageClosed(NAME))
+    node.post(MeasuringEnded(task("ready")))
+    assert node.answers["ready"] is None
+
+
+def test_the_next_epoch_of_a_stage_ends_a_measurement_beside_it() -> None:
+    node = Node()
+    node.command("p", PREPARE)
+    node.post(LOADED)
+    node.command("m", MEASURE)
+    following = replace(PREPARE, epoch=Epoch(2))
+    node.command("p2", following)
+    assert node.answers["m"] == "STAGE_CAME"
+    assert node.take() == [LoadStage(PREPARE), StartMeasuring(task("m")), StopMeasuring()]
+    node.command("again", MEASURE)
+    assert node.answers["again"] == "STAGE_CAME", "it is to be loaded"
+    node.post(MeasuringStopped())
+    assert node.take() == [LoadStage(following)]
 
 
 def test_a_stage_ends_a_measurement_and_waits_for_its_memory() -> None:
@@ -165,6 +184,8 @@ class Executor:
             match action:
                 case StartMeasuring():
                     assert self.running is None and not self.stopping
+                    loads = self.todo and isinstance(self.todo[-1], LoadStage)  # whose end a newer action would be
+                    assert not loads or isinstance(action.task.command, ProbeLinks)
                     self.running = action.task
                 case StopMeasuring():
                     assert self.running is not None and not self.stopping
@@ -188,7 +209,7 @@ class Executor:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_in_any_order_nothing_runs_twice_or_beside_a_stage(seed: int) -> None:
+def test_in_any_order_nothing_runs_twice_or_while_a_stage_loads(seed: int) -> None:
     rng, node, asked = random.Random(seed), Node(), list[str]()
     executor = Executor(node)
     commands: list[Command] = [MEASURE, PROBE, PREPARE, RELEASE]

@@ -79,6 +79,8 @@ class Node:
         self.alive_at_load: list[int] = []
         self.surveying: list[str] = []
         self.measurements = 0
+        self.held: list[int | None] = []
+        """What stages held when each measurement began."""
         self.manifest = Digest("0" * 64)
         self.shared: list[set[int]] = []
         """Layers that each load got from what was held."""
@@ -96,8 +98,9 @@ class Node:
     def start(self) -> None:
         self.hosting.start(Tools(self.load, self.load_standby, self.measuring, HostedStage), FACTS)
 
-    async def measuring(self, task: MeasuringTask) -> None:
+    async def measuring(self, task: MeasuringTask, held: int | None) -> None:
         self.surveying.append(task.operation_id)
+        self.held.append(held)
         self.measurements += 1
         try:
             await self.surveyed.wait()
@@ -289,9 +292,13 @@ async def test_a_measurement_gives_way_to_a_stage(node: Node) -> None:
     assert (await node.answer("p")).failure is None
     failure = (await node.answer("m")).failure
     assert failure is not None and failure.reason == "STAGE_CAME" and not node.surveying
-    node.command("again", MEASURE)
-    failure = (await node.answer("again")).failure
-    assert failure is not None and failure.reason == "STAGE_HELD"
+    node.command("beside", MEASURE)
+    await node.until(lambda: node.surveying == ["beside"])
+    assert node.held == [None, 0], "nothing is planned for the stage of this test"
+    node.command("next", node.prepare(2))
+    assert (await node.answer("next")).failure is None
+    failure = (await node.answer("beside")).failure
+    assert failure is not None and failure.reason == "STAGE_CAME" and not node.surveying
 
 
 async def test_a_measurement_is_asked_for_again_after_the_control_stream_was_lost(node: Node) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from edgeshard_agent.core.measuring import MeasuringCommand, MeasuringTask
+from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.lab.emulation import Emulation, load_emulation
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.measurer import Measurer
@@ -29,13 +30,14 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import LayerKind, config_hash
+from edgeshard.domain.nodes.profile import DiskProfile, LayerKind, config_hash
 from edgeshard.forms import OWN
 from edgeshard.planning.inputs.measured import MeasuredTimes
 from edgeshard.planning.inputs.problem import StepShape
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.proto.v1.stage_pb2_grpc import add_StageServiceServicer_to_server
 from edgeshard.rpc.server import Server
+from tests.support.measuring_workers import measuring_worker, measuring_workers, until_stopped
 
 pytestmark = pytest.mark.timing
 
@@ -73,13 +75,14 @@ class Node:
         if emulation is not None:
             facts = emulation.facts(facts)
         node = MeasuredNode(ME, facts, "cpu", 1, memory, state_dir, None, emulation)
-        self.measurer = Measurer(node, Reports(self._report, self.progress.append))
+        self.worker = ComputeThread(1)
+        self.measurer = Measurer(node, Reports(self._report, self.progress.append), self.worker)
 
     async def _report(self, report: ProfileReport) -> None:
         self.reports.append(report)
 
-    async def do(self, command: MeasuringCommand) -> ProfileReport:
-        await self.measurer.run(MeasuringTask(OperationId("op"), command))
+    async def do(self, command: MeasuringCommand, held: int | None = None) -> ProfileReport:
+        await self.measurer.run(MeasuringTask(OperationId("op"), command), held)
         return self.reports.pop()
 
 
@@ -101,15 +104,6 @@ def measure(config: dict[str, Any], again: bool = False) -> MeasureCompute:
     return MeasureCompute(config, DType.FLOAT32, quick=True, again=again)
 
 
-def workers() -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended since it was listed
-            if "edgeshard_agent.measuring.worker" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
-
-
 async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tiny_config: dict[str, Any]) -> None:
     report = await node.do(measure(tiny_config))
     (profile,) = report.compute
@@ -117,7 +111,7 @@ async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tin
     assert report.facts is not None and report.facts.memory_budget_bytes > 0 and report.node_id == ME
     done = [news.done for news in node.progress]
     assert done and done == sorted(done) and all(news.done < news.total and news.what for news in node.progress)
-    assert not workers()
+    assert not measuring_workers()
     node.progress.clear()
     assert (await node.do(measure(tiny_config))).compute == (profile,)
     assert not node.progress, "it was measured again"
@@ -125,16 +119,63 @@ async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tin
     assert other != profile and other.fingerprint == profile.fingerprint
 
 
+async def test_beside_stages_it_gives_way_to_steps_and_its_figures_are_marked(
+    node: Node, tiny_config: dict[str, Any]
+) -> None:
+    measuring = asyncio.create_task(node.do(measure(tiny_config), held=1 << 20))
+    worker = await measuring_worker()
+    go_on, ended = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    node.worker.submit_steps(go_on.wait, 60)
+    await until_stopped(worker)
+    assert node.progress[-1].what == "waits while requests run"
+    go_on.set()
+    node.worker.submit_steps(loop.call_soon_threadsafe, ended.set)
+    await asyncio.wait_for(ended.wait(), 60)
+    await until_stopped(worker, stopped=False)
+    report = await asyncio.wait_for(measuring, 120)
+    (profile,) = report.compute
+    assert profile.beside_stages and profile.disk is None
+    assert report.facts is None, "what is free now is not what stages may have"
+    assert (await node.do(measure(tiny_config), held=1 << 20)).compute == (profile,)
+    store = node.measurer._store
+    marks = profile.fingerprint, profile.model_hash, profile.dtype
+    assert store.find(*marks, beside_stages=False) is None, "it counts for nothing on a node without stages"
+    alone = replace(profile, beside_stages=False, disk=DiskProfile(1e9, 1 << 40))
+    store.keep(alone)
+    assert (await node.do(measure(tiny_config), held=1 << 20)).compute == (alone,), "a better one stays"
+    assert await node.measurer._disk(measure(tiny_config, again=True), beside_stages=True) == alone.disk
+
+
+async def test_steps_that_run_already_come_first(node: Node, tiny_config: dict[str, Any]) -> None:
+    go_on = threading.Event()
+    node.worker.submit_steps(go_on.wait, 60)
+    measuring = asyncio.create_task(node.do(measure(tiny_config), held=0))
+    worker = await measuring_worker()
+    await until_stopped(worker)
+    measuring.cancel()  # as a stage that comes has it
+    await asyncio.gather(measuring, return_exceptions=True)
+    assert not measuring_workers(), "what is stopped can be ended"
+    go_on.set()
+
+
+async def test_where_stages_leave_too_little_memory_the_error_says_what_to_do(
+    node: Node, tiny_config: dict[str, Any]
+) -> None:
+    budget = node.measurer.node.facts.memory_budget_bytes
+    with pytest.raises(ResourceExhaustedError, match=r"hold .* MiB: delete a deployment") as failure:
+        await node.do(measure(tiny_config), held=budget)
+    assert failure.value.reason == "NO_MEMORY_TO_MEASURE"
+
+
 async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tiny_config: dict[str, Any]) -> None:
     # So much of it that it is not over before anybody looks, however late that is.
     large = tiny_config | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
     measuring = asyncio.create_task(node.do(MeasureCompute(large, DType.FLOAT32, quick=False, again=False)))
-    async with asyncio.timeout(60):
-        while not workers():  # noqa: ASYNC110 (a process has no event)
-            await asyncio.sleep(0.01)
+    await measuring_worker()
     measuring.cancel()
     await asyncio.gather(measuring, return_exceptions=True)
-    assert not workers() and not node.reports and not (list(node.measurer._store._directory.glob("*")))
+    assert not measuring_workers() and not node.reports and not (list(node.measurer._store._directory.glob("*")))
 
 
 def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str, Any]) -> None:
@@ -186,9 +227,10 @@ async def test_what_the_coordinator_answers_to_the_report_is_the_result(tmp_path
         raise UnavailableError("gone")
 
     facts = read_facts("cpu", None)
-    measurer = Measurer(MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None), Reports(refuse, lambda news: None))
+    node = MeasuredNode(ME, facts, "cpu", 1, None, tmp_path, None)
+    measurer = Measurer(node, Reports(refuse, lambda news: None), ComputeThread(1))
     with pytest.raises(UnavailableError):
-        await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())))
+        await measurer.run(MeasuringTask(OperationId("op"), ProbeLinks(())), None)
 
 
 @pytest.fixture
@@ -214,7 +256,7 @@ async def test_in_the_lab_a_node_tells_what_the_emulator_charges(
     stand_in = tiny_config | {"num_hidden_layers": 32, "max_position_embeddings": 4096}
     node = Node(tmp_path, emulation=emulation)
     (profile,) = (await node.do(measure(stand_in))).compute
-    assert not node.progress and not workers(), "an emulated node measures nothing"
+    assert not node.progress and not measuring_workers(), "an emulated node measures nothing"
     assert profile.model_hash == config_hash(stand_in)
     assert [layer.kind for layer in profile.layers] == [LayerKind.EMBEDDING, LayerKind.BLOCK, LayerKind.HEAD]
     told, charged = MeasuredTimes.of(profile), emulation.times

@@ -136,7 +136,8 @@ def wait_for(sensor: Load, readings: int) -> None:
 def sensor(monkeypatch: pytest.MonkeyPatch) -> Load:
     """One beside which a rest is as long as a few readings take, however late the thread that reads begins."""
     sensor = Load()
-    monkeypatch.setattr(power, "time", SimpleNamespace(sleep=lambda _: wait_for(sensor, sensor.readings + 5)))
+    rest = SimpleNamespace(sleep=lambda _: wait_for(sensor, sensor.readings + 5), monotonic=time.monotonic)
+    monkeypatch.setattr(power, "time", rest)
     return sensor
 
 

@@ -33,6 +33,7 @@ transformers.utils.logging.disable_progress_bar()
 LENGTHS = (21, 17, 13)
 BLOCK_TOKENS = 16
 KV_BLOCKS = 40
+SLOTS = 5
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Checkpoint:
     ) -> StageModel:
         return StageModel.with_kv(
             StageWeights.load(SafetensorsDirectory(self.path), self.config, layers, dtype=dtype, device="cpu"),
-            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS),
+            KvMemory(kv_dtype or dtype, KV_BLOCKS, BLOCK_TOKENS, slots=SLOTS),
         )
 
 
@@ -112,6 +113,7 @@ class TinyHead:
             random.Random(5).shuffle(self.free_blocks)
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
+        self.has_states = any(stage.pool.states.slots for stage in stages)
 
     def plan(self, spans: Sequence[tuple[int, int]], restart: dict[int, int] | None = None) -> StepPlan:
         grants, planned = [], []
@@ -122,11 +124,16 @@ class TinyHead:
             needed = -(-(first + count) // self.block_tokens) - len(table)
             if needed > 0:
                 blocks = tuple(self.free_blocks.pop(0) for _ in range(needed))
-                grants.append(KvGrant(request, len(table), blocks))
+                slot = self._slot(request) if self.has_states and not table else None
+                grants.append(KvGrant(request, len(table), blocks, slot=slot))
                 table.extend(blocks)
             planned.append(Span(request, first, count, sample=True, sampling=sampling))
             self.lengths[request] = first + count
         return StepPlan(grants=tuple(grants), spans=tuple(planned))
+
+    def _slot(self, request: int) -> int:
+        """In another order than requests, so that nobody confuses the two."""
+        return SLOTS - 1 - request
 
     def inputs(self, plan: StepPlan) -> np.ndarray:
         parts = [self.sequences[span.request][span.first_position : span.end_position] for span in plan.spans]

@@ -15,6 +15,7 @@ from typing import Any
 import transformers
 
 from edgeshard.architectures import Decoder, read_config
+from edgeshard.architectures.record import Plugged
 
 LAYERS = 4
 WINDOW = 6
@@ -78,6 +79,33 @@ _MINISTRAL = _YARN | {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+_STEP = {
+    "pad_token_id": 5,
+    "head_dim": 12,
+    "num_sliding_attention_heads": 6,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 20,
+    "moe_router_scaling_factor": 2.5,
+    "swiglu_limits": [0.0, 0.0, 0.1, None],
+    "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.1],
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": _LLAMA3 | {"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    },
+}
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 3,
+}
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 
@@ -118,7 +146,27 @@ def _with_pixels(text: Any) -> Any:
     )
 
 
-def _rotary(config_class: str, sharded: bool = False, **options: Any) -> Variant:
+def _with_patches(text: Any) -> Any:
+    vision = {"width": 16, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14, "mlp_ratio": 2.0}
+    made: Any = transformers.Step3p7Config
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _with_frames(text: Any) -> Any:
+    vision: dict[str, Any] = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
+    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _rotary(config_class: str, *, sharded: bool = False, **options: Any) -> Variant:
     return Variant(config_class, _BASE | {"rope_parameters": dict(_ROPE)} | options, sharded)
 
 
@@ -138,6 +186,13 @@ VARIANTS = {
     ),
     "llama-yarn": _rotary("LlamaConfig", rope_parameters=_YARN, hidden_act="gelu", num_key_value_heads=1),
     "mistral-window": _rotary("MistralConfig", sharded=True, sliding_window=WINDOW, head_dim=16),
+    "mistral-nested": Variant(
+        "MistralConfig",
+        _BASE | {"rope_parameters": _ROPE, "sliding_window": None, "head_dim": 12},
+        sharded=True,
+        wrap=_with_pixels,
+        auto="AutoModelForImageTextToText",
+    ),
     "mistral-full": _rotary("MistralConfig", sliding_window=None, tie_word_embeddings=True),
     "qwen2-windows": _rotary(
         "Qwen2Config", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2, head_dim=16
@@ -408,12 +463,173 @@ VARIANTS = {
             "tie_word_embeddings": True,
         },
     ),
+    "minimax_m2-partial": _rotary(
+        "MiniMaxM2Config",
+        sharded=True,
+        head_dim=12,
+        rotary_dim=6,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+    ),
+    "minimax_m2-tied": _rotary(
+        "MiniMaxM2Config",
+        rope_parameters=_YARN,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=3,
+        tie_word_embeddings=True,
+    ),
+    "qwen3_vl-nested": Variant(
+        "Qwen3VLTextConfig",
+        _BASE | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12},
+        sharded=True,
+        wrap=_with_frames,
+        auto="AutoModelForImageTextToText",
+    ),
+    "qwen3_vl-tied": Variant(
+        "Qwen3VLTextConfig",
+        _BASE | {"rope_parameters": _YARN, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+        wrap=_with_frames,
+        auto="AutoModelForImageTextToText",
+    ),
+    "step3p5-clamped": Variant(
+        "Step3p7TextConfig", _BASE | _STEP, True, "", _with_patches, "AutoModelForImageTextToText"
+    ),
+    "step3p5-full": Variant(
+        "Step3p7TextConfig",
+        _BASE
+        | {
+            "pad_token_id": 5,
+            "sliding_window": WINDOW,
+            "head_dim": 16,
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+        }
+        | {"share_expert_dim": 20, "attention_bias": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 9},
+        wrap=_with_patches,
+        auto="AutoModelForImageTextToText",
+    ),
+    "seed_oss-plain": _rotary("SeedOssConfig", head_dim=12),
+    "seed_oss-options": _rotary(
+        "SeedOssConfig",
+        sharded=True,
+        rope_parameters=_YARN,
+        head_dim=16,
+        attention_bias=False,
+        attention_out_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "hunyuan_v1_dense-alpha": _rotary(
+        "HunYuanDenseV1Config",
+        sharded=True,
+        rope_parameters=_ROPE | {"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0},
+        head_dim=12,
+    ),
+    "hunyuan_v1_dense-options": _rotary(
+        "HunYuanDenseV1Config", head_dim=16, attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1
+    ),
+    "hunyuan_v1_moe-alpha": _rotary(
+        "HunYuanMoEV1Config",
+        sharded=True,
+        rope_parameters=_ROPE | {"rope_type": "dynamic", "alpha": 20.0, "factor": 1.0},
+        head_dim=12,
+        num_experts=4,
+        moe_topk=2,
+    ),
+    "hunyuan_v1_moe-options": _rotary(
+        "HunYuanMoEV1Config",
+        head_dim=8,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        num_experts=3,
+        moe_topk=[3] * LAYERS,
+    ),
+    "ernie4_5-plain": _rotary("Ernie4_5Config", head_dim=12, use_bias=True),
+    "ernie4_5-untied": _rotary(
+        "Ernie4_5Config", sharded=True, rope_parameters=_LLAMA3, head_dim=16, tie_word_embeddings=False
+    ),
+    "ernie4_5_moe-plain": _rotary(
+        "Ernie4_5_MoeConfig", sharded=True, moe_num_experts=5, moe_k=2, moe_intermediate_size=24
+    ),
+    "ernie4_5_moe-options": _rotary(
+        "Ernie4_5_MoeConfig",
+        rope_parameters=_YARN,
+        head_dim=12,
+        moe_num_experts=3,
+        moe_k=3,
+        moe_intermediate_size=24,
+        moe_num_shared_experts=0,
+        moe_layer_start_index=0,
+        moe_layer_end_index=2,
+        moe_layer_interval=2,
+        moe_norm_min=2.0,
+        tie_word_embeddings=False,
+    ),
+    "cohere2-windows": _rotary("Cohere2Config", sharded=True, sliding_window=WINDOW, logit_scale=0.25),
+    "cohere2-options": _rotary(
+        "Cohere2Config",
+        rope_parameters=_YARN,
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        logit_scale=0.3,
+        layer_norm_eps=1e-3,
+        num_key_value_heads=4,
+    ),
+    "olmoe-clipped": _rotary(
+        "OlmoeConfig", sharded=True, num_experts=6, num_experts_per_tok=2, clip_qkv=1.0, norm_topk_prob=True
+    ),
+    "olmoe-options": _rotary(
+        "OlmoeConfig",
+        rope_parameters=_YARN,
+        num_experts=3,
+        num_experts_per_tok=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "arcee-yarn": _rotary("ArceeConfig", sharded=True, rope_parameters=_YARN, head_dim=12),
+    "arcee-options": _rotary(
+        "ArceeConfig", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, hidden_act="gelu"
+    ),
+    "apertus-llama3": _rotary("ApertusConfig", sharded=True, rope_parameters=_LLAMA3, dtype="float32"),
+    "apertus-options": _rotary(
+        "ApertusConfig", head_dim=12, attention_bias=True, tie_word_embeddings=True, hidden_act="relu"
+    ),
+    "exaone_moe-windows": _rotary(
+        "ExaoneMoeConfig",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        sliding_window=WINDOW,
+        head_dim=12,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        n_group=4,
+        topk_group=2,
+        num_shared_experts=2,
+    ),
+    "exaone_moe-options": _rotary(
+        "ExaoneMoeConfig",
+        sliding_window=WINDOW,
+        layer_types=_ALTERNATING,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_layer_types=["sparse", "dense", "sparse", "dense"],
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=True,
+    ),
     "gemma4-dense": Variant(
         "Gemma4TextConfig",
         _BASE
         | {
             "head_dim": 12,
-            "global_head_dim": 12,
+            "global_head_dim": 20,
+            "num_global_key_value_heads": 1,
             "attention_k_eq_v": True,
             "hidden_size_per_layer_input": 0,
             "sliding_window": WINDOW,
@@ -426,7 +642,7 @@ VARIANTS = {
         _BASE
         | {
             "head_dim": 16,
-            "global_head_dim": 16,
+            "global_head_dim": 32,
             "hidden_size_per_layer_input": 0,
             "sliding_window": WINDOW,
             "attention_bias": True,
@@ -441,6 +657,35 @@ VARIANTS = {
             },
         },
         sharded=True,
+    ),
+    "qwen3_next-dense-layer": _rotary(
+        "Qwen3NextConfig",
+        sharded=True,
+        **_MOE,
+        **_DELTA,
+        shared_expert_intermediate_size=28,
+        mlp_only_layers=[1],
+        attention_bias=True,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    ),
+    "qwen3_next-sparse-step": _rotary(
+        "Qwen3NextConfig",
+        **_MOE,
+        **_DELTA | {"linear_num_value_heads": 2},
+        shared_expert_intermediate_size=28,
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+        tie_word_embeddings=True,
+        rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
+    ),
+    "qwen3_5-text": _rotary("Qwen3_5TextConfig", **_DELTA, tie_word_embeddings=True),
+    "qwen3_5-options": _rotary(
+        "Qwen3_5TextConfig",
+        sharded=True,
+        **_DELTA | {"linear_num_value_heads": 6},
+        attention_bias=True,
+        layer_types=["full_attention", "linear_attention"] * 2,
+        rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(
@@ -495,6 +740,12 @@ def rotary() -> list[str]:
 def first_rows() -> list[str]:
     """One row of each family."""
     return list({family_of(name): name for name in reversed(VARIANTS)}.values())
+
+
+def keeping_float32() -> list[str]:
+    """One row of each family with tensors that keep full precision in any dtype."""
+    runs = {name: decoder_of(name).architecture.runs for name in first_rows()}
+    return [name for name, how in runs.items() if isinstance(how, Plugged) and how.float32]
 
 
 def has_experts(name: str) -> bool:

@@ -63,6 +63,8 @@ GEMMA4 = LLAMA | {
 }
 GPT_OSS = LLAMA | {"model_type": "gpt_oss"}
 GLM4_MOE = LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 2}
+MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "head_dim": 12}
+ERNIE = LLAMA | {"model_type": "ernie4_5_moe"}
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 61, "n_positions": 64}
 OPT = {
     "model_type": "opt",
@@ -79,7 +81,8 @@ def test_the_shape_of_every_architecture(checkpoint: Any) -> None:
     shape = parse_config(checkpoint.config)
     assert shape.architecture in ARCHITECTURES
     assert (shape.layer_count, shape.vocab_size, shape.max_context, shape.frame_width) == (4, 61, 64, 32)
-    assert shape.kv_bytes_per_token(LayerRange(1, 3), DType.BFLOAT16) == 2 * 2 * shape.kv_heads * shape.head_dim * 2
+    numbers = sum(own.heads * own.head_dim for own in shape.kv_in(LayerRange(1, 3)))
+    assert shape.kv_bytes_per_token(LayerRange(1, 3), DType.BFLOAT16) == 2 * numbers * 2
 
 
 def test_defaults_of_keys_that_checkpoints_leave_out() -> None:
@@ -105,7 +108,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "model_type"),
     ({"model_type": "bloom"}, "model_type"),
     ({"model_type": 3}, "model_type"),
-    (LLAMA | {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, "auto_map"),
+    (LLAMA | {"model_type": "zephyr9", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}}, "model_type"),
+    (MINIMAX_M2 | {"rotary_dim": 14}, "rotary_dim"),
+    (MINIMAX_M2 | {"rotary_dim": 5}, "rotary_dim"),
+    (MINIMAX_M2 | {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list"),
+    (MINIMAX_M2 | {"scoring_func": "softmax"}, "scoring_func"),
+    (MINIMAX_M2 | {"use_qk_norm": 1}, "use_qk_norm"),
+    (MINIMAX_M2 | {"shared_intermediate_size": 8}, "shared_intermediate_size"),
+    (MINIMAX_M2 | {"num_mtp_modules": -1}, "num_mtp_modules"),
     (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     (LLAMA | {"is_encoder_decoder": True}, "is_encoder_decoder"),
     (GPT2 | {"add_cross_attention": True}, "add_cross_attention"),
@@ -117,6 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_parameters.low_freq_factor"),
     (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": float("nan")}}, "rope_parameters.factor"),
     (LLAMA | {"rope_parameters": 7}, "rope_parameters"),
+    (LLAMA | {"rope_parameters": {"rope_type": "default", "rope_theta": "1e6"}}, "rope_parameters.rope_theta"),
     (LLAMA | {"rope_parameters": {"full_attention": {}}}, "rope_parameters"),
     (LLAMA | {"rope_theta": float("inf")}, "rope_theta"),
     (LLAMA | {"rope_theta": -1}, "rope_theta"),
@@ -171,14 +182,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (GPT_OSS | {"swiglu_limit": 0}, "swiglu_limit"),
     (GPT_OSS | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"model_type": "gemma4", "text_config": LLAMA}, "text_config.model_type"),
+    ({"model_type": "mistral3", "text_config": LLAMA}, "text_config.model_type"),
+    ({"model_type": "mistral3", "text_config": MISTRAL | {"model_type": ["mistral"]}}, "text_config.model_type"),
     (LLAMA | {"model_type": "gemma4_text", "head_dim": 512}, "hidden_size_per_layer_input"),
     (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
-    (GEMMA4 | {"global_head_dim": 512}, "global_head_dim"),
-    ({key: GEMMA4[key] for key in GEMMA4 if key != "global_head_dim"}, "global_head_dim"),
-    (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}, "num_global_key_value_heads"),
-    (GEMMA4 | {"per_layer_config": {"3": {"head_dim": 512}}}, "per_layer_config"),
-    (GEMMA4 | {"per_layer_config": {"3": {"num_key_value_heads": 1}}}, "per_layer_config"),
-    (GEMMA4 | {"per_layer_config": {"3": {"sliding_window": 9}}}, "per_layer_config"),
+    (GEMMA4 | {"global_head_dim": 9}, "head_dim"),
+    (GEMMA4 | {"global_head_dim": 0}, "global_head_dim"),
+    (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_attention_heads"),
+    (GEMMA4 | {"per_layer_config": {"3": {"head_dim": 0}}}, "per_layer_config.3.head_dim"),
+    (GEMMA4 | {"per_layer_config": {"3": {"num_key_value_heads": 3}}}, "num_attention_heads"),
+    (GEMMA4 | {"per_layer_config": {"3": {"sliding_window": 9}}}, "per_layer_config.3.sliding_window"),
+    (GEMMA4 | {"per_layer_config": {"last": {"head_dim": 16}}}, "per_layer_config"),
     (GEMMA4 | {"per_layer_config": None}, "per_layer_config"),
     (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
     (GEMMA4 | {"layer_types": ["full_attention", "sliding_attention"] * 2}, "layer_types"),
@@ -207,6 +221,13 @@ def test_what_is_refused_names_its_field(config: dict[str, Any], field: str) -> 
     assert field in caught.value.message
 
 
+def test_the_code_that_a_config_names_does_not_matter_where_the_family_is_known() -> None:
+    auto_map = {"auto_map": {"AutoModelForCausalLM": "modeling.Model"}}
+    assert parse_config(LLAMA | auto_map) == parse_config(LLAMA)
+    with pytest.raises(UnsupportedModelError, match="the code that its auto_map names is never run"):
+        parse_config(LLAMA | auto_map | {"model_type": "zephyr9"})
+
+
 @pytest.mark.parametrize("base", [LLAMA, GPT2, OPT, QWEN3_MOE, MIXTRAL])
 def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
     optional = {"num_experts_per_tok"} | ({"num_key_value_heads"} if base is LLAMA else set())
@@ -224,13 +245,14 @@ def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
         ("mamba", "recurrent state per request"),
         ("lfm2", "convolution's state per request"),
         ("deepseek_v3", "compressed (latent) state per token"),
+        ("llama4", "within chunks of positions"),
     ],
 )
-def test_a_family_with_another_state_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:
+def test_a_family_that_cannot_run_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(LLAMA | {"model_type": model_type})
     assert caught.value.field == "model_type"
-    assert lacks in caught.value.message and "KV pool does not hold" in caught.value.message
+    assert lacks in caught.value.message and "do not hold" in caught.value.message.replace("does not", "do not")
 
 
 # -- the registry ------------------------------------------------------------------------------------------------------
@@ -240,7 +262,9 @@ def test_a_family_is_found_by_its_file_being_there(tmp_path: Path, monkeypatch: 
     text = (
         "from edgeshard.architectures.families.mistral import ARCHITECTURE as other\nfrom dataclasses import replace\n"
     )
-    (tmp_path / "zephyr9.py").write_text(text + "ARCHITECTURE = replace(other, name='zephyr9')\n", encoding="utf-8")
+    (tmp_path / "zephyr9.py").write_text(
+        text + "ARCHITECTURE = replace(other, name='zephyr9', nested={})\n", encoding="utf-8"
+    )
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     found = registry.by_name(registry.family_modules())
     assert set(found) == {*ARCHITECTURES, "zephyr9"}
@@ -261,6 +285,24 @@ def test_two_records_for_one_model_type_are_an_error() -> None:
     for other in (llama, replace(llama, name="other", model_types=("other", "llama"))):
         with pytest.raises(InternalError, match="llama"):
             registry.by_name([SimpleNamespace(ARCHITECTURE=llama), SimpleNamespace(ARCHITECTURE=other)])
+
+
+def test_two_families_may_be_nested_by_one_model_type() -> None:
+    llama = architecture_named("llama")
+    one, two, same = (
+        replace(llama, name=name, model_types=(name,), nested={"pictures": inner})
+        for name, inner in (("one", "a"), ("two", "b"), ("same", "a"))
+    )
+    assert set(registry.by_name([SimpleNamespace(ARCHITECTURE=one), SimpleNamespace(ARCHITECTURE=two)])) == {
+        "one",
+        "two",
+    }
+    with pytest.raises(InternalError, match="same"):
+        registry.by_name([SimpleNamespace(ARCHITECTURE=one), SimpleNamespace(ARCHITECTURE=same)])
+    texts = {name: parse_config({"model_type": "mistral3", "text_config": LLAMA | {"model_type": name}}) for name in (
+        "mistral", "ministral3"
+    )}  # fmt: skip
+    assert {name: shape.architecture for name, shape in texts.items()} == {name: name for name in texts}
 
 
 def test_a_family_that_runs_is_not_refused() -> None:
@@ -307,7 +349,7 @@ def test_a_wrong_shape_is_named(checkpoint: Any) -> None:
     for tensor in manifest.tensors:
         if unit_of(manifest.architecture, tensor.name, checkpoint.config) is None:
             continue
-        wrong = replace(tensor, shape=(*tensor.shape[:-1], tensor.shape[-1] + 1))
+        wrong = replace(tensor, shape=(*tensor.shape[:-1], (tensor.shape or (1,))[-1] + 1))
         with pytest.raises(InvalidArgumentError) as caught:
             check_manifest(replace(manifest, tensors=tuple(wrong if t is tensor else t for t in manifest.tensors)))
         assert (caught.value.field, caught.value.reason) == (tensor.name, "WRONG_TENSOR_SHAPE")
@@ -356,6 +398,9 @@ def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
         ("qwen2_moe", "mlp.experts.3.up_proj.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
         ("qwen2_moe", "mlp.experts.12.down_proj.weight", Place("mlp.experts.down_proj", 12)),
         ("qwen2_moe", "mlp.shared_expert.up_proj.weight", Place("mlp.shared_expert.up_proj.weight")),
+        ("step3p5", "moe.up_proj.weight", Place("mlp.experts.gate_up_proj", None, 1)),
+        ("step3p5", "moe.down_proj.weight", Place("mlp.experts.down_proj")),
+        ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
     ],
 )
 def test_the_place_of_a_tensor(family: str, name: str, place: Place) -> None:
@@ -391,12 +436,19 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
         (OPT, "decoder.layers.2.final_layer_norm.weight", 2),
         (GEMMA3, "model.language_model.layers.7.mlp.up_proj.weight", 7),
         (GEMMA3, "language_model.model.embed_tokens.weight", Part.TIED),
+        (MISTRAL, "language_model.lm_head.weight", Part.HEAD),
+        (MISTRAL, "vision_tower.transformer.layers.0.attention.q_proj.weight", None),
         (GEMMA3, "vision_tower.encoder.layers.3.mlp.fc1.weight", None),
         (GEMMA3, "multi_modal_projector.mm_soft_emb_norm.weight", None),
         (MIXTRAL, "model.layers.1.block_sparse_moe.experts.3.w1.weight", 1),
         (GEMMA4, "model.language_model.layers.3.layer_scalar", 3),
         (GLM4_MOE, "model.layers.4.eh_proj.weight", None),
         (GLM4_MOE, "model.layers.5.eh_proj.weight", 5),
+        (ERNIE, "model.mtp_block.0.self_attn.q_proj.weight", None),
+        (ERNIE, "model.mtp_linear_proj.0.weight", None),
+        (LLAMA | {"model_type": "exaone_moe"}, "mtp.layers.0.mlp.up_proj.weight", None),
+        (LLAMA | {"model_type": "qwen3_vl_text"}, "model.visual.blocks.0.attn.qkv.weight", None),
+        (MINIMAX_M2 | {"num_mtp_modules": 3}, "model.layers.6.block_sparse_moe.gate.weight", None),
         (GLM4_MOE | {"num_nextn_predict_layers": 0}, "model.layers.4.eh_proj.weight", 4),
     ],
 )

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from edgeshard_agent.model.library import library_config
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.planning.inputs.shapes import model_from_config
-from tests.agent.model.families import LAYERS, VARIANTS, decoder_of
+from tests.agent.model.families import LAYERS, VARIANTS, WINDOW, decoder_of
 
 MISSING = object()
 """Takes a key out."""
@@ -64,6 +67,38 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"rope_parameters.original_max_position_embeddings": None},
         "rope_parameters.original_max_position_embeddings",
     ),
+    ("seed_oss-plain", {"head_dim": None}, "head_dim"),
+    ("seed_oss-plain", {"attention_out_bias": 1}, "attention_out_bias"),
+    ("hunyuan_v1_dense-alpha", {"rope_parameters.alpha": None}, "rope_parameters.alpha"),
+    ("hunyuan_v1_dense-alpha", {"head_dim": None}, "head_dim"),
+    ("hunyuan_v1_moe-alpha", {"moe_topk": [2, 2, 2, 1]}, "moe_topk"),
+    ("hunyuan_v1_moe-alpha", {"moe_topk": 5}, "moe_topk"),
+    ("hunyuan_v1_moe-alpha", {"moe_intermediate_size": [40, 40, 40, 48]}, "moe_intermediate_size"),
+    ("hunyuan_v1_moe-alpha", {"moe_intermediate_size": [48] * 4}, "moe_intermediate_size"),
+    ("hunyuan_v1_moe-alpha", {"num_shared_expert": [2] * 4}, "num_shared_expert"),
+    ("hunyuan_v1_moe-alpha", {"use_cla": True}, "use_cla"),
+    ("ernie4_5-plain", {"num_key_value_heads": None}, "num_key_value_heads"),
+    ("ernie4_5_moe-plain", {"use_bias": True}, "use_bias"),
+    ("ernie4_5_moe-plain", {"moe_layer_interval": 0}, "moe_layer_interval"),
+    ("ernie4_5_moe-plain", {"moe_layer_end_index": -2}, "moe_layer_end_index"),
+    ("ernie4_5_moe-plain", {"moe_num_shared_experts": None}, "moe_num_shared_experts"),
+    ("ernie4_5_moe-plain", {"moe_k": 6}, "moe_k"),
+    ("cohere2-windows", {"head_dim": 12}, "head_dim"),
+    ("cohere2-windows", {"sliding_window": None, "layer_types": MISSING}, "sliding_window"),
+    ("cohere2-windows", {"layer_switch": 3, "layer_types": MISSING}, "layer_switch"),
+    ("cohere2-windows", {"use_qk_norm": True}, "use_qk_norm"),
+    ("cohere2-windows", {"logit_scale": 0}, "logit_scale"),
+    ("olmoe-clipped", {"clip_qkv": 0}, "clip_qkv"),
+    ("olmoe-clipped", {"head_dim": 12}, "head_dim"),
+    ("arcee-yarn", {"hidden_act": "xielu"}, "hidden_act"),
+    ("arcee-yarn", {"hidden_size": 30}, "hidden_size"),
+    ("apertus-llama3", {"hidden_act": "relu2"}, "hidden_act"),
+    ("apertus-llama3", {"mlp_bias": True}, "mlp_bias"),
+    ("apertus-llama3", {"post_norm": True}, "post_norm"),
+    ("exaone_moe-windows", {"n_group": 3}, "num_experts"),
+    ("exaone_moe-windows", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+    ("exaone_moe-windows", {"is_moe_layer": [True] * 4}, "is_moe_layer"),
+    ("exaone_moe-windows", {"num_shared_experts": 0}, "num_shared_experts"),
     ("ministral3-plain", {"rope_parameters.mscale": -1.0}, "rope_parameters.mscale"),
     ("ministral3-plain", {"rope_parameters.factor": 0.0}, "rope_parameters.factor"),
     ("ministral3-plain", {"rope_scaling": {"rope_type": "default"}}, "rope_scaling.llama_4_scaling_beta"),
@@ -80,12 +115,128 @@ def test_what_a_family_refuses_names_its_field(name: str, changes: dict[str, Any
 
 
 def test_a_nested_decoder_says_which_it_is() -> None:
-    # Without a model_type in there it is another family.
+    # Two families may be in there.
     config = json.loads(VARIANTS["ministral3-nested"].library_config().to_json_string(use_diff=False))
     del config["text_config"]["model_type"]
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(config)
     assert caught.value.field == "text_config.model_type"
+
+
+STEP = {
+    "model_type": "step3p5",
+    "auto_map": {"AutoModelForCausalLM": "modeling_step3p5.Step3p5ForCausalLM"},
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_attention_groups": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "head_dim": 12,
+    "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 12},
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention", "sliding_attention"],
+    "sliding_window": WINDOW,
+    "rope_theta": [5000.0, 50.0, 50.0, 5000.0, 50.0],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn_only_types": ["full_attention"],
+    "num_nextn_predict_layers": 1,
+    "moe_layers_enum": "1,2,3",
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 24,
+    "share_expert_dim": 20,
+    "moe_router_scaling_factor": 2.5,
+    "swiglu_limits": [0.0, 0.0, 0.1, 0.0, 0.0],
+    "swiglu_limits_shared": [0.2, 0.0, 0.0, 0.1, 0.0],
+}
+"""As published: older keys, lists by layer with an entry for the block that predicts further tokens."""
+
+
+def test_published_keys_mean_what_those_of_transformers_do() -> None:
+    found, expected = read_config(STEP), decoder_of("step3p5-clamped")
+    assert found.windows() == expected.windows() == (0, WINDOW, WINDOW, 0)
+    for layer in range(LAYERS):
+        block, other = (one.architecture.block(one.fields, one.shape, layer) for one in (found, expected))
+        assert block == other
+    mine, theirs = library_config(found), library_config(expected)
+    for kind, entry in theirs.rope_parameters.items():
+        assert {"partial_rotary_factor": 1.0} | mine.rope_parameters[kind] == {"partial_rotary_factor": 1.0} | entry
+    assert mine.per_layer_config[1].num_attention_heads == 6
+    for key in ("num_experts_per_tok", "n_routed_experts", "mlp_layer_types", "moe_router_scaling_factor"):
+        assert getattr(mine, key) == getattr(theirs, key)
+    assert [limit or 0 for limit in mine.swiglu_limits] == [limit or 0 for limit in theirs.swiglu_limits]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.integers(0, 3), st.integers(0, 1), st.booleans())
+def test_lists_by_layer_are_read_by_layer_type(slides: list[bool], further: int, pad: int, scaled: bool) -> None:
+    types = ["sliding_attention" if one else "full_attention" for one in slides]
+    padded = types + ["sliding_attention"] * further
+    by_type = {"full_attention": (5000.0, 0.5), "sliding_attention": (50.0, 1.0)}
+    config = STEP | {
+        "num_hidden_layers": len(types),
+        "num_nextn_predict_layers": further,
+        "layer_types": padded if pad else types,
+        "rope_theta": [by_type[kind][0] for kind in padded],
+        "partial_rotary_factors": [by_type[kind][1] for kind in padded],
+        "moe_layers_enum": [],
+        "swiglu_limits": None,
+        "swiglu_limits_shared": None,
+    }
+    if not scaled:
+        del config["rope_scaling"]
+    found = read_config(config).fields.values
+    assert found["layer_types"] == types and found["rope_parameters"].keys() == set(types)
+    for kind, entry in found["rope_parameters"].items():
+        assert (entry["rope_theta"], entry["partial_rotary_factor"]) == by_type[kind]
+        assert entry["rope_type"] == ("llama3" if scaled and kind == "full_attention" else "default")
+
+
+@given(st.integers(1, 12), st.integers(0, 13), st.integers(-1, 13), st.integers(1, 5))
+def test_the_blocks_with_experts_are_those_of_transformers(layers: int, start: int, end: int, interval: int) -> None:
+    changes = {"num_hidden_layers": layers, "moe_layer_start_index": start, "moe_layer_interval": interval}
+    decoder = read_config(changed("ernie4_5_moe-plain", changes | {"moe_layer_end_index": end}))
+    for layer in range(layers):
+        names = decoder.architecture.block(decoder.fields, decoder.shape, layer)
+        last = layers - 1 if end == -1 else end
+        assert ("mlp.gate.weight" in names) == ((layer + 1) % interval == 0 and start <= layer <= last)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rope_theta": [5000.0, 50.0, 60.0, 5000.0, 50.0]}, "rope_theta"),
+        ({"rope_theta": [5000.0, 50.0]}, "rope_theta"),
+        ({"partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0]}, "partial_rotary_factors"),
+        ({"layer_types": ["full_attention"] * 3}, "rope_theta"),
+        ({"layer_types": 3}, "layer_types"),
+        ({"yarn_only_types": ["sliding_attention"]}, "yarn_only_types"),
+        ({"sliding_window": None}, "sliding_window"),
+        ({"attention_other_setting": {"num_attention_heads": 5}}, "num_sliding_attention_heads"),
+        ({"attention_other_setting": {"num_attention_groups": 1}}, "attention_other_setting.num_attention_groups"),
+        ({"attention_other_setting": {"head_dim": 16}}, "attention_other_setting.head_dim"),
+        ({"swiglu_limits": [1.0]}, "swiglu_limits"),
+        ({"swiglu_limits_shared": [0, 0, 0, -1, 0]}, "swiglu_limits_shared"),
+        ({"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        ({"moe_top_k": 5}, "num_experts_per_tok"),
+        ({"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers"),
+        ({"per_layer_config": {"0": {"num_attention_heads": 6}}}, "per_layer_config"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ],
+    ids=str,
+)
+def test_published_keys_that_contradict_one_another_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        parse_config(STEP | changes)
+    assert caught.value.field == field
 
 
 def test_queries_may_stay_as_they_are() -> None:

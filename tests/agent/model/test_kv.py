@@ -13,6 +13,7 @@ import torch
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool, KvTable
 from edgeshard_agent.model.attention.swap import SwapSpace
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
@@ -28,7 +29,7 @@ from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
 @pytest.fixture
 def pool() -> KvPool:
     """Eight blocks of 4 tokens; request 1 holds 6 of 8 tokens in blocks 5 and 2, request 2 none of 4 in block 7."""
-    pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), 2, 6, "cpu")
+    pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), [KvHeads(2, 6)] * 3, "cpu")
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 6, truncate_allowed=False)
     pool.grant(2, 0, (7,))
@@ -202,7 +203,7 @@ def test_a_step_applies_frees_then_grants_then_spans(pool: KvPool) -> None:
 @pytest.mark.parametrize(("blocks", "tokens"), [(0, 4), (4, 0), (-1, 4)])
 def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
     with pytest.raises(InvalidArgumentError):
-        KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, tokens), 1, 2, "cpu")
+        KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, tokens), [KvHeads(1, 2)], "cpu")
 
 
 # Swapping
@@ -211,7 +212,7 @@ def test_a_pool_of_nothing_is_refused(blocks: int, tokens: int) -> None:
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("kept", [KvFormat.FLOAT32, KvFormat.BFLOAT16, KvFormat.INT4])
 def test_what_was_swapped_out_comes_back_in_other_blocks(kept: KvFormat, on_disk: bool, tmp_path: Path) -> None:
-    pool = KvPool(LayerRange(0, 2), KvMemory(kept, 8, 16), 2, 16, "cpu")
+    pool = KvPool(LayerRange(0, 2), KvMemory(kept, 8, 16), [KvHeads(2, 16)] * 2, "cpu")
     pool.swap = SwapSpace(3, tmp_path if on_disk else None)
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 20, truncate_allowed=False)
@@ -243,14 +244,12 @@ def test_a_disk_that_is_full_is_said_and_what_was_kept_before_stays(
 
     swap = SwapSpace(8, tmp_path)
     blocks = torch.arange(4096.0).view(4, 2, 512)
-    swap.put(1, 20, blocks)
+    swap.put(1, 20, 2, [blocks])
     monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Full(Path(dir, "full"), "w+"))
     with pytest.raises(ResourceExhaustedError, match="No space left") as raised:
-        swap.put(2, 20, blocks)
+        swap.put(2, 20, 2, [blocks])
     assert (raised.value.field, swap.used, swap.requests) == ("kv_swap_on_disk", 2, frozenset({1}))
-    out = torch.zeros(4, 3, 512)
-    swap.take(1, out, (2, 0))
-    assert torch.equal(out[:, [2, 0]], blocks)
+    assert torch.equal(swap.take(1)[0], blocks)
     assert (swap.used, swap.swapped_out, swap.swapped_in) == (0, 1, 1)
 
 
@@ -260,10 +259,9 @@ def test_what_is_written_piece_by_piece_is_all_there(tmp_path: Path, monkeypatch
             return super().write(memoryview(data)[:1000])
 
     monkeypatch.setattr("tempfile.TemporaryFile", lambda dir, buffering: Slow(Path(dir, "slow"), "w+"))
-    swap, blocks, out = SwapSpace(8, tmp_path), torch.arange(4096.0).view(4, 2, 512), torch.zeros(4, 2, 512)
-    swap.put(1, 20, blocks)
-    swap.take(1, out, (0, 1))
-    assert torch.equal(out, blocks)
+    swap, blocks = SwapSpace(8, tmp_path), torch.arange(4096.0).view(4, 2, 512)
+    swap.put(1, 20, 2, [blocks])
+    assert torch.equal(swap.take(1)[0], blocks)
 
 
 def test_swapping_that_cannot_be_is_refused_and_changes_nothing(pool: KvPool) -> None:

@@ -22,6 +22,7 @@ from edgeshard_agent.scheduler.scheduler import Limits, Scheduler
 from edgeshard_agent.scheduler.text import TextStream
 
 from bench.safetensors_directory import SafetensorsDirectory
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import FailedPreconditionError
 from edgeshard.domain.ids import RequestId
@@ -122,7 +123,7 @@ def test_nothing_of_a_client_is_left_in_blocks_that_another_has(
 @pytest.fixture
 def pool() -> KvPool:
     """Request 1 filled blocks 5 and 2, and left them. Every number of the pool is 1."""
-    pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), 2, 6, "cpu")
+    pool = KvPool(LayerRange(2, 5), KvMemory(DType.FLOAT32, 8, 4), [KvHeads(2, 6)] * 3, "cpu")
     pool.grant(1, 0, (5, 2))
     pool.begin_span(1, 0, 8, truncate_allowed=False)
     pool.free(1)
@@ -164,7 +165,7 @@ def test_a_refused_step_zeroes_nothing(pool: KvPool) -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="this system does not tell")
 def test_the_memory_of_a_pool_goes_back_to_the_system() -> None:
     """Which zeroes it before anybody has it again."""
-    pool = KvPool(LayerRange(0, 4), KvMemory(DType.FLOAT32, 64, 16), 4, 64, "cpu")
+    pool = KvPool(LayerRange(0, 4), KvMemory(DType.FLOAT32, 64, 16), [KvHeads(4, 64)] * 4, "cpu")
     address = pool.arena(0).keys.data_ptr()
     assert is_mapped(address)
     pool.release()

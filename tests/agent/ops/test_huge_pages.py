@@ -16,6 +16,7 @@ from edgeshard_agent.ops import huge_pages
 from edgeshard_agent.ops.huge_pages import HUGE_PAGE, Arena
 from edgeshard_agent.ops.linear import PackedLinear
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 
@@ -107,7 +108,7 @@ class TestAnonHugePages:
         assert huge >= 0.9 * resident
 
     def test_a_kv_pool_lies_in_huge_pages_and_is_resident_as_a_whole(self) -> None:
-        pool = KvPool(LayerRange(0, 4), KvMemory(DType.BFLOAT16, 256, 16), 8, 128, "cpu")
+        pool = KvPool(LayerRange(0, 4), KvMemory(DType.BFLOAT16, 256, 16), [KvHeads(8, 128)] * 4, "cpu")
         resident, huge = _resident(pool.arena(0).keys)
         assert pool.bytes_capacity == 64 << 20
         assert pool.bytes_capacity <= resident < pool.bytes_capacity + HUGE_PAGE

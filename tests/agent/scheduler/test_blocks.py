@@ -9,6 +9,7 @@ import pytest
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.errors import InternalError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
@@ -121,7 +122,7 @@ class Both:
     def __init__(self, seed: int, blocks: int = 48, block_tokens: int = 4) -> None:
         self.dice = random.Random(seed)
         self.allocator = BlockAllocator(blocks, block_tokens)
-        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), 1, 1, "cpu")
+        self.pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, blocks, block_tokens), [KvHeads(1, 1)], "cpu")
         self.held: dict[int, Request] = {}
         self.count = 0
         self.shared_blocks = 0

@@ -10,6 +10,7 @@ from edgeshard_agent.scheduler import draft
 from edgeshard_agent.scheduler.batching import Batching
 from edgeshard_agent.scheduler.chunking import Chunking
 from edgeshard_agent.scheduler.scheduler import GIVES_WAY_S, HeadStep, Limits
+from edgeshard_agent.scheduler.swapping import Swapping
 
 from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.errors import InternalError
@@ -103,6 +104,27 @@ def test_a_request_that_its_guide_holds_up_gives_its_place_to_another_clients(ov
     rig.run_all()
     for name, prompt in {**prompts, "b0": [4, 5]}.items():
         assert rig.tokens(name) == expected(prompt, 4)
+    rig.check_empty()
+
+
+def test_a_request_that_gave_its_place_and_is_cancelled_at_once_is_freed_and_not_kept() -> None:
+    swapping = Swapping(24)
+    rig = Rig(blocks=24, batching=Batching(Mode.NO_BUBBLES, 1, 1, 1), swapping=swapping)
+    stage = rig.stages[0]
+    stage.is_late = lambda: True
+    rig.submit("a0", [1, 2, 3], 4, client="a")
+    rig.take(rig.next_step())
+    rig.now_s = 2 * GIVES_WAY_S
+    rig.scheduler.ask()
+    rig.take(rig.next_step())
+    rig.submit("b0", [4, 5], 4, client="b")
+    assert rig.cancel("a0")
+    stage.is_late = lambda: False
+    step = rig.formed_step()
+    assert len(step.plan.frees) == 1 and not step.plan.swap_outs
+    rig.take(step)
+    rig.run_all()
+    assert rig.tokens("b0") == expected([4, 5], 4)
     rig.check_empty()
 
 

@@ -23,11 +23,13 @@ EOS = 96
 
 
 def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
-    """A pipeline with any mode, window, batching, budget and pool, overcommitted or not, caching or not."""
+    """A pipeline with any mode, window, batching, budget and pool, overcommitted or not, caching or not, of a model
+    with states or without."""
     block_tokens = dice.choice([1, 2, 4])
     context = 32
     stages = dice.randint(1, 4)
     window = dice.randint(1, 5)
+    caches = dice.random() < 0.6
     chunking = Chunking(
         dice.randint(1, 24),
         max_step_tokens=32,
@@ -42,9 +44,10 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
         stages=stages,
         batching=Batching(dice.choice(list(Mode)), window, dice.randint(1, 4), dice.randint(1, window)),
         chunking=chunking,
-        limits=Limits(context, 6, overcommit=dice.random() < 0.75, prefix_cache=dice.random() < 0.6),
+        limits=Limits(context, 6, overcommit=dice.random() < 0.75, prefix_cache=caches),
         eos=frozenset({EOS}),
         swapping=Swapping(dice.choice([0, 8, 100, 100]), block_s=0.02, compute_s=dice.choice([None, _alone])),
+        states=0 if caches else dice.choice([0, 1, 3, 6]),
     )
 
 

@@ -15,6 +15,7 @@ from edgeshard_agent.scheduler.setup import (
 )
 from edgeshard_agent.scheduler.swapping import DISK_BPS, MEMORY_BPS
 
+from edgeshard.architectures import parse_config
 from edgeshard.domain.control.commands import PrepareStage
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.deployments.mode import Mode
@@ -24,6 +25,7 @@ from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
+from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS
 
 
 def cost(hop_token_s: float) -> StageCost:
@@ -86,7 +88,7 @@ def test_slices_need_costs_several_stages_and_steps_that_follow_each_other() -> 
 
 
 def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
-    scheduler = make_scheduler(prepared(costs=True), 256, frozenset(), None)
+    scheduler = make_scheduler(prepared(costs=True), parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
     assert scheduler.idle and scheduler.next_step() is None
     assert scheduler.stats.kv_blocks_free == 64
 

@@ -179,7 +179,8 @@ PROFILE_BODY = """\
   "read_bytes_per_s": 1000000000.0,
   "free_bytes": 1099511627776,
   "write_bytes_per_s": 500000000.0
- }
+ },
+ "beside_stages": false
 }"""
 LINK_BODY = (
     r'{"version": 2, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
@@ -234,7 +235,8 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
             for table in ("deployments", "nodes", "profiles", "links", "traffic")
         }
     database.close()
-    assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
+    profile = PROFILE_BODY[:-2] + ',\n "beside_stages": false\n}'
+    assert (bodies["profiles"], bodies["links"]) == (profile, LINK_BODY)
     later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
     node = NODE_BODY[:-1] + ',"own_labels":{},"set_labels":{}}'

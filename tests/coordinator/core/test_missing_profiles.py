@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from edgeshard_coordinator.core.deployments.deployments import new_record
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
-from edgeshard_coordinator.core.profiling.measuring import STAGE_CAME, restored
+from edgeshard_coordinator.core.profiling.measuring import REQUESTS_RAN, STAGE_CAME, restored
 from edgeshard_coordinator.core.profiling.missing_profiles import Unknown
 from edgeshard_coordinator.core.values.actions import SendCommand
 from edgeshard_coordinator.core.values.events import (
@@ -202,17 +202,17 @@ def test_a_deployment_under_way_comes_first(measured_site: Site) -> None:
 def test_the_model_of_a_deployment_is_wanted_and_measured_quickly(site: Site) -> None:
     site.deploy(quantisation={"b": "int8"})
     wanted = site.command(quick=True)
-    assert site.unknown("a") == ([wanted], []), "though it cannot be measured now"
+    assert site.unknown("a") == ([wanted], [])
     site.until_sent(TIMES.probe_quiet_s)
     (action,) = site.sent
-    assert (action.node_id, action.command) == (node("b"), replace(wanted, quantisation=INT8))
+    assert (action.node_id, action.command) == (node("b"), replace(wanted, quantisation=INT8)), "a serves"
     site.measured()
-    assert all(name == "b" for name, _ in site.follow()), "and a serves"
+    assert [name for name, _ in site.follow()] == ["a", "b", "a"], "b comes first whenever it lacks something"
 
 
 def test_a_node_that_a_deployment_excludes_is_not_measured_for_it(site: Site) -> None:
     site.deploy(exclude=["b"])
-    assert site.unknown("b") == ([], []) and site.follow() == []
+    assert site.unknown("b") == ([], []) and site.follow()[0] == ("a", "MeasureCompute")
 
 
 @pytest.mark.parametrize("phase", [DeploymentPhase.FAILED, DeploymentPhase.DELETING])
@@ -223,15 +223,66 @@ def test_what_has_failed_or_is_being_deleted_wants_nothing(site: Site, phase: De
     assert site.unknown("b") == ([], [])
 
 
-def test_no_node_is_measured_that_serves(measured_site: Site) -> None:
+def without_profiles(site: Site, *names: str) -> None:
+    kept = {node(name): replace(site.state.measured[node(name)], profiles={}) for name in names}
+    site.state = replace(site.state, measured={**site.state.measured, **kept})
+
+
+def test_nodes_that_serve_are_measured_after_others_and_while_no_request_runs(measured_site: Site) -> None:
     site = measured_site
     site.connect("c")
-    site.follow(TIMES.probe_quiet_s + 3.0)
-    kept = {node_id: replace(known, profiles={}) for node_id, known in site.state.measured.items()}
-    kept[node("b")] = site.state.measured[node("b")]
-    site.state = replace(site.state, measured=kept)
-    site.deploy(layers="a=0:4,c=4:12")
-    assert site.follow() == [] and site.unknown("a")[0] and site.unknown("c")[0]
+    site.follow(TIMES.probe_quiet_s + 10.0)
+    without_profiles(site, "a", "c")
+    site.deploy(layers="a=0:12")
+    site.wait(TIMES.probe_quiet_s + 10.0, active_requests=1)
+    assert not site.sent
+    assert [name for name, _ in site.follow()] == ["c", "a"]
+
+
+def test_what_was_measured_beside_stages_is_measured_again_when_the_node_does_not_serve(measured_site: Site) -> None:
+    site = measured_site
+    without_profiles(site, "a")
+    site.deploy(layers="a=0:12")
+    site.until_sent()
+    site.measured(beside_stages=True)
+    site.wait(5 * TIMES.retake_first_s)
+    assert site.unknown("a")[0] == [] and not site.sent, "no better can come of it"
+    site.state = replace(site.state, deployments={})
+    site.wait(1.0)
+    assert [(sent.node_id, sent.command) for sent in site.sent] == [(node("a"), site.command(again=True))]
+    site.measured()
+    assert site.state.retakes == ()
+
+
+def test_what_was_measured_on_a_busy_node_that_serves_is_taken_again_there_when_the_site_is_quiet(
+    measured_site: Site,
+) -> None:
+    site = measured_site
+    without_profiles(site, "a")
+    site.deploy(layers="a=0:12")
+    site.until_sent()
+    site.measured(beside_stages=True, others_share=0.3)
+    site.wait(5 * TIMES.retake_first_s, active_requests=1)
+    assert not site.sent
+    assert site.until_sent() >= TIMES.probe_quiet_s - 1
+    site.measured(beside_stages=True)
+    (item,) = site.state.retakes
+    assert item.attempts == 0, "those on the node alone are others"
+    site.wait(5 * TIMES.retake_first_s)
+    assert not site.sent
+
+
+def test_a_busy_node_that_does_not_serve_is_measured_again_first(measured_site: Site) -> None:
+    site = measured_site
+    site.deploy(layers="a=0:12")
+    for name in "ab":
+        site.ask(name, compute=site.command(again=True))
+        site.measured(others_share=0.3)
+        while site.sent:
+            site.answer()
+    assert [item.node_id for item in site.state.retakes] == [node("a"), node("b")]
+    site.wait(TIMES.retake_first_s + TIMES.retake_quiet_s)
+    assert site.under_way() == [("b", "MeasureCompute")]
 
 
 def test_one_that_others_use_is_measured_and_again_when_they_leave_it_alone(measured_site: Site) -> None:
@@ -280,12 +331,13 @@ def test_a_node_that_fails_holds_up_no_other(measured_site: Site) -> None:
     assert ("d", "MeasureCompute") in site.follow(20.0)
 
 
-def test_a_stage_that_comes_costs_no_attempt(measured_site: Site) -> None:
+@pytest.mark.parametrize("reason", [STAGE_CAME, REQUESTS_RAN])
+def test_one_that_is_broken_off_costs_no_attempt(measured_site: Site, reason: str) -> None:
     site = measured_site
     joined(site)
     for _ in range(2 * TIMES.retake_attempts):
         site.until_sent()
-        site.answer(failure=AbortedError("a stage came to the node", reason=STAGE_CAME))
+        site.answer(failure=AbortedError("it was broken off", reason=reason))
     site.until_sent()
     site.measured()
     assert site.state.profile_tries == {}

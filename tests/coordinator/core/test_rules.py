@@ -11,7 +11,7 @@ import pytest
 from edgeshard_coordinator.core.deployments import standby
 from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, sizes_of
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
-from edgeshard_coordinator.core.placement.problem import PlacementProblem
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, of_nodes_there
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.placement.ruled import allowed_sets, conditions_of
 from edgeshard_coordinator.core.placement.sources import place_from_any
@@ -26,6 +26,7 @@ from edgeshard.domain.errors import (
     EdgeShardError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NotFoundError,
     PlacementError,
     ResourceExhaustedError,
 )
@@ -169,6 +170,31 @@ def test_where_only_a_rule_could_be_broken_repair_names_it(place: Any, repair: A
         repair(spec, place(spec), ALL, "b")
     assert refused.value.reason == "RULES_CONFLICT" and "'use b'" in refused.value.message
     assert "avoid" not in refused.value.message
+
+
+def test_what_a_spec_says_of_a_node_that_was_removed_is_left_out(place: Any, repair: Any) -> None:
+    about_e: dict[str, Any] = {"exclude": ["e"], "reserve": {"e": 1}, "standby": ["e", "d"]}
+    before = place(spec_of(layers="a=0:4,b=4:12"))
+    there = ALL[:4]
+    for changes in ({"exclude": ["e"]}, {"reserve": {"e": 1}}, {"standby": ["e", "d"]}):
+        with pytest.raises(NotFoundError):
+            repair(spec_of(**changes), before, there, "b")
+    spec = spec_of("avoid c,e", "use e", "apart a,b,e", "together c,e", "at-most 2 of a,b,c,d,e", **about_e)
+    left = of_nodes_there(spec, there)
+    assert list(map(str, left.rule)) == ["avoid c", "apart a,b", "at-most 2 of a,b,c,d"]
+    assert (left.exclude, left.reserve, left.standby) == ((), {}, ("d",))
+    assert used(repair(left, before, there, "b")) in ("a", "ad")
+    assert of_nodes_there(spec, ALL) == spec
+
+
+@given(st.sets(st.sampled_from("bcde")))
+def test_without_its_removed_nodes_a_spec_is_still_a_spec(gone: set[str]) -> None:
+    spec = spec_of(*MENU[:5], "avoid d", "at-most 2 of a,b,c,d,e", exclude=["e"], reserve={"c": 1}, standby=["auto"])
+    left = of_nodes_there(spec, [node for node in ALL if node.name not in gone])
+    left.check()
+    for rule in left.rule:
+        rule.check()
+    assert not gone & {*left.exclude, *left.reserve, *(name for rule in left.rule for name in rule.nodes)}
 
 
 def test_no_node_stands_by_where_rules_would_not_let_it_take_over(place: Any, manifest: ModelManifest) -> None:

@@ -53,8 +53,9 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+EVIL = {"AutoConfig": "modeling.EvilConfig", "AutoModelForCausalLM": "modeling.Evil"}
 HARM: dict[str, Callable[[Path, Path, Path], object]] = {
-    "code": lambda model, secret, trace: changed_config(model, auto_map={"AutoModelForCausalLM": "modeling.Evil"}),
+    "code": lambda model, secret, trace: changed_config(model, model_type="evil", auto_map=EVIL),
     "pickled weights": lambda model, secret, trace: (model / "model.safetensors").rename(model / "pytorch_model.bin"),
     "a link to a secret": lambda model, secret, trace: linked(model, "tokenizer.json", secret),
     "a link as settings": lambda model, secret, trace: linked(model, "generation_config.json", secret),
@@ -119,6 +120,7 @@ async def test_code_and_pickles_beside_good_weights_are_left_alone(
     places: tuple[Path, Path, Path], run_store: RunStore, connect: Connect, tmp_path: Path
 ) -> None:
     model, _, trace = places
+    changed_config(model, auto_map=EVIL)
     server = await run_store()
     await add_model(connect(server.address), model, "model")
     assert not trace.exists()

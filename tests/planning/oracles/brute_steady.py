@@ -12,7 +12,7 @@ from math import ceil, floor, inf
 from edgeshard.planning.inputs.problem import PlanProblem
 from tests.planning.oracles.brute_plans import IN_FLIGHT, KV_BLOCK, PER_PART, TOKEN, Counted, Rate, frame_of
 
-STEP, LONGEST_S, HALVINGS = 512, 1.0, 200
+STEP, LONGEST_S, HALVINGS, TOGETHER = 512, 1.0, 60, 8
 
 
 def best_steady(problem: PlanProblem) -> Rate:
@@ -57,9 +57,24 @@ def steady(
         for a, b, c in zip(full, rest, alone, strict=True)
     )
 
+    steps = m * beside
+
+    with_prompts = []
+    for prompts in range(1, TOGETHER + 1):
+        each = (fulls * one + rests * other for one, other in zip(full, rest, strict=True))
+        left = max(0.0, steps - prompts * (fulls + rests))
+        with_prompts.append(max(prompt_s, *(prompts * one + left * c for one, c in zip(each, alone, strict=True))))
+
     def between_s(decoding: float) -> float:
-        turns = rounds / decoding
-        return prompt_s + (turns - beside) * turn_s if turns >= beside else prompt_s * turns / beside
+        turns, round_s = rounds / decoding, with_prompts[0]
+        if turns >= beside:
+            return round_s + (turns - beside) * turn_s
+        if (
+            chunks == rests == 1
+        ):  # the number of prompts in a round is whole, their average lies between two such numbers
+            for prompts, (here, more) in enumerate(pairwise(with_prompts), 1):
+                round_s = max(round_s, here + (1 / turns - prompts) * (more - here))
+        return round_s * turns / beside
 
     low, high = 0.0, float(requests)
     for _ in range(HALVINGS):
@@ -70,7 +85,8 @@ def steady(
             high = middle
     found_s = between_s(low) if rounds and low else prompt_s / requests
     found_s = max(found_s, busy_s, fulls * full_s + rests * rest_s)
-    return problem.new_tokens / found_s, max(0.0, requests * found_s - prompt_s) / max(1, rounds)
+    gap_s = max(0.0, requests * found_s - prompt_s) / rounds if rounds else turn_s
+    return problem.new_tokens / found_s, gap_s
 
 
 def room_of(counted: Counted, nodes: tuple[int, ...], batch: int) -> int:

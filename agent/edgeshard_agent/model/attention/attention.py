@@ -15,6 +15,7 @@ import torch
 from edgeshard.domain.requests.step import Span
 from edgeshard_agent.model.attention.gathered import GatheredSpans
 from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.fused_blocks import NativePass
 from edgeshard_agent.ops.kv_arena import NativeArena, RowArena
@@ -30,20 +31,28 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class StepAttention:
     """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
 
-    __slots__ = ("_arenas", "_gathered", "_tables")
+    __slots__ = ("_arenas", "_gathered", "_layer_states", "_tables", "span_states")
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
         on_cpu = device.type == "cpu"
         self._tables = _tables(pool, spans) if on_cpu else None
         self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
+        self._layer_states = pool.layer_states
+        self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
+        """Where the spans' states are; None for models without."""
 
     @classmethod
     def gathered(cls, pool: KvPool, spans: GatheredSpans) -> StepAttention:
         """A step whose keys are gathered, wherever it runs; the pool must have arenas of rows."""
         step = cls.__new__(cls)
         step._arenas, step._tables, step._gathered = pool.arena, None, spans
+        step._layer_states, step.span_states = pool.layer_states, None
         return step
+
+    def states(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """The states that a layer keeps, each [slots, ...]."""
+        return self._layer_states(layer)
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
@@ -74,6 +83,13 @@ class StepAttention:
         """The step as `run_blocks` takes it, from hidden states [T, width]."""
         assert self._tables is not None
         return NativePass(hidden, *rotary, self._tables, arena)
+
+
+def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> SpanStates:
+    slots = [slot for span in spans if (slot := pool.table(span.request).slot) is not None]
+    first_rows = np.cumsum([0, *(span.token_count for span in spans)])
+    both = torch.tensor(slots, dtype=torch.int32), torch.from_numpy(first_rows.astype(np.int32))
+    return SpanStates(*(part.to(device) for part in both))
 
 
 def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:

@@ -12,7 +12,7 @@ every stage before another's are computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -21,12 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgeshard.architectures import KvHeads
 from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageSwap
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make_arena, zeroed
@@ -36,25 +38,28 @@ from edgeshard_agent.ops.kv_arena import NativeArena, RowArena, check_int4, make
 class KvTable:
     """A request's blocks in order of position, and how many positions hold keys and values.
 
-    The first `shared` positions were filled by others; the request reads them only.
+    The first `shared` positions were filled by others; the request reads them only. `slot` holds its states.
     """
 
     blocks: tuple[int, ...] = ()
     length: int = 0
     shared: int = 0
+    slot: int | None = None
 
 
 @dataclass(slots=True)
 class KvDraft:
     """Changes that a validated step will make: None for a freed table, and of each block touched its holders and state.
 
-    `anew` are the blocks granted to be written.
+    `anew` are the blocks granted to be written, `slots` whether slots are taken, those in `anew_slots` to be written.
     """
 
     tables: dict[int, KvTable | None] = field(default_factory=dict)
     holders: dict[int, int] = field(default_factory=dict)
     full: dict[int, bool] = field(default_factory=dict)
     anew: list[int] = field(default_factory=list)
+    slots: dict[int, bool] = field(default_factory=dict)
+    anew_slots: list[int] = field(default_factory=list)
     swap_outs: dict[int, KvTable] = field(default_factory=dict)
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
@@ -73,10 +78,13 @@ class KvMemory:
     """Most that requests which were swapped out may take."""
     swap_directory: Path | None = None
     """Where their files lie; in memory without one."""
+    slots: int = 0
+    """Requests whose states are kept at once, where the model has any."""
 
 
 class KvPool:
-    """Keys and values of the blocks of `memory` for every layer of a stage.
+    """Keys and values of the blocks of `memory` for every layer of a stage, whose `heads` are given in its order, and
+    the `states` of its requests, each in a numbered slot.
 
     Each layer has an arena: slot s is token s % block_tokens of block s // block_tokens. Memory is taken and touched at
     once, so it cannot run short later. With `scratch`, for recordings on an accelerator, arenas are of rows and there
@@ -84,7 +92,13 @@ class KvPool:
     """
 
     def __init__(
-        self, layers: LayerRange, memory: KvMemory, kv_heads: int, head_dim: int, device: str, scratch: bool = False
+        self,
+        layers: LayerRange,
+        memory: KvMemory,
+        heads: Sequence[KvHeads],
+        device: str,
+        scratch: bool = False,
+        states: States | None = None,
     ) -> None:
         blocks, block_tokens = memory.blocks, memory.block_tokens
         for name, value in (("kv_blocks", blocks), ("block_tokens", block_tokens)):
@@ -95,32 +109,17 @@ class KvPool:
         self.block_tokens = block_tokens
         self.scratch_block = blocks if scratch else None
         self.kept = KvFormat(memory.kept)
-        numbers: torch.dtype | Literal[KvFormat.INT4]
         if self.kept is KvFormat.INT4:
-            numbers = self.kept
-            check_int4(head_dim, block_tokens, device)
-        else:
-            numbers = TORCH_DTYPES[DType(self.kept)]
-        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
-        block_bytes = block_tokens * kv_heads * self.kept.head_bytes(head_dim)
-        self.block_bytes = 2 * len(layers) * block_bytes
-        held = blocks + 1 if scratch else blocks
-        slots, row = held * block_tokens, held * block_bytes // element.itemsize
-        try:
-            taken = zeroed((len(layers), 2, row), element, device)
-            self._arenas = [
-                RowArena(slots, kv_heads, head_dim, numbers, device, taken[index])
-                if scratch and not isinstance(numbers, KvFormat)  # what records steps gathers
-                else make_arena(slots, kv_heads, head_dim, numbers, block_tokens, device, taken[index])
-                for index in range(len(layers))
-            ]
-        except (RuntimeError, MemoryError) as error:
-            raise ResourceExhaustedError(
-                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
-            ) from error
-        self._by_block = taken.view(2 * len(layers), held, row // held)
-        """All memory of the pool: keys and values of each layer, by block."""
-        self.swap = SwapSpace(memory.swap_bytes // self.block_bytes, memory.swap_directory)
+            for own in {own for own in heads if own.heads}:
+                check_int4(own.head_dim, block_tokens, device)
+        self.block_bytes = block_tokens * sum(own.bytes_per_token(self.kept) for own in heads)
+        self._by_block: list[torch.Tensor] = []
+        """All memory of the pool: keys and values by block, [2 n, blocks, elements] for n layers with heads alike."""
+        self._arenas = self._taken(heads, device, scratch)
+        self.states = states or States(0, (), device)
+        """What is kept of requests beside keys and values."""
+        self._taken_slots: set[int] = set()
+        self.swap = SwapSpace(memory.swap_bytes // max(1, self.block_bytes), memory.swap_directory)
         """Keeps the requests that were swapped out."""
         self._tables: dict[int, KvTable] = {}
         self._holders: dict[int, int] = {}
@@ -128,14 +127,44 @@ class KvPool:
         self._full: set[int] = set()
         """Blocks all of whose positions are filled, whether held or left by the last request that did."""
 
+    def _taken(self, heads: Sequence[KvHeads], device: str, scratch: bool) -> dict[int, RowArena | NativeArena]:
+        """The arenas of the layers that have heads, by place; heads alike are in one piece of memory.
+
+        Raises ResourceExhaustedError.
+        """
+        numbers: torch.dtype | Literal[KvFormat.INT4]
+        numbers = self.kept if self.kept is KvFormat.INT4 else TORCH_DTYPES[DType(self.kept)]
+        element = torch.uint8 if isinstance(numbers, KvFormat) else numbers
+        held = self.blocks + 1 if scratch else self.blocks
+        slots = held * self.block_tokens
+        arenas: dict[int, RowArena | NativeArena] = {}
+        try:
+            for own in dict.fromkeys(own for own in heads if own.heads):
+                alike = [index for index, other in enumerate(heads) if other == own]
+                elements = self.block_tokens * own.heads * self.kept.head_bytes(own.head_dim) // element.itemsize
+                taken = zeroed((len(alike), 2, held * elements), element, device)
+                self._by_block.append(taken.view(2 * len(alike), held, elements))
+                for index, memory in zip(alike, taken, strict=True):
+                    if scratch and not isinstance(numbers, KvFormat):  # what records steps gathers
+                        arenas[index] = RowArena(slots, own.heads, own.head_dim, numbers, device, memory)
+                    else:
+                        sizes = slots, own.heads, own.head_dim, numbers, self.block_tokens
+                        arenas[index] = make_arena(*sizes, device, memory)
+        except (RuntimeError, MemoryError) as error:
+            raise ResourceExhaustedError(
+                f"no memory for {self.bytes_capacity} bytes of KV blocks: {error}", field="kv_blocks"
+            ) from error
+        return arenas
+
     @property
     def bytes_capacity(self) -> int:
-        return self.blocks * self.block_bytes
+        return self.blocks * self.block_bytes + self.states.slots * self.states.slot_bytes
 
     @property
     def bytes_in_use(self) -> int:
-        """Bytes of the blocks that are in a request's table, filled or not; a shared block counts once."""
-        return len(self._holders) * self.block_bytes
+        """Bytes of the blocks that are in a request's table, filled or not, and of its states; a shared block counts
+        once."""
+        return len(self._holders) * self.block_bytes + len(self._taken_slots) * self.states.slot_bytes
 
     @property
     def swapped(self) -> StageSwap | None:
@@ -165,18 +194,24 @@ class KvPool:
 
     def arena(self, layer: int) -> RowArena | NativeArena:
         """Keys and values of a layer, by its global index."""
-        index = layer - self.layers.first
-        if not 0 <= index < len(self._arenas):
+        found = self._arenas.get(layer - self.layers.first)
+        if found is None:
             raise InvalidArgumentError(f"layer {layer} is not in this stage, which holds {self.layers}", field="layer")
-        return self._arenas[index]
+        return found
+
+    def layer_states(self, layer: int) -> tuple[torch.Tensor, ...]:
+        """The states that a layer keeps, by its global index, each [slots, ...]."""
+        return self.states.layer(layer - self.layers.first)
 
     def release(self) -> None:
         """Give all memory back. No arena can be had any more."""
         self._arenas.clear()
+        self.states.release()
         self.swap.clear()
-        if self._by_block.device.type != "cpu":
-            self._by_block.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
-        self._by_block = self._by_block.new_empty(0)
+        for memory in self._by_block:
+            if memory.device.type != "cpu":
+                memory.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+        self._by_block.clear()
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -205,10 +240,13 @@ class KvPool:
         """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
         for request, kept in draft.swap_outs.items():
             blocks = list(kept.blocks[: self._blocks_for(kept.length)])
-            self.swap.put(request, kept.length, self._by_block[:, blocks])
+            parts = [memory[:, blocks] for memory in self._by_block]
+            self.swap.put(request, kept.length, len(blocks), parts + self.states.of(kept.slot))
         self._clear(draft.anew)
+        for slot in draft.anew_slots:
+            self.states.clear(slot)
         for request, places in draft.swap_ins.items():
-            self.swap.take(request, self._by_block, places)
+            self._swap_in(request, places, self._peek(draft, request).slot)
         for request, length in draft.kept.items():
             if not length:
                 self.swap.drop(request)
@@ -227,12 +265,23 @@ class KvPool:
                 self._full.add(block)
             else:
                 self._full.discard(block)
+        self._taken_slots.difference_update(draft.slots)
+        self._taken_slots.update(slot for slot, taken in draft.slots.items() if taken)
+
+    def _swap_in(self, request: int, places: Sequence[int], slot: int | None) -> None:
+        """Put what is kept of a request into these blocks and this slot."""
+        parts = self.swap.take(request)
+        for memory, part in zip(self._by_block, parts, strict=False):
+            memory[:, list(places)] = part.to(memory.device)
+        for state, part in zip(self.states.of(slot), parts[len(self._by_block) :], strict=True):
+            state.copy_(part)
 
     def _clear(self, blocks: Sequence[int]) -> None:
         """Zero blocks; neighbours at once."""
         for _, group in groupby(enumerate(sorted(blocks)), lambda item: item[1] - item[0]):
             run = [block for _, block in group]
-            self._by_block[:, run[0] : run[-1] + 1].zero_()
+            for memory in self._by_block:
+                memory[:, run[0] : run[-1] + 1].zero_()
 
     def _peek(self, draft: KvDraft, request: int) -> KvTable:
         if request in draft.tables:
@@ -243,8 +292,11 @@ class KvPool:
         return draft.holders[block] if block in draft.holders else self._holders.get(block, 0)
 
     def _draft_free(self, draft: KvDraft, request: int) -> None:
-        for block in self._peek(draft, request).blocks:
+        table = self._peek(draft, request)
+        for block in table.blocks:
             draft.holders[block] = self._holders_of(draft, block) - 1
+        if table.slot is not None:
+            draft.slots[table.slot] = False
         draft.tables[request] = None
         if self._kept_of(draft, request):
             draft.kept[request] = 0
@@ -287,6 +339,7 @@ class KvPool:
         kept = self._kept_of(draft, grant.request)
         if grant.swapped or kept:
             self._check_swapped(grant, kept)
+        slot = self._draft_slot(draft, grant)
         if grant.filled:
             self._check_shared(draft, grant)
         for block in grant.blocks:
@@ -312,7 +365,37 @@ class KvPool:
         if grant.swapped:
             length, draft.kept[grant.request] = kept, 0
             draft.swap_ins[grant.request] = tuple(grant.blocks)
-        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared)
+        draft.tables[grant.request] = KvTable(table.blocks + tuple(grant.blocks), length, shared, slot)
+
+    def _draft_slot(self, draft: KvDraft, grant: KvGrant) -> int | None:
+        """The slot of the request's states after this grant: the first one gives it, also to stages without states."""
+        if not self.states.slots:
+            return None
+        if grant.first_index:
+            if grant.slot is not None:
+                raise InvalidArgumentError(
+                    f"a grant to request {grant.request} gives a slot where none is due",
+                    field="grants.slot",
+                    reason="STATE_SLOT_NOT_DUE",
+                )
+            return self._peek(draft, grant.request).slot
+        if grant.slot is None or not 0 <= grant.slot < self.states.slots or grant.filled:
+            raise InvalidArgumentError(
+                f"a first grant to request {grant.request} must give a slot below {self.states.slots}, and no blocks "
+                "that others filled",
+                field="grants.slot",
+                reason="STATE_SLOT_MISSING",
+            )
+        if draft.slots.get(grant.slot, grant.slot in self._taken_slots):
+            raise FailedPreconditionError(
+                f"slot {grant.slot}, granted to request {grant.request}, belongs to another",
+                field="grants.slot",
+                reason="STATE_SLOT_IN_USE",
+            )
+        draft.slots[grant.slot] = True
+        if not grant.swapped:
+            draft.anew_slots.append(grant.slot)
+        return grant.slot
 
     def _check_swapped(self, grant: KvGrant, kept: int) -> None:
         """Exactly the blocks for what is kept begin the table of a request that was swapped out."""
@@ -354,6 +437,13 @@ class KvPool:
                 field="spans.first_position",
                 reason="KV_GAP",
             )
+        if span.first_position < table.length and table.slot is not None:
+            raise FailedPreconditionError(
+                f"a span of request {span.request} begins at {span.first_position}, before its length {table.length}; "
+                "states cannot be cut to fewer positions",
+                field="spans.first_position",
+                reason="STATE_TRUNCATION_REFUSED",
+            )
         if span.first_position < table.length and span.sampling is None:
             raise FailedPreconditionError(
                 f"a span of request {span.request} begins at {span.first_position}, before its KV length "
@@ -381,7 +471,7 @@ class KvPool:
         if span.end_position < table.length:
             for block in table.blocks[-(-span.end_position // size) :]:
                 draft.full[block] = False
-        draft.tables[span.request] = KvTable(table.blocks, span.end_position, table.shared)
+        draft.tables[span.request] = replace(table, length=span.end_position)
 
     # -- the same, one at a time ---------------------------------------------------------------------------------
 

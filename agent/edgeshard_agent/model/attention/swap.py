@@ -1,25 +1,25 @@
-"""The KV of requests that were swapped out: copies of their KV blocks, in memory or in files."""
+"""The KV of requests that were swapped out, and their states: copies, in memory or in files."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
-from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.errors import InternalError, ResourceExhaustedError
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One request's `blocks` [parts, n, elements], in memory or as bytes of a file."""
+    """One request's `parts`, in memory, or where there is a `file` only their shapes and dtypes."""
 
     length: int
     count: int
-    blocks: torch.Tensor | None
+    parts: Sequence[torch.Tensor]
     file: BinaryIO | None = None
 
 
@@ -51,34 +51,30 @@ class SwapSpace:
         """Blocks kept of a request."""
         return self._kept[request].count if request in self._kept else 0
 
-    def put(self, request: int, length: int, blocks: torch.Tensor) -> None:
-        """Keep `length` positions of a request, a copy of its blocks [parts, n, elements].
+    def put(self, request: int, length: int, count: int, parts: Sequence[torch.Tensor]) -> None:
+        """Keep `length` positions of a request: a copy of each of `parts`, which are its `count` blocks and its states.
 
         Raises ResourceExhaustedError where the disk is full.
         """
-        count = blocks.shape[1]
         if self._directory is None:
-            kept = _Kept(length, count, blocks.to("cpu", copy=True))
+            kept = _Kept(length, count, [part.to("cpu", copy=True) for part in parts])
         else:
-            kept = _Kept(length, count, None, _written(self._directory, blocks))
+            shapes = [torch.empty_like(part, device="meta") for part in parts]
+            kept = _Kept(length, count, shapes, _written(self._directory, parts))
         self._kept[request] = kept
         self.used += count
         self.swapped_out += 1
 
-    def take(self, request: int, out: torch.Tensor, blocks: Iterable[int]) -> None:
-        """Put what is kept of a request into `blocks` of `out` [parts, all, elements], and keep it no more."""
+    def take(self, request: int) -> list[torch.Tensor]:
+        """The parts that are kept of a request, on the CPU; they are kept no more."""
         kept = self._kept.pop(request)
         self.used -= kept.count
         self.swapped_in += 1
-        places = list(blocks)
         if kept.file is None:
-            assert kept.blocks is not None
-            out[:, places] = kept.blocks.to(out.device)
-            return
+            return list(kept.parts)
         with kept.file as file:
             file.seek(0)
-            raw = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-        out[:, places] = raw.view(out.dtype).view(out.shape[0], kept.count, out.shape[2]).to(out.device)
+            return [_read(file, part) for part in kept.parts]
 
     def drop(self, request: int) -> None:
         """Forget a request, which may not be here."""
@@ -94,14 +90,27 @@ class SwapSpace:
             self.drop(request)
 
 
-def _written(directory: Path, blocks: torch.Tensor) -> BinaryIO:
-    """A file without a name that holds these blocks, which nobody but this process can read."""
+def _read(file: BinaryIO, part: torch.Tensor) -> torch.Tensor:
+    """The next part of a file, of this shape and dtype."""
+    memory = bytearray(part.numel() * part.itemsize)
+    rest = memoryview(memory)
+    while rest:  # one call reads no more than 2 GiB
+        count = file.readinto(rest)  # type: ignore[attr-defined]  # a raw file has it
+        if not count:
+            raise InternalError("a file of swapped KV ends too early")
+        rest = rest[count:]
+    return torch.frombuffer(memory, dtype=part.dtype).view(part.shape)
+
+
+def _written(directory: Path, parts: Sequence[torch.Tensor]) -> BinaryIO:
+    """A file without a name that holds these parts, which nobody but this process can read."""
     file: BinaryIO | None = None
     try:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115 (it outlives this call)
-        rest = blocks.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
-        while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
-            rest = rest[file.write(rest) :]
+        for part in parts:
+            rest = part.cpu().contiguous().view(torch.uint8).numpy().data.cast("B")
+            while rest:  # one call writes no more than 2 GiB, and less where the disk is nearly full
+                rest = rest[file.write(rest) :]
     except OSError as error:
         if file is not None:
             file.close()

@@ -5,6 +5,7 @@
 #include "kv_pages.h"
 #include "layers.h"
 #include "products.h"
+#include "recurrent.h"
 #include "sampling.h"
 #include "vectors.h"
 
@@ -282,7 +283,16 @@ void write_kv(const Attention& a, int32_t first_head, int32_t end_head) {
     }
 }
 
+void convolution(const Convolution& c, int32_t first, int32_t end) {
+    (c.element == ELEMENT_BF16 ? convolve<uint16_t> : convolve<float>)(c, first, end);
+}
+
+void delta_rule(const DeltaRule& d, int32_t first, int32_t end) {
+    (d.element == ELEMENT_BF16 ? advance<uint16_t> : advance<float>)(d, first, end);
+}
+
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear, quantize, rms_norm, swiglu, rotary, write_kv, attention, merge_attention, sample};
+const Kernels ES_ISA = {linear,    quantize,        rms_norm, swiglu,      rotary,    write_kv,
+                        attention, merge_attention, sample,   convolution, delta_rule};

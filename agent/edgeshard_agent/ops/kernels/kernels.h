@@ -90,6 +90,43 @@ struct Attention {
 
 static inline int64_t result_width(const Attention& a) { return RESULT_HEAD + int64_t{a.head_dim}; }
 
+// Rows of several spans, each the next tokens of one request, through a causal convolution of every channel by itself,
+// then silu. What a request needs of its past lies in its slot and is brought up to date.
+constexpr int32_t MOST_TAPS = 8, CONVOLUTION_CHANNELS = 256;
+struct Convolution {
+    const void* x;       // [rows][channels]
+    const void* weight;  // [channels][taps], the token's own last
+    const void* bias;    // [channels], or null
+    void* tails;         // [slots][taps - 1][channels]: the last inputs, the oldest first
+    void* out;           // [rows][channels]
+    const int32_t* slots;       // [spans]
+    const int32_t* first_rows;  // [spans + 1]
+    int64_t x_stride;
+    int32_t spans, slot_count, channels, taps, element;
+};
+
+// Items of work for each span.
+static inline int32_t convolution_pieces(const Convolution& c) {
+    return (c.channels + CONVOLUTION_CHANNELS - 1) / CONVOLUTION_CHANNELS;
+}
+
+// The gated delta rule for the rows of several spans; each key head serves value_heads / key_heads value heads.
+constexpr int32_t MOST_KEY_DIM = 512, DELTA_COLUMNS = 64;
+struct DeltaRule {
+    const void *query, *key;          // [rows][key_heads][key_dim]
+    const void* value;                // [rows][value_heads][value_dim]
+    const float *log_decay, *beta;    // [rows][value_heads]
+    float* states;                    // [slots][value_heads][key_dim][value_dim]
+    void* out;                        // [rows][value_heads][value_dim]
+    const int32_t* slots;             // [spans]
+    const int32_t* first_rows;        // [spans + 1]
+    int64_t query_stride, key_stride, value_stride;
+    int32_t spans, slot_count, key_heads, value_heads, key_dim, value_dim, element;
+};
+
+// Items of work for each span and value head.
+static inline int32_t delta_pieces(const DeltaRule& d) { return (d.value_dim + DELTA_COLUMNS - 1) / DELTA_COLUMNS; }
+
 // How the tokens of one request are chosen, as `Sampling` of generation.py says.
 struct Choice {
     double temperature, top_p, penalty;
@@ -137,4 +174,6 @@ struct Kernels {
     void (*attention)(const Attention&, int32_t first, int32_t end);        // of kv_heads / head_run * units * parts
     void (*merge_attention)(const Attention&, int32_t first, int32_t end);  // of kv_heads * units
     void (*sample)(const SampledRows&, int32_t first, int32_t end);
+    void (*convolution)(const Convolution&, int32_t first, int32_t end);  // of spans * convolution_pieces
+    void (*delta_rule)(const DeltaRule&, int32_t first, int32_t end);     // of spans * value_heads * delta_pieces
 };

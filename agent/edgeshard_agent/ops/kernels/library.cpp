@@ -129,6 +129,14 @@ void share_out(Attention& a, int32_t thread_count) {
     a.partials = work.partials.data();
 }
 
+// The first span whose slot there is not, or -1.
+template <class Call>
+int32_t without_slot(const Call& call) {
+    for (int32_t s = 0; s < call.spans; s++)
+        if (call.slots[s] < 0 || call.slots[s] >= call.slot_count) return s;
+    return -1;
+}
+
 int64_t size_of(int32_t element) { return element == ELEMENT_BF16 ? 2 : 4; }
 
 }  // namespace
@@ -198,6 +206,22 @@ int32_t edgeshard_attention(const Attention* attention, int32_t thread_count) {
         threads->share(a.kv_heads * a.unit_count, thread_count,
                        [&](int32_t first, int32_t end) { chosen.kernels->merge_attention(a, first, end); });
     return -1;
+}
+
+int32_t edgeshard_convolution(const Convolution* convolution, int32_t thread_count) {
+    const int32_t refused = without_slot(*convolution);
+    if (refused < 0)
+        threads->share(convolution->spans * convolution_pieces(*convolution), thread_count,
+                       [&](int32_t first, int32_t end) { chosen.kernels->convolution(*convolution, first, end); });
+    return refused;
+}
+
+int32_t edgeshard_delta_rule(const DeltaRule* rule, int32_t thread_count) {
+    const int32_t refused = without_slot(*rule);
+    if (refused < 0)
+        threads->share(rule->spans * rule->value_heads * delta_pieces(*rule), thread_count,
+                       [&](int32_t first, int32_t end) { chosen.kernels->delta_rule(*rule, first, end); });
+    return refused;
 }
 
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {

@@ -19,16 +19,18 @@ from edgeshard_coordinator.core.values.events import MeasureRequested
 log = structlog.get_logger()
 
 
-async def measure_first(loop: StateLoop, spec: DeploymentSpec, config: Mapping[str, Any], limit_s: float) -> None:
-    """Have idle nodes that a deployment may use measure what a plan needs and nobody knows; returns when that is over,
-    or after `limit_s`.
+async def measure_first(
+    loop: StateLoop, spec: DeploymentSpec, config: Mapping[str, Any], limit_s: float, active_requests: int
+) -> None:
+    """Have nodes that a deployment may use measure what a plan needs and nobody knows; returns when that is over, or
+    after `limit_s`. While requests are active, nodes that serve are left alone.
 
     What nodes measure already is waited for and not asked again. Nodes go on after `limit_s`; one that gets a stage
     ends its measurement. A measurement that fails is the node's own: its log says why, and the placement goes on
     without it.
     """
     chosen = usable(loop.state, spec)
-    for compute, node_ids in first_jobs(loop.state, spec, config):
+    for compute, node_ids in first_jobs(loop.state, spec, config, active_requests):
         with suppress(EdgeShardError):  # a node went away meanwhile
             await loop.ask(MeasureRequested(uuid.uuid4().hex, node_ids, compute, False, loop.now()))
     try:

@@ -20,7 +20,7 @@ from edgeshard_coordinator.core.deployments.losses import Repaired, loss_of
 from edgeshard_coordinator.core.deployments.standby import choose
 from edgeshard_coordinator.core.placement.by_memory import checked_shape, sizes_of
 from edgeshard_coordinator.core.placement.nearest_placement import with_held
-from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer
+from edgeshard_coordinator.core.placement.problem import PlacementProblem, Placer, of_nodes_there
 from edgeshard_coordinator.core.placement.repair import Lost, without_most
 from edgeshard_coordinator.core.placement.replan import planned_again
 from edgeshard_coordinator.core.placement.sources import place_from_any
@@ -89,12 +89,16 @@ class Planner:
 
     async def standbys(self, state: State, record: DeploymentRecord) -> tuple[StandbyChoice, ...]:
         """The nodes that are to keep weights of others' layers."""
-        spec, placement = record.spec, record.placement
+        placement = record.placement
         manifest, _ = self._models.get(record.manifest_digest)
         former = [entry.node_id for entry in record.standbys if entry.layers is not None]
-        return await self._solver.run(
-            lambda: choose(spec, placement, state.candidates(record.name), sizes_of(spec, manifest, placement), former)
-        )
+
+        def chosen() -> tuple[StandbyChoice, ...]:
+            candidates = state.candidates(record.name)
+            spec = of_nodes_there(record.spec, candidates)
+            return choose(spec, placement, candidates, sizes_of(spec, manifest, placement), former)
+
+        return await self._solver.run(chosen)
 
     async def repair(self, state: State, record: DeploymentRecord) -> Placement:
         """A placement without the nodes that are away or failed the deployment, and over no bad link.
@@ -124,7 +128,9 @@ class Planner:
         served = self._traffic.of(record.name, record.model) if traffic is None else traffic
 
         def made() -> PlacementProblem:
-            nodes = with_held(state.candidates(record.name), record.spec, manifest, record.manifest_digest)
-            return PlacementProblem(record.spec, manifest, nodes, state.measured, served)
+            there = state.candidates(record.name)
+            spec = of_nodes_there(record.spec, there)
+            nodes = with_held(there, spec, manifest, record.manifest_digest)
+            return PlacementProblem(spec, manifest, nodes, state.measured, served)
 
         return made

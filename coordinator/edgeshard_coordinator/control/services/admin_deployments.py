@@ -104,13 +104,13 @@ class DeploymentCalls(AdminCalls):
         return await self.operations.once(request.operation_id, request, work)
 
     async def _measured_first(self, spec: DeploymentSpec, limit_s: float) -> None:
-        """Have idle nodes measured that the deployment may use. Raises at once what deploying would raise anyway."""
+        """Have nodes measured that the deployment may use. Raises at once what deploying would raise anyway."""
         state = self._loop.state
         _check_new(state, spec)
         manifest, digest = self._models.get(spec.model)
         spec = self._as_stored(spec, manifest)
         await self._planner.place(state, spec, manifest, digest)
-        await measure_first(self._loop, spec, manifest.config, limit_s)
+        await measure_first(self._loop, spec, manifest.config, limit_s, self._front.all_active_requests())
 
     async def _deploy(self, spec: DeploymentSpec, operation: ServedOperation) -> ServedOperation:
         """Place on the newest state, then enter the deployment; the operation done.

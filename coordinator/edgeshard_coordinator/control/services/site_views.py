@@ -13,7 +13,7 @@ from edgeshard.domain.nodes.device import Node
 from edgeshard.domain.nodes.profile import MeasuredLink, config_hash
 from edgeshard_coordinator.control.requests.models import Models
 from edgeshard_coordinator.core.profiling.missing_profiles import Unknown
-from edgeshard_coordinator.core.values.measurements import ProfileKey
+from edgeshard_coordinator.core.values.measurements import Measurements, ProfileKey
 from edgeshard_coordinator.core.values.state import KnownNode, State, node_view
 
 
@@ -37,8 +37,14 @@ def node_details(state: State, node: KnownNode, models: Models, now: float) -> N
 
 def _node_view(state: State, node: KnownNode, unknown: Unknown, now: float) -> Node:
     profiles, links = len(unknown.profiles(node)), unknown.link_count(node)
-    measuring = any(job.node_id == node.node_id for job in state.jobs)
-    return replace(node_view(state, node, now), unknown_profiles=profiles, unknown_links=links, measuring=measuring)
+    known = state.measured.get(node.node_id, Measurements()).profiles.values()
+    return replace(
+        node_view(state, node, now),
+        unknown_profiles=profiles,
+        unknown_links=links,
+        measuring=any(job.node_id == node.node_id for job in state.jobs),
+        profiles_beside_stages=sum(profile.value.beside_stages for profile in known),
+    )
 
 
 def _unknown_figures(state: State, node: KnownNode, unknown: Unknown, models: Models) -> UnknownFigures:

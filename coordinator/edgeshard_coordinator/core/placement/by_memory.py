@@ -53,7 +53,8 @@ class StageSizes:
     ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
-        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * (requests or spec.concurrency)
+        self._requests = requests or spec.concurrency
+        self.kv_blocks = -(-self.max_context // KV_BLOCK_TOKENS) * self._requests
         self._spec = spec
         self._shape = shape
         ways = {None, *(spec.quantisation_of(node) for node in spec.quantisation)}
@@ -66,8 +67,10 @@ class StageSizes:
         self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
 
     def kv_bytes(self, layers: LayerRange) -> int:
+        """Bytes of all that requests leave in these layers: keys and values, and states of fixed size."""
         per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
-        return self.kv_blocks * KV_BLOCK_TOKENS * per_token
+        states = self._requests * self._shape.state_bytes(layers, self._spec.dtype)
+        return self.kv_blocks * KV_BLOCK_TOKENS * per_token + states
 
     def parameter_bytes(self, layers: LayerRange, node: NodeName) -> int:
         quantisation = self._spec.quantisation_of(node)
@@ -105,9 +108,8 @@ class StageSizes:
 def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement) -> StageSizes:
     """The sizes of stages with the KV pool and the load of a placement."""
     shape = checked_shape(spec, manifest)
-    blocks = -(-(spec.max_context or shape.max_context) // placement.kv_block_tokens)
     load = Load(placement.micro_batch, placement.micro_batches)
-    return StageSizes(spec, manifest, shape, load, max(1, placement.kv_blocks // blocks))
+    return StageSizes(spec, manifest, shape, load, placement.requests_of(spec.max_context or shape.max_context))
 
 
 def _unit_sizes(
@@ -161,7 +163,7 @@ def checked_shape(spec: DeploymentSpec, manifest: ModelManifest) -> ModelShape:
         )
     if set(spec.quantisation.values()) - {WHOLE_HEAD}:
         check_quantisation(shape.architecture)
-    spec.effective_kv_dtype.check_heads(shape.head_dim)
+    shape.check_kv(spec.effective_kv_dtype)
     return shape
 
 

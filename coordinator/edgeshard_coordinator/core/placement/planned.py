@@ -15,7 +15,7 @@ from typing import Any
 from edgeshard.architectures import ModelShape
 from edgeshard.domain.deployments import rules
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import ExplicitStage, Placement
+from edgeshard.domain.deployments.placement import ExplicitStage, Placement, Prediction, rank_among
 from edgeshard.domain.deployments.traffic import WORTH_SAYING, Outlook
 from edgeshard.domain.errors import EdgeShardError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from edgeshard.domain.ids import NodeId, NodeName
@@ -114,7 +114,8 @@ class PlanningPlacer:
         # Weights that are in memory come before a better pace, and those on the disk before one that is little better;
         # of those without figures the first, which touch the fewest nodes.
         if found:
-            best = nearest(found, lambda placement: _cost(placement, broken, candidates), candidates)
+            rank = rank_among(placement.predicted for placement in found)
+            best = nearest(found, lambda one: (_is_cold(one, broken, candidates), _cost(one, rank)), candidates)
         else:
             best = self._without(replace(problem, measured=_without_links(problem.measured, lost)), lost)
         return replace(best, note=f"{best.note} {repair.moved_bits(broken, best, candidates)}".strip())
@@ -170,10 +171,13 @@ class PlanningPlacer:
             return replace(site.by_memory(), note=describe_planned.not_planned(site.spec, error.message))
 
 
-def _cost(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> tuple[bool, float]:
+def _is_cold(placement: Placement, broken: Placement, candidates: Sequence[Candidate]) -> bool:
     stood_by = any(node.warm is not None for node in candidates)
-    is_cold = stood_by and any(layers for _, layers in repair.cold_layers(placement, broken, candidates))
-    return is_cold, placement.predicted.rank if placement.predicted else 0.0
+    return stood_by and any(layers for _, layers in repair.cold_layers(placement, broken, candidates))
+
+
+def _cost(placement: Placement, rank: Callable[[Prediction], float]) -> float:
+    return 0.0 if placement.predicted is None else rank(placement.predicted)
 
 
 class _Site:

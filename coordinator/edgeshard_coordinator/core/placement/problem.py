@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.deployments.deployment import AUTO_STANDBY, EVERY_NODE, DeploymentSpec
 from edgeshard.domain.deployments.placement import Placement
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Outlook, Traffic
 from edgeshard.domain.ids import NodeId
@@ -14,6 +14,22 @@ from edgeshard.domain.models.model import ModelManifest
 from edgeshard_coordinator.core.placement.repair import Lost
 from edgeshard_coordinator.core.values.candidate import Candidate
 from edgeshard_coordinator.core.values.measurements import Measurements
+
+
+def of_nodes_there(spec: DeploymentSpec, candidates: Collection[Candidate]) -> DeploymentSpec:
+    """A spec that was deployed, without what it says of nodes that are no longer of the site.
+
+    A rule goes on for the nodes that it still names; `together` and `apart` need two.
+    """
+    names = {str(node.name) for node in candidates}
+    return replace(
+        spec,
+        exclude=tuple(name for name in spec.exclude if name in names),
+        standby=tuple(name for name in spec.standby if name in (*names, AUTO_STANDBY)),
+        reserve={name: size for name, size in spec.reserve.items() if name in names},
+        quantisation={name: form for name, form in spec.quantisation.items() if name in (*names, EVERY_NODE)},
+        rule=tuple(left for rule in spec.rule if (left := rule.among(names)) is not None),
+    )
 
 
 @dataclass(frozen=True, slots=True)

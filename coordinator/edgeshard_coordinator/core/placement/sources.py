@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edgeshard.domain.deployments.deployment import DeploymentSpec
-from edgeshard.domain.deployments.placement import Placement
+from edgeshard.domain.deployments.placement import Placement, rank_among
 from edgeshard.domain.errors import EdgeShardError, UnavailableError
 from edgeshard.domain.models.packed import NOTHING_HELD
 from edgeshard.planning.search.locality import is_near
@@ -48,7 +48,8 @@ def place_from_any(spec: DeploymentSpec, candidates: Sequence[Candidate], place:
             error = refused if number == 0 else error
     if not found:
         raise error
-    best = min(found, key=_rank)
+    rank = _rank_among(found)
+    best = min(found, key=rank)
     chosen, why = best, f"the best of the {len(found)} nodes that could be it"
     if plain is not candidates:
         chosen = _nearest(best, found, lambda one: place(_from(spec, one), candidates), candidates)
@@ -72,12 +73,14 @@ def _nearest(
 
 
 def _is_near(placement: Placement, best: Placement) -> bool:
-    return placement.predicted is not None and is_near(_rank(placement)[1], _rank(best)[1])
+    rank = _rank_among((placement, best))
+    return placement.predicted is not None and is_near(rank(placement)[1], rank(best)[1])
 
 
 def _from(spec: DeploymentSpec, placement: Placement) -> DeploymentSpec:
     return replace(spec, source=str(placement.head.node_name))
 
 
-def _rank(placement: Placement) -> tuple[bool, float]:
-    return placement.predicted is None, placement.predicted.rank if placement.predicted is not None else 0.0
+def _rank_among(found: Sequence[Placement]) -> Callable[[Placement], tuple[bool, float]]:
+    rank = rank_among(one.predicted for one in found)
+    return lambda one: (one.predicted is None, 0.0 if one.predicted is None else rank(one.predicted))

@@ -24,16 +24,18 @@ def usable(state: State, spec: DeploymentSpec) -> tuple[NodeId, ...]:
 
 
 def first_jobs(
-    state: State, spec: DeploymentSpec, config: Mapping[str, Any]
+    state: State, spec: DeploymentSpec, config: Mapping[str, Any], active_requests: int = 0
 ) -> list[tuple[MeasureCompute | None, tuple[NodeId, ...]]]:
     """The nodes to ask, and the layers that they are to measure; None for nodes whose links alone are unknown.
 
-    Nodes that measure already are not asked. Layers of a node that serves are not measured, and none where nodes keep
-    their weights in different ways, since such a site is not planned.
+    Nodes that measure already are not asked. Layers of a node that serves are not measured while requests are active,
+    since it would wait for their end, and none where nodes keep their weights in different ways, since such a site is
+    not planned.
     """
     nodes = usable(state, spec)
     ways = {spec.quantisation_of(state.nodes[node_id].name) for node_id in nodes}
-    busy, at_it = serving(state), still_measuring(state, nodes)
+    busy = serving(state) if active_requests else frozenset()
+    at_it = still_measuring(state, nodes)
     layers: list[NodeId] = []
     links: list[NodeId] = []
     if len(ways) != 1:

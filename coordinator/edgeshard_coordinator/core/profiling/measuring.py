@@ -6,7 +6,8 @@ own measurements of links wait until the site has been quiet for a while, and ar
 that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
 
 Layers that a node measured while it was busy with something else are measured again, without anybody's asking, when it
-is quiet and no deployment needs it.
+is quiet: nodes that serve when the site is quiet too, and after all others. Layers measured beside stages are measured
+again when the node does not serve.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError
 from edgeshard.domain.ids import Digest, NodeId, NodeName
 from edgeshard.domain.nodes.profile import config_hash
 from edgeshard.planning.inputs.site import node_starting
-from edgeshard.profiles.profile_quality import busy
+from edgeshard.profiles.profile_quality import busy, may_improve
 from edgeshard_coordinator.core.profiling import missing_profiles
 from edgeshard_coordinator.core.values.actions import Action, SendCommand, TellMeasured
 from edgeshard_coordinator.core.values.events import MeasureRequested
@@ -34,8 +35,9 @@ PEERS_AT_ONCE = 4
 """Links of one command, and so the longest that a site which turns busy has to wait."""
 LOOKED_AT = 32
 """Nodes whose missing links are looked for in one tick."""
-STAGE_CAME = "STAGE_CAME"
-"""Why a node breaks a measurement of layers off: a stage is to be loaded there."""
+STAGE_CAME, REQUESTS_RAN = "STAGE_CAME", "REQUESTS_RAN"
+"""Why a node breaks a measurement of layers off: a stage is to be loaded there, or requests never left it alone. It was
+no attempt then."""
 _IN_TRANSITION = (Phase.LOADING, Phase.ACTIVATING, Phase.DELETING)
 
 
@@ -113,7 +115,7 @@ def on_answered(state: State, node_id: NodeId, key: CommandKey, failure: EdgeSha
         return state
     command = job.sent.command
     if isinstance(command, MeasureCompute):
-        state = missing_profiles.ended(state, job, command, failure is not None and failure.reason == STAGE_CAME)
+        state = missing_profiles.ended(state, job, command, _interrupted(failure))
         state = _judged(state, job, command, failure, now)
         following = replace(job, compute=None, sent=None)
     else:
@@ -172,7 +174,8 @@ def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
     It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
-    and of layers measured on a busy node, when that node has been quiet: its measuring disturbs no other.
+    and of layers measured on a busy node or beside stages, when that node has been quiet: its measuring disturbs no
+    other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
@@ -182,7 +185,7 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
     manifests.
 
-    Layers that were measured on busy nodes are to be measured again.
+    Layers that were measured on busy nodes or beside stages are to be measured again.
     """
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
@@ -190,7 +193,7 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
         Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
         for node_id, measured in state.measured.items()
         for (shape, dtype, quantisation), known in measured.profiles.items()
-        if shape in by_hash and busy(known.value)
+        if shape in by_hash and may_improve(known.value)
     ]
     records = state.deployments.values()
     deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
@@ -271,26 +274,29 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
-    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only."""
+    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only, and once
+    more when the node does not serve."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
     if failure is not None:
-        if job.own and before is not None and failure.reason == STAGE_CAME:  # it was no attempt
+        if job.own and before is not None and _interrupted(failure):
             return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
         return state
     profile = known.profiles.get(key) if known is not None else None
-    if profile is None or not busy(profile.value):
+    if profile is None or not may_improve(profile.value):
         return replace(state, retakes=kept)
-    if not job.own or before is None:
+    if not job.own or before is None or not busy(profile.value):
         before = Retake(job.node_id, replace(command, again=True), 0, now + state.timings.retake_first_s)
     return replace(state, retakes=(*kept, before))
 
 
 def _retaking(state: State, now: float) -> State:
-    """Begin with the first that is due."""
-    for item in state.retakes:
-        if item.attempts < state.timings.retake_attempts and now >= item.not_before and _idle(state, item, now):
+    """Begin with the first that is due, of nodes that do not serve if there is one."""
+    taken = missing_profiles.serving(state)
+    for item in sorted(state.retakes, key=lambda item: item.node_id in taken):
+        due = item.attempts < state.timings.retake_attempts and now >= item.not_before
+        if due and _left_alone(state, item, item.node_id in taken, now):
             attempts = item.attempts + 1
             later = replace(item, attempts=attempts, not_before=now + missing_profiles.retake_delay(state, attempts))
             others = tuple(other for other in state.retakes if other is not item)
@@ -299,14 +305,22 @@ def _retaking(state: State, now: float) -> State:
     return state
 
 
-def _idle(state: State, item: Retake, now: float) -> bool:
-    """Whether the node still has that profile, has been left alone for long enough, and serves no deployment."""
+def _left_alone(state: State, item: Retake, serves: bool, now: float) -> bool:
+    """Whether the node still has that profile and has been left alone for long enough.
+
+    If it serves, the site must be quiet too, and no better can come of it than a profile beside stages.
+    """
     node, known = state.nodes.get(item.node_id), state.measured.get(item.node_id)
-    if node is None or known is None or key_asked(item.command) not in known.profiles:
+    profile = None if known is None else known.profiles.get(key_asked(item.command))
+    if node is None or profile is None or not node.placeable:
         return False
-    if not node.placeable or now - node.others_at < state.timings.retake_quiet_s:
+    if serves and (not busy(profile.value) or now - state.busy_at < state.timings.probe_quiet_s):
         return False
-    return node.node_id not in missing_profiles.serving(state)
+    return now - node.others_at >= state.timings.retake_quiet_s
+
+
+def _interrupted(failure: EdgeShardError | None) -> bool:
+    return failure is not None and failure.reason in (STAGE_CAME, REQUESTS_RAN)
 
 
 def _tried(state: State, sender: NodeId, receivers: Sequence[NodeId], now: float) -> State:

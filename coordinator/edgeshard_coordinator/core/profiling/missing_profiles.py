@@ -1,8 +1,8 @@
 """Profiles and links that nobody has measured of a node yet, and the coordinator's own measuring of layers. Pure.
 
 A model counts as wanted, with weights kept in a certain way, where another node was measured for it or a deployment
-runs it. A node that lacks a wanted profile is measured when the site is quiet, it holds no stage and no deployment has
-a place on it. Whether others use it does not matter: doubtful figures are better than none, and are taken again.
+runs it. A node that lacks a wanted profile is measured when the site is quiet, nodes that serve after all others.
+Whether others use it does not matter, nor that it serves: doubtful figures are better than none, and are taken again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Unknown:
 
 
 def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
-    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that do not serve."""
+    """Whether nothing is left to measure of these nodes: their links, and the layers of nodes that do not serve; for
+    those of others the site may never be quiet enough."""
     unknown, taken = Unknown(state), serving(state)
 
     def lacks(node: KnownNode) -> bool:
@@ -69,22 +70,23 @@ def is_whole(state: State, nodes: Iterable[KnownNode]) -> bool:
 
 
 def serving(state: State) -> frozenset[NodeId]:
-    """The nodes that a deployment has a place on, or that hold a stage: their layers are not measured."""
+    """The nodes that a deployment has a place on, or that hold a stage: measuring their layers gives way to steps."""
     placed = {stage.node_id for record in _holding(state) for stage in record.placement.stages}
     return frozenset(placed | {node.node_id for node in state.nodes.values() if node.stages})
 
 
 def begun(state: State, now: float) -> State:
-    """The state in which the first node that lacks a wanted profile, and may be measured now, is to be asked.
+    """The state in which the first node that lacks a wanted profile, and may be measured now, is to be asked: one that
+    does not serve, if there is one.
 
     The very same state where there is none. Each attempt counts when it begins.
     """
     if not state.configs:
         return state
     unknown, taken = Unknown(state), serving(state)
-    for node_id in sorted(state.nodes):
+    for node_id in sorted(state.nodes, key=lambda node_id: (node_id in taken, node_id)):
         node = state.nodes[node_id]
-        if not node.placeable or node_id in taken:
+        if not node.placeable:
             continue
         tries = state.profile_tries.get(node_id, {})
         for command in unknown.profiles(node):

@@ -25,12 +25,14 @@ def dry_run(
 ) -> None:
     """Plan a model by its config.json alone, on the site or on the nodes of a file; exits 1 where it does not fit."""
     from edgeshard.cli.render.plan_views import show_plan
+    from edgeshard.importing.imported import notes_of
     from edgeshard.importing.outlook import config_of
     from edgeshard.importing.sources import parse_source
     from edgeshard.planning.inputs.shapes import model_from_config
 
     where = parse_source(model)
-    spec = model_from_config(where.name, config_of(where, width))
+    config = config_of(where, width)
+    spec = model_from_config(where.name, config)
     stored_as, dtype = spec.shape.stored_as, DType.BFLOAT16
     weights = sum(block.weight_bytes(dtype, stored_as) for block in spec.blocks) + spec.head_bytes(dtype, stored_as)
     weights += spec.embedding_parameters * dtype.itemsize - spec.shared_bytes(dtype, stored_as)
@@ -39,6 +41,8 @@ def dry_run(
         f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",
         err=True,
     )
+    for note in notes_of(config):
+        typer.echo(f"note: {note}", err=True)
     problem = _offline(spec, cluster, source) if cluster is not None else _online(context, spec, source)
     if not show_plan(problem, None, False, output):
         raise typer.Exit(1)

@@ -146,7 +146,7 @@ class _Growth:
             found = await self._client.replan(name, dry_run=True)
             if found.reason is ReplanReason.NOT_WEIGHED:
                 self._say_once(
-                    f"what {name} would gain is not known, since a node was not measured before it served; "
+                    f"what {name} would gain is not known yet, since a node that serves is not measured; "
                     f"`edgectl replan {name} --force` moves it to {layers_text(found.found)}"
                 )
             if found.reason is not ReplanReason.WOULD_MOVE:
@@ -172,5 +172,6 @@ class _Growth:
 
 
 def _is_to_be_measured(node: Node) -> bool:
-    """Whether the coordinator will have it measured; a node that serves is not, and is planned with what is known."""
+    """Whether its measurement is worth waiting for; one that serves is measured when no request runs, which may never
+    be, and is planned with what is known."""
     return not node.placeable or node.unknown_links > 0 or (node.unknown_profiles > 0 and not node.stages)

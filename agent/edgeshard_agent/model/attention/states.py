@@ -1,0 +1,71 @@
+"""What blocks keep of each request beside keys and values: tensors of fixed size, in numbered slots.
+
+Convolutions keep their last inputs, linear attention a matrix for each head. The head grants the slots (`kv.KvPool`
+checks them); a slot is zeroed when it is granted, so that nobody begins with what another request left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from edgeshard.architectures import StateSize
+from edgeshard.domain.errors import ResourceExhaustedError
+from edgeshard.domain.models.dtypes import DType
+from edgeshard_agent.model.tensors import TORCH_DTYPES
+from edgeshard_agent.ops.kv_arena import zeroed
+
+
+@dataclass(frozen=True, slots=True)
+class SpanStates:
+    """The states of a step's spans: the `slots` int32 [spans] of their requests, and `first_rows` int32 [spans + 1],
+    where each begins among the packed tokens and the last one ends."""
+
+    slots: torch.Tensor
+    first_rows: torch.Tensor
+
+
+class States:
+    """`slots` slots with the states of each of a stage's layers, whose sizes are given in its order."""
+
+    def __init__(
+        self, slots: int, sizes: Sequence[Sequence[StateSize]], device: str, dtype: DType = DType.FLOAT32
+    ) -> None:
+        every = [size for layer in sizes for size in layer]
+        self.slots = slots if every else 0
+        self.slot_bytes = sum(size.bytes_in(dtype) for size in every)
+        """Bytes of one slot in all layers."""
+        try:
+            self._layers = [
+                tuple(
+                    zeroed((self.slots, *size.shape), torch.float32 if size.float32 else TORCH_DTYPES[dtype], device)
+                    for size in layer
+                )
+                for layer in sizes
+            ]
+        except (RuntimeError, MemoryError) as error:
+            raise ResourceExhaustedError(
+                f"no memory for the states of {slots} requests: {error}", field="concurrency"
+            ) from error
+
+    def layer(self, index: int) -> tuple[torch.Tensor, ...]:
+        """The states of a layer by its place in the stage, each [slots, ...]."""
+        return self._layers[index]
+
+    def of(self, slot: int | None) -> list[torch.Tensor]:
+        """Views of all that a slot holds, layer by layer; nothing without a slot."""
+        return [] if slot is None else [state[slot] for layer in self._layers for state in layer]
+
+    def clear(self, slot: int) -> None:
+        for state in self.of(slot):
+            state.zero_()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        for layer in self._layers:
+            for state in layer:
+                if state.device.type != "cpu":
+                    state.zero_()  # what torch gives back of an accelerator's memory, it keeps for this process
+        self._layers = []

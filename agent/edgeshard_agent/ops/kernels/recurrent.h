@@ -1,0 +1,123 @@
+// What blocks compute whose past is a state of fixed size: a short convolution and the gated delta rule, token by token.
+#pragma once
+
+#include <cmath>
+
+#include "kernels.h"
+#include "layers.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr float L2_EPS = 1e-6f;
+
+// Channels `first` to `end` - 1 of one span. Sums are of the oldest input first.
+template <class T>
+void convolve_channels(const Convolution& c, int32_t span, int first, int end) {
+    float taps[MOST_TAPS][CONVOLUTION_CHANNELS] = {};
+    for (int i = first; i < end; i++)
+        for (int tap = 0; tap < c.taps; tap++)
+            taps[tap][i - first] = as_float(static_cast<const T*>(c.weight)[int64_t{i} * c.taps + tap]);
+    const int before = c.taps - 1;
+    const int64_t begin = c.first_rows[span], count = c.first_rows[span + 1] - begin;
+    T* tail = static_cast<T*>(c.tails) + int64_t{c.slots[span]} * before * c.channels;
+    auto input = [&](int64_t row) {
+        return row < 0 ? tail + (row + before) * c.channels : static_cast<const T*>(c.x) + (begin + row) * c.x_stride;
+    };
+    for (int64_t row = 0; row < count; row++) {
+        T* out = static_cast<T*>(c.out) + (begin + row) * c.channels;
+        for (int i = first; i < end; i += LANES) {
+            Float16 sum = {};
+            for (int tap = 0; tap < c.taps; tap++)
+                sum = fma16(load_some(input(row - before + tap) + i, end - i), load<Float16>(taps[tap] + i - first), sum);
+            if (c.bias) sum = sum + load_some(static_cast<const T*>(c.bias) + i, end - i);
+            sum = rounded_to(out, sum);
+            store_some(out + i, sum / (splat(1.0f) + exp16(-sum)), end - i);
+        }
+    }
+    // From the oldest on: an input that stays moves to an earlier place.
+    for (int kept = 0; kept < before; kept++) {
+        const T* from = input(count - before + kept);
+        for (int i = first; i < end; i++) tail[int64_t{kept} * c.channels + i] = from[i];
+    }
+}
+
+template <class T>
+void convolve(const Convolution& c, int32_t first, int32_t end) {
+    const int32_t pieces = convolution_pieces(c);
+    for (int32_t item = first; item < end; item++) {
+        const int begin = item % pieces * CONVOLUTION_CHANNELS;
+        const int left = c.channels - begin;
+        convolve_channels<T>(c, item / pieces, begin, begin + (left < CONVOLUTION_CHANNELS ? left : CONVOLUTION_CHANNELS));
+    }
+}
+
+// row / sqrt(its squares' sum + eps) * scale.
+template <class T>
+ES_INLINE void l2_normalised(const T* row, float scale, int width, float* out) {
+    Float16 squares = {};
+    for (int i = 0; i < width; i += LANES) {
+        const Float16 values = load_some(row + i, width - i);
+        squares = fma16(values, values, squares);
+    }
+    const Float16 factor = splat(scale / std::sqrt(sum_lanes(squares) + L2_EPS));
+    for (int i = 0; i < width; i += LANES) store_some(out + i, load_some(row + i, width - i) * factor, width - i);
+}
+
+// VECTORS vectors of columns from `column` on, of which there are `width`, through all tokens of a span. Columns do not
+// depend on one another, and a piece of a state that fits into the first-level cache stays there.
+template <class T, int VECTORS>
+void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int width) {
+    alignas(64) float query[MOST_KEY_DIM], key[MOST_KEY_DIM];
+    const int64_t key_head = head / (d.value_heads / d.key_heads);
+    const int64_t state_at = (int64_t{d.slots[span]} * d.value_heads + head) * d.key_dim * d.value_dim;
+    float* state = d.states + state_at + column;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(d.key_dim));
+    for (int64_t row = d.first_rows[span]; row < d.first_rows[span + 1]; row++) {
+        l2_normalised(static_cast<const T*>(d.query) + row * d.query_stride + key_head * d.key_dim, scale, d.key_dim, query);
+        l2_normalised(static_cast<const T*>(d.key) + row * d.key_stride + key_head * d.key_dim, 1.0f, d.key_dim, key);
+        const T* value = static_cast<const T*>(d.value) + row * d.value_stride + int64_t{head} * d.value_dim + column;
+        T* out = static_cast<T*>(d.out) + (row * d.value_heads + head) * d.value_dim + column;
+        const Float16 decay = exp16(splat(d.log_decay[row * d.value_heads + head]));
+        const Float16 beta = splat(d.beta[row * d.value_heads + head]);
+        Float16 kept[VECTORS] = {}, found[VECTORS] = {}, change[VECTORS];
+        for (int i = 0; i < d.key_dim; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                const float* at = state + int64_t{i} * d.value_dim + v * LANES;
+                kept[v] = fma16(splat(key[i]), load_some(at, width - v * LANES) * decay, kept[v]);
+            }
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) change[v] = (load_some(value + v * LANES, width - v * LANES) - kept[v]) * beta;
+        for (int i = 0; i < d.key_dim; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                float* at = state + int64_t{i} * d.value_dim + v * LANES;
+                const Float16 decayed = load_some(at, width - v * LANES) * decay;
+                const Float16 updated = fma16(splat(key[i]), change[v], decayed);
+                store_some(at, updated, width - v * LANES);
+                found[v] = fma16(splat(query[i]), updated, found[v]);
+            }
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) store_some(out + v * LANES, found[v], width - v * LANES);
+    }
+}
+
+template <class T>
+void advance(const DeltaRule& d, int32_t first, int32_t end) {
+    const int32_t pieces = delta_pieces(d);
+    for (int32_t item = first; item < end; item++) {
+        const int32_t span = item / pieces / d.value_heads, head = item / pieces % d.value_heads;
+        const int begin = item % pieces * DELTA_COLUMNS;
+        if (d.value_dim - begin >= DELTA_COLUMNS) {
+            advance_columns<T, DELTA_COLUMNS / LANES>(d, span, head, begin, DELTA_COLUMNS);
+            continue;
+        }
+        for (int column = begin; column < d.value_dim; column += LANES) {
+            const int left = d.value_dim - column;
+            advance_columns<T, 1>(d, span, head, column, left < LANES ? left : LANES);
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,218 @@
+"""Operators whose past is a state of fixed size for each request: a short convolution and the gated delta rule.
+
+Both take the packed rows of a step's spans. Row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens
+of the request whose state is in slot slots[s]; each slot is of one span. Tokens are computed one after the other,
+whatever the length of a span, so that a token's bits do not depend on how its prompt was cut (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard_agent.ops import native
+
+_L2_EPS = 1e-6
+
+
+def short_convolution(
+    x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, first_rows: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """silu of a causal convolution of each channel by itself: [T, channels] from x [T, channels].
+
+    `weight` is [channels, taps], the token's own last; `tails` [slots, taps - 1, channels] are the inputs before each
+    span, the oldest first, in x's dtype, and are brought up to date. Sums are float32, and rounded to the dtype before
+    silu as in transformers. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    """
+    channels, taps = weight.shape
+    if x.dim() != 2 or x.shape[1] != channels or tails.shape[1:] != (taps - 1, channels) or tails.dtype != x.dtype:
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)}, weight {tuple(weight.shape)} and tails {tuple(tails.shape)} {tails.dtype}; they "
+            f"must be [T, C], [C, K] and [slots, K - 1, C] {x.dtype}",
+            field="tails",
+        )
+    _check_spans(len(x), slots, first_rows)
+    given = (weight,) if bias is None else (weight, bias)
+    library = _library(x, tails, *given) if taps <= native.MOST_TAPS else None
+    if library is None:
+        return _convolved(x, weight, tails, slots, first_rows, bias)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    call = native.ConvolutionStruct(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        tails=tails.data_ptr(),
+        out=out.data_ptr(),
+        slots=slots.data_ptr(),
+        first_rows=first_rows.data_ptr(),
+        x_stride=x.stride(0),
+        spans=len(slots),
+        slot_count=len(tails),
+        channels=channels,
+        taps=taps,
+        element=native.ELEMENTS[x.dtype],
+    )
+    _check_slot(library.edgeshard_convolution(ctypes.addressof(call), torch.get_num_threads()))
+    return out
+
+
+def gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    first_rows: Tensor,
+) -> Tensor:
+    """[T, value heads, Dv] from query and key [T, key heads, Dk] and value [T, value heads, Dv].
+
+    Each token multiplies its request's state S, [Dk, Dv] in each value head, by exp(log_decay), then adds
+    k (beta (v - k^T S))^T, and gives q^T S: docs/papers.md#gated-delta-rule. Queries and keys are first divided by
+    their lengths, queries by sqrt(Dk) too; value heads share key heads in groups. `log_decay` and `beta` [T, value
+    heads] are float32, as `states` [slots, value heads, Dk, Dv], which are brought up to date.
+    Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    """
+    rows, key_heads, key_dim = key.shape
+    _, heads, value_dim = value.shape
+    fits = query.shape == key.shape and len(value) == rows and heads % key_heads == 0
+    fits = fits and log_decay.shape == beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
+    if not fits or any(x.dtype is not torch.float32 for x in (log_decay, beta, states)):
+        raise InvalidArgumentError(
+            f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, states "
+            f"{tuple(states.shape)}: key heads must divide value heads, and log_decay, beta and states be float32 "
+            "of value heads",
+            field="states",
+        )
+    _check_spans(rows, slots, first_rows)
+    library = _library(states, log_decay, beta) if key_dim <= native.MOST_KEY_DIM else None
+    if library is None:
+        return _advanced(query, key, value, log_decay, beta, states, slots, first_rows)
+    dtype = value.dtype
+    if dtype not in native.ELEMENTS:
+        return gated_delta_rule(
+            query.float(), key.float(), value.float(), log_decay, beta, states, slots, first_rows
+        ).to(dtype)
+    query, key, value = (x if x[0].is_contiguous() else x.contiguous() for x in (query, key, value))
+    out = torch.empty(value.shape, dtype=dtype)
+    call = native.DeltaRuleStruct(
+        query=query.data_ptr(),
+        key=key.data_ptr(),
+        value=value.data_ptr(),
+        log_decay=log_decay.data_ptr(),
+        beta=beta.data_ptr(),
+        states=states.data_ptr(),
+        out=out.data_ptr(),
+        slots=slots.data_ptr(),
+        first_rows=first_rows.data_ptr(),
+        query_stride=query.stride(0),
+        key_stride=key.stride(0),
+        value_stride=value.stride(0),
+        spans=len(slots),
+        slot_count=len(states),
+        key_heads=key_heads,
+        value_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        element=native.ELEMENTS[dtype],
+    )
+    _check_slot(library.edgeshard_delta_rule(ctypes.addressof(call), torch.get_num_threads()))
+    return out
+
+
+def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
+    """The native kernels where they take these: contiguous, on the CPU, of one dtype that they know."""
+    if first.dtype not in native.ELEMENTS or not first.is_cpu:
+        return None
+    if any(x.dtype is not first.dtype or not x.is_contiguous() for x in others):
+        return None
+    return native.active()
+
+
+def _check_spans(rows: int, slots: Tensor, first_rows: Tensor) -> None:
+    fits = slots.dim() == 1 and first_rows.shape == (len(slots) + 1,) and 0 < len(slots) <= rows
+    if not fits or any(x.dtype is not torch.int32 or not x.is_contiguous() for x in (slots, first_rows)):
+        raise InvalidArgumentError(
+            "slots and first_rows must be contiguous int32, [spans] and [spans + 1]", field="slots"
+        )
+    if len(slots) == rows or not first_rows.is_cpu:  # one token each; an accelerator is not asked
+        return
+    edges = first_rows.tolist()
+    if edges[0] != 0 or edges[-1] != rows or any(end <= first for first, end in pairwise(edges)):
+        raise InvalidArgumentError(f"spans begin at {edges}; each of {rows} rows must be in one", field="first_rows")
+
+
+def _check_slot(refused: int) -> None:
+    if refused >= 0:
+        raise InvalidArgumentError(f"the slot of span {refused} is outside the states", field="slots")
+
+
+def _batches(slots: Tensor, first_rows: Tensor, rows: int, held: int) -> Iterator[tuple[Tensor, slice, int]]:
+    """(slots, rows, tokens of each): all spans at once where each has one token, so that nothing is read back from an
+    accelerator; one span after the other else."""
+    if slots.is_cpu:
+        outside = ((slots < 0) | (slots >= held)).nonzero()
+        _check_slot(int(outside[0]) if len(outside) else -1)
+    if len(slots) == rows:
+        yield slots.long(), slice(0, rows), 1
+        return
+    for span, (first, end) in enumerate(pairwise(first_rows.tolist())):
+        yield slots[span : span + 1].long(), slice(first, end), end - first
+
+
+def _convolved(
+    x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, first_rows: Tensor, bias: Tensor | None
+) -> Tensor:
+    out = torch.empty_like(x)
+    by_tap = weight.float().t()
+    for own, rows, count in _batches(slots, first_rows, len(x), len(tails)):
+        inputs = torch.cat((tails[own], x[rows].reshape(len(own), count, -1)), dim=1)
+        tails[own] = inputs[:, count:]
+        summed = sum(inputs[:, tap : tap + count].float() * one for tap, one in enumerate(by_tap))
+        assert isinstance(summed, Tensor)
+        if bias is not None:
+            summed = summed + bias.float()
+        out[rows] = silu(summed.to(x.dtype)).view(-1, x.shape[1])
+    return out
+
+
+def _advanced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    states: Tensor,
+    slots: Tensor,
+    first_rows: Tensor,
+) -> Tensor:
+    group = value.shape[1] // key.shape[1]
+    queries = _unit(query).repeat_interleave(group, dim=1) * key.shape[-1] ** -0.5
+    keys = _unit(key).repeat_interleave(group, dim=1)
+    values, decays = value.float(), log_decay.exp()
+    out = torch.empty_like(values)
+    for own, rows, count in _batches(slots, first_rows, len(value), len(states)):
+        state = states[own]
+        for token in range(count):
+            at = slice(rows.start + token, rows.stop, count)  # a row of each state
+            k = keys[at].unsqueeze(-1)
+            state *= decays[at][..., None, None]
+            change = (values[at] - (state * k).sum(-2)) * beta[at].unsqueeze(-1)
+            state += k * change.unsqueeze(-2)
+            out[at] = (state * queries[at].unsqueeze(-1)).sum(-2)
+        states[own] = state
+    return out.to(value.dtype)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Vectors divided by their lengths, in float32."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _L2_EPS)

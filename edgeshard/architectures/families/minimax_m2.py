@@ -1,0 +1,88 @@
+"""minimax_m2: experts in every block, chosen by sigmoid scores with a bias; norms over the whole rows of queries and
+keys, and a rotary embedding of a part of each head.
+
+Files may hold blocks for predicting further tokens behind the decoder's own; those are not run.
+"""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import (
+    attention,
+    expert_count,
+    expert_mlps,
+    fixed_values,
+    linear,
+    norms,
+    row_norms,
+)
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes, Stack
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+
+_EXPERTS = Experts(count=("num_local_experts",))
+_PATH = "block_sparse_moe"
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    count, inner = expert_count(_EXPERTS, fields), fields.size("intermediate_size")
+    return (
+        norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
+        | attention(shape)
+        | row_norms(shape)
+        | linear(f"{_PATH}.gate", count, shape.hidden_size)
+        | {f"{_PATH}.e_score_correction_bias": (count,)}
+        | expert_mlps(shape, count, inner, f"{_PATH}.experts", ("w1", "w3", "w2"))
+    )
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    fields.count("num_mtp_modules")
+    head_dim = fields.size("head_dim")
+    if (rotary := fields.size("rotary_dim", head_dim)) > head_dim or rotary % 2:
+        raise fields.refuse("rotary_dim", f"is {rotary}; it must be even and at most head_dim {head_dim}")
+    kinds = fields.values.get("attn_type_list")
+    if kinds is not None and (not isinstance(kinds, list | tuple) or any(kind != 1 for kind in kinds)):
+        raise fields.refuse("attn_type_list", "has other layers than 1, full attention, which minimax_m2 does not run")
+
+
+ARCHITECTURE = Architecture(
+    name="minimax_m2",
+    defaults={
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 200_064,
+        "max_position_embeddings": 196_608,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "eos_token_id": 200_020,
+    },
+    flags=(),
+    checks=(
+        _check,
+        fixed_values(
+            scoring_func="sigmoid",
+            use_qk_norm=True,
+            qk_norm_type="per_layer",
+            use_routing_bias=True,
+            shared_intermediate_size=0,
+        ),
+    ),
+    rope=Rope(partial=True),
+    experts=_EXPERTS,
+    further_blocks="num_mtp_modules",
+    block=_block,
+    library=Library("minimax_m2", "MiniMaxM2"),
+    runs=Plugged(
+        renames=((rf"^{_PATH}\.", "mlp."),),
+        stacks=(
+            Stack(rf"{_PATH}\.experts\.(\d+)\.w1\.weight", "mlp.experts.gate_up_proj", 0),
+            Stack(rf"{_PATH}\.experts\.(\d+)\.w3\.weight", "mlp.experts.gate_up_proj", 1),
+            Stack(rf"{_PATH}\.experts\.(\d+)\.w2\.weight", "mlp.experts.down_proj"),
+        ),
+        float32=r"e_score_correction_bias$",
+    ),
+)

@@ -1,0 +1,106 @@
+"""What families with gated delta layers have in common: their layers' types, tensors, states and checks. Pure."""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.limits import MAX_SIZE
+from edgeshard.architectures.parts import attention, even_split, head_norms, linear, norms
+from edgeshard.architectures.record import Shapes
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
+from edgeshard.architectures.windows import FULL
+
+LINEAR = "linear_attention"
+FLOAT32 = r"(A_log|dt_bias)$"
+ROTARY_SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+"""How three rotary axes share a head's dimensions; with text alone the positions of all three are equal."""
+DEFAULTS = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 32_768,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}
+SIZES = (*tuple(key for key in DEFAULTS if key.startswith("linear_")), "full_attention_interval")
+
+
+def is_linear(fields: ConfigFields, layer: int) -> bool:
+    """Whether the layer of this index has the gated delta rule instead of attention."""
+    types = fields.values.get("layer_types")
+    if types is not None:
+        return bool(types[layer] == LINEAR)
+    return (layer + 1) % fields.size("full_attention_interval") != 0
+
+
+def widths(fields: ConfigFields) -> tuple[int, int]:
+    """The widths of all keys and of all values of a token."""
+    keys = fields.size("linear_num_key_heads") * fields.size("linear_key_head_dim")
+    return keys, fields.size("linear_num_value_heads") * fields.size("linear_value_head_dim")
+
+
+def kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
+    return KvHeads(0, 0) if is_linear(fields, layer) else KvHeads(shape.kv_heads, shape.head_dim)
+
+
+def states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSize, ...]:
+    """The convolution's last inputs, and a matrix for each value head."""
+    if not is_linear(fields, layer):
+        return ()
+    keys, values = widths(fields)
+    tail = StateSize((fields.size("linear_conv_kernel_dim") - 1, 2 * keys + values))
+    heads = fields.size("linear_num_value_heads")
+    matrix = (heads, fields.size("linear_key_head_dim"), fields.size("linear_value_head_dim"))
+    return tail, StateSize(matrix, float32=True)
+
+
+def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> Shapes:
+    """A layer's norms with its attention, whose queries have a gate beside them, or its gated delta rule; the latter's
+    inputs are `joined` in two projections or apart in four."""
+    block = norms(shape.hidden_size, "input_layernorm", "post_attention_layernorm")
+    hidden = shape.hidden_size
+    if not is_linear(fields, layer):
+        bias = fields.flag("attention_bias")
+        queries = linear("self_attn.q_proj", 2 * shape.attention_heads * shape.head_dim, hidden, bias)
+        return block | attention(shape, input_bias=bias, output_bias=bias) | head_norms(shape) | queries
+    (keys, values), heads = widths(fields), fields.size("linear_num_value_heads")
+    if joined:
+        inputs = {"qkvz": 2 * keys + 2 * values, "ba": 2 * heads}
+    else:
+        inputs = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
+    for name, width in inputs.items():
+        block |= linear(f"linear_attn.in_proj_{name}", width, hidden)
+    return (
+        block
+        | {
+            "linear_attn.conv1d.weight": (2 * keys + values, 1, fields.size("linear_conv_kernel_dim")),
+            "linear_attn.A_log": (heads,),
+            "linear_attn.dt_bias": (heads,),
+        }
+        | norms(fields.size("linear_value_head_dim"), "linear_attn.norm")
+        | linear("linear_attn.out_proj", hidden, values)
+    )
+
+
+def check(fields: ConfigFields, layer_count: int) -> None:
+    types = fields.values.get("layer_types")
+    if types is not None and (
+        not isinstance(types, list | tuple)
+        or len(types) != layer_count
+        or any(kind not in (LINEAR, FULL) for kind in types)
+    ):
+        why = f"must name {LINEAR} or {FULL} for each of the {layer_count} layers"
+        raise fields.refuse("layer_types", why)
+    keys, values = fields.size("linear_num_key_heads"), fields.size("linear_num_value_heads")
+    even_split(fields, "linear_num_value_heads", values, "linear_num_key_heads", keys)
+    fields.choice("hidden_act", frozenset({"silu", "swish"}))
+    if sum(widths(fields)) > MAX_SIZE:
+        raise fields.refuse(
+            "linear_num_value_heads", f"is {values}; keys and values of a token may have {MAX_SIZE} numbers together"
+        )
+    if fields.size("linear_conv_kernel_dim") < 2:
+        raise fields.refuse("linear_conv_kernel_dim", "is 1; it must be 2 or more")

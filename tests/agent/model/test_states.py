@@ -1,0 +1,110 @@
+"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, and never cut back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.states import States
+from edgeshard_agent.model.attention.swap import SwapSpace
+
+from edgeshard.architectures import KvHeads, StateSize
+from edgeshard.domain.errors import EdgeShardError
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+
+SIZES = ((StateSize((3, 2)), StateSize((2, 4, 4), float32=True)), (), (StateSize((5,)),))
+"""Of three layers; the second one has attention, and no state."""
+
+
+@pytest.fixture
+def pool() -> KvPool:
+    states = States(2, SIZES, "cpu", DType.BFLOAT16)
+    heads = (KvHeads(0, 0), KvHeads(2, 6), KvHeads(0, 0))
+    return KvPool(LayerRange(4, 7), KvMemory(DType.BFLOAT16, 8, 4), heads, "cpu", states=states)
+
+
+def run(pool: KvPool, **what: object) -> None:
+    pool.commit(pool.check(StepPlan(**what)))  # type: ignore[arg-type]
+
+
+def begin(pool: KvPool, request: int, slot: int, block: int, tokens: int = 3) -> None:
+    grant = KvGrant(request, 0, (block,), slot=slot)
+    run(pool, grants=(grant,), spans=(Span(request, 0, tokens, sampling=Sampling()),))
+
+
+def fill(pool: KvPool, slot: int) -> list[torch.Tensor]:
+    for state in pool.states.of(slot):
+        state.normal_()
+    return [state.clone() for state in pool.states.of(slot)]
+
+
+def test_layers_have_the_memory_that_they_ask_for(pool: KvPool) -> None:
+    assert [[(tuple(s.shape), s.dtype) for s in pool.layer_states(layer)] for layer in (4, 5, 6)] == [
+        [((2, 3, 2), torch.bfloat16), ((2, 2, 4, 4), torch.float32)],
+        [],
+        [((2, 5), torch.bfloat16)],
+    ]
+    assert pool.states.slot_bytes == 6 * 2 + 32 * 4 + 5 * 2
+    assert pool.block_bytes == 4 * 2 * 2 * 6 * 2, "keys and values of the one layer that has heads"
+    assert pool.bytes_capacity == 8 * pool.block_bytes + 2 * pool.states.slot_bytes
+    assert pool.arena(5) is not None
+    with pytest.raises(EdgeShardError):
+        pool.arena(4)
+
+
+def test_a_slot_is_zero_when_it_is_granted_whoever_had_it(pool: KvPool) -> None:
+    begin(pool, 1, 0, 0)
+    begin(pool, 2, 1, 1)
+    fill(pool, 0)
+    others = fill(pool, 1)
+    assert pool.bytes_in_use == 2 * pool.block_bytes + 2 * pool.states.slot_bytes
+    run(pool, frees=(1,), grants=(KvGrant(3, 0, (0,), slot=0),), spans=(Span(3, 0, 2, sampling=Sampling()),))
+    assert not any(state.any() for state in pool.states.of(0))
+    assert all(map(torch.equal, pool.states.of(1), others))
+    run(pool, frees=(2, 3))
+    assert pool.bytes_in_use == 0
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_states_are_swapped_with_keys_and_values(pool: KvPool, on_disk: bool, tmp_path: Path) -> None:
+    pool.swap = SwapSpace(4, tmp_path if on_disk else None)
+    begin(pool, 1, 0, 0)
+    before = fill(pool, 0)
+    run(pool, swap_outs=(1,), grants=(KvGrant(2, 0, (0,), slot=0),), spans=(Span(2, 0, 2, sampling=Sampling()),))
+    assert not any(state.any() for state in pool.states.of(0))
+    run(pool, grants=(KvGrant(1, 0, (5,), swapped=True, slot=1),))
+    assert all(map(torch.equal, pool.states.of(1), before))
+    run(pool, spans=(Span(1, 3, 1),))
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (StepPlan(grants=(KvGrant(2, 0, (1,)),)), "STATE_SLOT_MISSING"),
+        (StepPlan(grants=(KvGrant(2, 0, (1,), slot=2),)), "STATE_SLOT_MISSING"),
+        (StepPlan(grants=(KvGrant(2, 0, (1,), slot=0),)), "STATE_SLOT_IN_USE"),
+        (StepPlan(grants=(KvGrant(2, 0, (1,), slot=1), KvGrant(3, 0, (2,), slot=1))), "STATE_SLOT_IN_USE"),
+        (StepPlan(grants=(KvGrant(1, 1, (1,), slot=1),)), "STATE_SLOT_NOT_DUE"),
+        (StepPlan(spans=(Span(1, 2, 1, sampling=Sampling()),)), "STATE_TRUNCATION_REFUSED"),
+    ],
+)
+def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(
+    pool: KvPool, plan: StepPlan, reason: str
+) -> None:
+    begin(pool, 1, 0, 0)
+    before = fill(pool, 0)
+    with pytest.raises(EdgeShardError) as refused:
+        pool.check(plan)
+    assert refused.value.reason == reason
+    assert pool.requests == {1} and all(map(torch.equal, pool.states.of(0), before))
+
+
+def test_a_stage_without_states_ignores_slots_that_others_need() -> None:
+    pool = KvPool(LayerRange(0, 1), KvMemory(DType.FLOAT32, 4, 4), [KvHeads(1, 2)], "cpu")
+    run(pool, grants=(KvGrant(1, 0, (0,), slot=0),))
+    assert pool.table(1).slot is None

@@ -1,0 +1,295 @@
+"""The short convolution and the gated delta rule: their definition, transformers' forms, the same bits in any cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from edgeshard_agent.ops.recurrent import gated_delta_rule, short_convolution
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+from edgeshard.domain.errors import InvalidArgumentError
+from tests.agent.ops.conftest import FALLBACK
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}
+SIZES = [(2, 4, 16, 64), (1, 1, 8, 12), (2, 2, 24, 100), (1, 3, 128, 128)]
+"""Key heads, value heads, and their widths."""
+
+
+def made(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def edges_of(counts: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+
+
+def slots_of(*slots: int) -> Tensor:
+    return torch.tensor(slots, dtype=torch.int32)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What the delta rule takes of some tokens, and a state for each request."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    log_decay: Tensor
+    beta: Tensor
+    states: Tensor
+
+    @classmethod
+    def of(cls, rows: int, size: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, slots: int = 3) -> Rule:
+        key_heads, heads, key_dim, value_dim = size
+        packed = made(rows, 2 * key_heads * key_dim + heads * value_dim, seed=1, dtype=dtype)
+        query, key, value = packed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
+        return cls(
+            query.view(rows, key_heads, key_dim),
+            key.view(rows, key_heads, key_dim),
+            value.view(rows, heads, value_dim),
+            -made(rows, heads, seed=2).exp() * 0.3,
+            made(rows, heads, seed=3).sigmoid(),
+            made(slots, heads, key_dim, value_dim, seed=4),
+        )
+
+    def rows(self, at: Any, states: Tensor) -> Rule:
+        query, key, value, log_decay, beta = (
+            x[at].contiguous() for x in (self.query, self.key, self.value, self.log_decay, self.beta)
+        )
+        return Rule(query, key, value, log_decay, beta, states)
+
+    def run(self, slots: Tensor, first_rows: Tensor) -> Tensor:
+        return gated_delta_rule(
+            self.query, self.key, self.value, self.log_decay, self.beta, self.states, slots, first_rows
+        )
+
+    def by_definition(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one request, token by token in float64: what comes out, and the state behind it."""
+        key_dim, group = self.key.shape[-1], self.value.shape[1] // self.key.shape[1]
+        state, out = state.double(), []
+        for row in range(len(self.value)):
+            q, k = ((x / (x @ x + 1e-6).sqrt() for x in vectors[row].double()) for vectors in (self.query, self.key))
+            queries = [x / key_dim**0.5 for x in q for _ in range(group)]
+            keys = [x for x in k for _ in range(group)]
+            heads = []
+            for head, (one, other) in enumerate(zip(queries, keys, strict=True)):
+                decayed = state[head] * self.log_decay[row, head].double().exp()
+                change = self.beta[row, head].double() * (self.value[row, head].double() - other @ decayed)
+                heads.append(decayed + torch.outer(other, change))
+                out.append(one @ heads[-1])
+            state = torch.stack(heads)
+        return torch.stack(out).view(self.value.shape), state
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_delta_rule_is_its_definition(size: tuple[int, int, int, int], dtype: torch.dtype, kernels: str) -> None:
+    rule = Rule.of(7, size, dtype)
+    before = rule.states.clone()
+    found = rule.run(slots_of(2, 0), edges_of((4, 3)))
+    assert found.dtype is dtype
+    for slot, rows in ((2, slice(0, 4)), (0, slice(4, 7))):
+        expected, state = rule.rows(rows, before).by_definition(before[slot])
+        close(found[rows], expected)
+        close(rule.states[slot], state)
+    assert torch.equal(rule.states[1], before[1]), "another request's"
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "form", [theirs.torch_recurrent_gated_delta_rule, theirs.torch_chunk_gated_delta_rule], ids=["recurrent", "chunk"]
+)
+def test_the_delta_rule_is_transformers(
+    form: Callable[..., tuple[Tensor, Tensor]], size: tuple[int, int, int, int], kernels: str
+) -> None:
+    rule = Rule.of(150, size, slots=1)
+    whole = (x.unsqueeze(0) for x in (rule.query, rule.key, rule.value, rule.log_decay, rule.beta))
+    expected, state = form(
+        *whole, initial_state=rule.states.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    close(rule.run(slots_of(0), edges_of((150,))), expected[0])
+    close(rule.states, state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("channels", "taps"), [(12, 4), (300, 4), (64, 2), (17, 3), (20, 9)])
+def test_the_convolution_is_transformers(
+    channels: int, taps: int, bias: bool, dtype: torch.dtype, kernels: str
+) -> None:
+    x, weight = made(9, channels + 3, dtype=dtype)[:, 2:-1], made(channels, taps, seed=1, dtype=dtype)
+    tails = made(3, taps - 1, channels, seed=2, dtype=dtype)
+    own = made(channels, seed=3, dtype=dtype) if bias else None
+    before = tails.clone()
+    found = short_convolution(x, weight, tails, slots_of(2, 0), edges_of((2, 7)), own)
+    for slot, rows in ((2, slice(0, 2)), (0, slice(2, 9))):
+        seen = torch.cat((before[slot], x[rows]))
+        state = seen[: taps - 1].t().unsqueeze(0).contiguous()
+        wide = (y.double() for y in (x[rows].t().unsqueeze(0), state, weight))
+        summed = theirs.causal_conv1d_update(*wide, None if own is None else own.double())[0].t()
+        close(found[rows], silu(summed.to(dtype)))
+        assert torch.equal(tails[slot], seen[len(seen) - taps + 1 :])
+    assert torch.equal(tails[1], before[1]), "another request's"
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Both operators over requests of given lengths, whose past may be cut anywhere and beside any other."""
+
+    rule: Rule
+    weight: Tensor
+    x: Tensor
+    tails: Tensor
+    edges: list[int]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], dtype: torch.dtype) -> Mix:
+        rows, size = sum(lengths), (1, 2, 16, 80)
+        rule = Rule.of(rows, size, dtype, slots=len(lengths))
+        x, tails = made(rows, 40, seed=5, dtype=dtype), made(len(lengths), 3, 40, seed=6, dtype=dtype)
+        return cls(rule, made(40, 4, seed=7, dtype=dtype), x, tails, [0, *accumulate(lengths)])
+
+    def run(self, steps: Sequence[Sequence[tuple[int, int, int]]]) -> list[Tensor]:
+        """Outputs and states after steps of spans (request, first token, end)."""
+        states, tails = self.rule.states.clone(), self.tails.clone()
+        delta, convolved = torch.empty_like(self.rule.value), torch.empty_like(self.x)
+        for spans in steps:
+            rows = torch.cat([torch.arange(self.edges[r] + first, self.edges[r] + end) for r, first, end in spans])
+            where = slots_of(*(r for r, _, _ in spans)), edges_of([end - first for _, first, end in spans])
+            delta[rows] = self.rule.rows(rows, states).run(*where)
+            convolved[rows] = short_convolution(self.x[rows], self.weight, tails, *where)
+        return [delta, convolved, states, tails]
+
+
+def schedules(lengths: Sequence[int]) -> st.SearchStrategy[list[list[tuple[int, int, int]]]]:
+    """Any cuts of requests into chunks, in steps of any requests together."""
+    cuts = st.tuples(*(st.sets(st.integers(1, length - 1)) for length in lengths))
+
+    def in_steps(cut: tuple[set[int], ...]) -> st.SearchStrategy[list[list[tuple[int, int, int]]]]:
+        left = [list(pairwise([0, *sorted(own), length])) for own, length in zip(cut, lengths, strict=True)]
+        turns = [request for request, chunks in enumerate(left) for _ in chunks]
+        return st.tuples(st.permutations(turns), st.lists(st.booleans(), min_size=len(turns), max_size=len(turns))).map(
+            lambda drawn: _steps(left, *drawn)
+        )
+
+    return cuts.flatmap(in_steps)
+
+
+def _steps(
+    left: Sequence[Sequence[tuple[int, int]]], turns: Sequence[int], joins: Sequence[bool]
+) -> list[list[tuple[int, int, int]]]:
+    steps: list[list[tuple[int, int, int]]] = [[]]
+    done = [0] * len(left)
+    for request, joined in zip(turns, joins, strict=True):
+        if not joined or any(request == other for other, _, _ in steps[-1]):
+            steps.append([])
+        steps[-1].append((request, *left[request][done[request]]))
+        done[request] += 1
+    return [step for step in steps if step]
+
+
+LENGTHS = (17, 6, 9)
+
+
+# The kernels in use are the same for all examples.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
+def test_bits_do_not_depend_on_cuts_company_or_threads(
+    kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
+) -> None:
+    mix = Mix.of(LENGTHS, dtype)
+    whole = mix.run([[(request, 0, length)] for request, length in enumerate(LENGTHS)])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = mix.run(steps)
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(found, whole, strict=True):
+        if kernels == FALLBACK:
+            close(one, other)
+        else:
+            assert torch.equal(one, other)
+
+
+def test_many_tokens_of_many_heads_have_the_same_bits_on_threads(kernels: str) -> None:
+    results = []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        rule = Rule.of(40, (4, 8, 64, 128), torch.bfloat16)
+        results.append((rule.run(slots_of(1, 2), edges_of((30, 10))), rule.states))
+    torch.set_num_threads(before)
+    for found, states in results[1:]:
+        assert torch.equal(found, results[0][0])
+        assert torch.equal(states, results[0][1])
+
+
+def test_extremes_stay_what_they_are(kernels: str) -> None:
+    rule = Rule.of(2, SIZES[0])
+    forgotten = replace(rule, log_decay=torch.full_like(rule.log_decay, -1e4))
+    expected, _ = replace(forgotten, states=rule.states).by_definition(torch.zeros_like(rule.states[0]))
+    close(forgotten.run(slots_of(0), edges_of((2,))), expected)
+    nothing = replace(rule, query=torch.zeros_like(rule.query), key=torch.zeros_like(rule.key))
+    assert not nothing.run(slots_of(1), edges_of((2,))).any()
+    broken = replace(rule, value=rule.value.clone())
+    broken.value[0, 1, 3] = torch.nan
+    found = broken.run(slots_of(2), edges_of((2,)))
+    assert found[:, 1, 3].isnan().all()
+    assert found.isnan().sum() == 2, "in its column alone"
+
+
+@pytest.mark.parametrize(
+    ("slots", "first_rows", "field"),
+    [
+        (slots_of(0, 3), edges_of((1, 4)), "slots"),
+        (slots_of(0, -1), edges_of((1, 4)), "slots"),
+        (slots_of(0), edges_of((1, 4)), "slots"),
+        (slots_of(0, 1).long(), edges_of((1, 4)), "slots"),
+        (slots_of(0, 1), edges_of((1, 3)), "first_rows"),
+        (slots_of(0, 1), edges_of((0, 5)), "first_rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    slots: Tensor, first_rows: Tensor, field: str, kernels: str
+) -> None:
+    rule, mix = Rule.of(5, SIZES[0]), Mix.of((5, 1, 1), torch.float32)
+    before, tails = rule.states.clone(), mix.tails.clone()
+    with pytest.raises(InvalidArgumentError) as refused:
+        rule.run(slots, first_rows)
+    assert refused.value.field == field
+    with pytest.raises(InvalidArgumentError) as refused:
+        short_convolution(mix.x[:5], mix.weight, mix.tails, slots, first_rows)
+    assert refused.value.field == field
+    assert torch.equal(rule.states, before)
+    assert torch.equal(mix.tails, tails)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    rule, mix = Rule.of(5, SIZES[0]), Mix.of((5,), torch.float32)
+    where = slots_of(0), edges_of((5,))
+    for wrong in (
+        replace(rule, query=rule.query[:, :1]),
+        replace(rule, beta=rule.beta.bfloat16()),
+        replace(rule, states=rule.states[:, :1]),
+    ):
+        with pytest.raises(InvalidArgumentError, match="states"):
+            wrong.run(*where)
+    for tails in (mix.tails[:, :2], mix.tails.bfloat16()):
+        with pytest.raises(InvalidArgumentError, match="tails"):
+            short_convolution(mix.x, mix.weight, tails, *where)

@@ -1,0 +1,59 @@
+"""What a checkpoint holds and no node needs: it is left out, and a note says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from edgeshard.architectures import expected_tensors
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.sources import open_directory
+from edgeshard.storage.checkpoint import build_manifest
+from tests.support.imports import nothing, write_checkpoint
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+
+
+def test_of_a_model_for_pictures_the_text_is_added(tmp_path: Path) -> None:
+    text = SIZES | {"model_type": "qwen3_vl_text", "tie_word_embeddings": True}
+    config = {"model_type": "qwen3_vl", "tie_word_embeddings": True, "text_config": text, "vision_config": {"depth": 1}}
+    needed = {
+        f"model.language_model.{name}": torch.zeros(tensor.shape) for name, tensor in expected_tensors(config).items()
+    }
+    pictures = {
+        "model.visual.blocks.0.attn.qkv.weight": torch.zeros(8, 8),
+        "model.visual.merger.norm.bias": torch.zeros(8),
+    }
+    directory = write_checkpoint(tmp_path / "pictures", config, needed | pictures)
+    imported = open_directory(directory, tmp_path, Width.INT8, nothing)
+    assert {tensor.name for tensor in build_manifest("text", imported.checkpoint).tensors} == set(needed)
+    (note,) = imported.notes
+    assert note == "only its text is run: weights of its other parts, such as those for pictures, are left out"
+
+
+def test_of_blocks_for_further_tokens_none_is_added(tmp_path: Path) -> None:
+    config = SIZES | {
+        "model_type": "minimax_m2",
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "num_mtp_modules": 1,
+    }
+    needed = {
+        name if name == "lm_head.weight" else f"model.{name}": torch.zeros(tensor.shape)
+        for name, tensor in expected_tensors(config).items()
+    }
+    further = {"model.layers.2.self_attn.q_proj.weight": torch.zeros(32, 32)}
+    directory = write_checkpoint(tmp_path / "further", config, needed | further)
+    imported = open_directory(directory, tmp_path, Width.INT8, nothing)
+    assert {tensor.name for tensor in build_manifest("decoder", imported.checkpoint).tensors} == set(needed)
+    assert imported.notes == ()
