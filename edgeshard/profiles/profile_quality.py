@@ -1,11 +1,14 @@
-"""Doubts about a profile: the node was busy while it was measured, or no cost goes through its points. Pure."""
+"""Doubts about a profile: few points were measured, the node was busy meanwhile, or no cost goes through the points.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
 
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind
 from edgeshard.profiles.fit import ProfileFit
 
 UNDISTURBED = 0.95
@@ -26,8 +29,9 @@ def busy(profile: ComputeProfile) -> tuple[str, ...]:
 
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
     """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
+    found = ["few points, measured once while a deployment waited"] if fit.profile.effort is Effort.FIRST else []
     signs = busy(fit.profile)
-    found = [f"busy while measured ({', '.join(signs)})"] if signs else []
+    found += [f"busy while measured ({', '.join(signs)})"] if signs else []
     return (*found, *_missed(fit))
 
 

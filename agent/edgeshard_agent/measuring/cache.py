@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort
 from edgeshard.profiles.texts import parse_profile, profile_text
 
 
@@ -32,16 +32,16 @@ class ProfileStore:
         model_hash: str,
         dtype: DType,
         quantisation: Quantisation | None = None,
-        quick: bool = True,
+        effort: Effort = Effort.FIRST,
     ) -> ComputeProfile | None:
-        """The profile of exactly this node and model, or None. A quick profile counts only with `quick`."""
+        """The profile of exactly this node and model, or None. One of less than `effort` does not count."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
             profile = parse_profile(ComputeProfile, self.path(*wanted).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
         is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
-        return profile if is_same and (quick or not profile.quick) else None
+        return profile if is_same and profile.effort.reaches(effort) else None
 
     def keep(self, profile: ComputeProfile) -> Path:
         """Write at once or not at all. Raises InvalidArgumentError when the directory cannot be written to."""

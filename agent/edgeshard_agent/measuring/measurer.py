@@ -15,7 +15,7 @@ from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink, config_
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
-from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
+from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
@@ -57,7 +57,7 @@ class Measurer:
             return ProfileReport(node.node_id, compute=(profile,))
         profile = await self._kept(command) or await self._measured(command, tell)
         # The node holds no stage now, so the free memory is what stages may have.
-        facts = await asyncio.to_thread(read_facts, node.device, node.memory)
+        facts = await asyncio.to_thread(read_facts, node.device, node.memory, node.facts.bits_fingerprint)
         return ProfileReport(node.node_id, facts, (profile,))
 
     async def _kept(self, command: MeasureCompute) -> ComputeProfile | None:
@@ -65,21 +65,22 @@ class Measurer:
             return None
         node = self.node
         marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
-        return await asyncio.to_thread(self._store.find, *marks, command.quick)
+        return await asyncio.to_thread(self._store.find, *marks, command.effort)
 
     async def _measured(self, command: MeasureCompute, tell: Tell) -> ComputeProfile:
         node = self.node
         job = MeasuringJob(
-            command.config, command.dtype, node.device, node.threads, command.quick, node.memory, command.quantisation
+            command.config, command.dtype, node.device, node.threads, command.effort, node.memory, command.quantisation
         )
         profile = await measure_apart(job, tell)
-        effort = QUICK if command.quick else FULL
-        profile = replace(profile, disk=await asyncio.to_thread(measure_disk, node.state_dir, effort))
+        extent = EXTENTS[command.effort]
+        profile = replace(profile, disk=await asyncio.to_thread(measure_disk, node.state_dir, extent))
         await asyncio.to_thread(self._store.keep, profile)
         log.info(
             "measured",
             model_shape=profile.model_hash,
             weights=weights_text(profile.dtype, profile.quantisation),
+            effort=profile.effort,
             share=profile.processor_share,
             others=profile.others_share,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edgeshard.profiles.grid import Effort
+from edgeshard.profiles.grid import Repeats
 
 STEADY_SPREAD = 0.01
 """Repeats end when the median is known this well: its standard error over itself."""
@@ -74,12 +74,12 @@ class Stopwatch:
             last.synchronize()
             return float(first.elapsed_time(last)) / 1e3
 
-    def collect(self, work: Callable[[], object], effort: Effort, parts: int = 1) -> list[float]:
+    def collect(self, work: Callable[[], object], repeats: Repeats, parts: int = 1) -> list[float]:
         """One pass: seconds of one of the `parts` equal pieces a call consists of, for each repeat. Warm up before."""
         taken: list[float] = []
-        ends = time.monotonic() + effort.limit_s
-        while len(taken) < effort.most:
+        ends = time.monotonic() + repeats.limit_s
+        while len(taken) < repeats.most:
             taken.append(self.once(work) / parts)
-            if len(taken) >= effort.least and (is_steady(taken) or time.monotonic() > ends):
+            if len(taken) >= repeats.least and (is_steady(taken) or time.monotonic() > ends):
                 break
         return taken

@@ -28,6 +28,7 @@ from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
+    Effort,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -82,7 +83,7 @@ PROFILE = ComputeProfile(
     layers=(LAYER,),
     overhead=StepOverhead(3e-4, 1e-9, 0.1),
     memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
-    quick=True,
+    effort=Effort.QUICK,
     processor_share=0.9,
     energy=EnergyProfile(3.0, 12.5, "rapl"),
     quantisation=Quantisation.INT4,
@@ -166,7 +167,7 @@ PROFILE_BODY = """\
   "daemon_bytes": 314572800,
   "unified": false
  },
- "quick": true,
+ "effort": "quick",
  "processor_share": 0.9,
  "energy": {
   "idle_w": 3.0,

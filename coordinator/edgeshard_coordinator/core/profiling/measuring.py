@@ -5,8 +5,8 @@ site at a time and while no node measures its layers, so that measurements do no
 own measurements of links wait until the site has been quiet for a while, and are one batch long. When no link is left
 that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
 
-Layers that a node measured while it was busy with something else are measured again, without anybody's asking, when it
-is quiet and no deployment needs it.
+Layers that a node measured while it was busy with something else, or only so far as a first deployment waits, are
+measured again, without anybody's asking, when it is quiet and no deployment needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeshard.domain.control.commands import CommandKey, MeasureCompute, Peer, 
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId, NodeName
-from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, at_least, config_hash
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.profiles.profile_quality import busy
 from edgeshard_coordinator.core.profiling import missing_profiles
@@ -172,7 +172,8 @@ def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
     It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
-    and of layers measured on a busy node, when that node has been quiet: its measuring disturbs no other.
+    and of layers measured on a busy node or for a first deployment, when that node has been quiet: its measuring
+    disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
@@ -187,10 +188,10 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
     retakes = [
-        Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
+        Retake(node_id, _again(MeasureCompute(by_hash[shape], dtype, known.value.effort, True, quantisation)), 0, now)
         for node_id, measured in state.measured.items()
         for (shape, dtype, quantisation), known in measured.profiles.items()
-        if shape in by_hash and busy(known.value)
+        if shape in by_hash and _is_due(known.value)
     ]
     records = state.deployments.values()
     deployments = {r.name: replace(r, shape=shapes.get(r.manifest_digest, "")) for r in records}
@@ -271,7 +272,7 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
-    """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only."""
+    """The state after a measurement of layers: it is due again as long as it is no good one, but so often only."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
@@ -280,11 +281,20 @@ def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardE
             return replace(state, retakes=(*kept, replace(before, attempts=before.attempts - 1)))
         return state
     profile = known.profiles.get(key) if known is not None else None
-    if profile is None or not busy(profile.value):
+    if profile is None or not _is_due(profile.value):
         return replace(state, retakes=kept)
     if not job.own or before is None:
-        before = Retake(job.node_id, replace(command, again=True), 0, now + state.timings.retake_first_s)
+        before = Retake(job.node_id, _again(command), 0, now + state.timings.retake_first_s)
     return replace(state, retakes=(*kept, before))
+
+
+def _is_due(profile: ComputeProfile) -> bool:
+    """Whether layers are to be measured again: the node was busy, or a deployment waited for them."""
+    return profile.effort is Effort.FIRST or bool(busy(profile))
+
+
+def _again(command: MeasureCompute) -> MeasureCompute:
+    return replace(command, effort=at_least(command.effort, Effort.QUICK), again=True)
 
 
 def _retaking(state: State, now: float) -> State:
