@@ -111,9 +111,9 @@ def _take_after(part: nn.Module, filled: nn.Module) -> None:
     for name, value in filled.named_parameters(recurse=False):
         if part.get_parameter(name).is_meta and not value.is_meta:
             setattr(part, name, nn.Parameter(value.clone(), requires_grad=False))
-    for name, value in filled.named_buffers(recurse=False):
-        if part.get_buffer(name).is_meta and not value.is_meta:
-            setattr(part, name, value.clone())
+    for name, buffer in filled.named_buffers(recurse=False):
+        if part.get_buffer(name).is_meta and not buffer.is_meta:
+            setattr(part, name, buffer.clone())
 
 
 @lru_cache(maxsize=1)

@@ -323,7 +323,8 @@ def test_copies_of_a_layer_compute_the_same_in_memory_of_their_own(
     with torch.inference_mode():
         for _ in range(3):
             rotation.turn(1)
-            (block,) = rotation.modules._ordered
+            modules: Any = rotation.modules
+            (block,) = modules._ordered
             held = [part.packed for part in block.modules() if isinstance(part, Projection) and part.packed is not None]
             memory = [one.packed_memory for one in held] if kernels == "1" else []
             tensors = [*(one for one in memory if one is not None), *block.parameters()]
