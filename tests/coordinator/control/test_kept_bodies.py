@@ -123,7 +123,7 @@ NODE_BODY = (
 )
 PROFILE_BODY = """\
 {
- "version": 2,
+ "version": 3,
  "fingerprint": "abc",
  "model_hash": "def",
  "dtype": "bfloat16",
@@ -183,7 +183,7 @@ PROFILE_BODY = """\
  }
 }"""
 LINK_BODY = (
-    r'{"version": 2, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
+    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
     r'ytes": 4096}'
 )
 TRAFFIC_BODY = (
