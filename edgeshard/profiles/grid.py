@@ -1,13 +1,16 @@
-"""The points at which a node's layers are measured, and the effort for each."""
+"""The points at which a node's layers are measured, and the repeats of each, by the effort."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from edgeshard.domain.nodes.profile import Effort
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The effort for one figure, in each of `passes` over all figures.
+class Repeats:
+    """The repeats of one figure, in each of `passes` over all figures.
 
     Because of the passes, other work on the node disturbs some repeats of every figure, which a median ignores, and not
     all repeats of one. A pass takes `least` to `most` repeats, no more than `least` once `limit_s` seconds are over.
@@ -19,10 +22,6 @@ class Effort:
     limit_s: float = 0.7
 
 
-_FULL_EFFORT = Effort()
-_QUICK_EFFORT = Effort(2, 2, 8, 0.15)
-
-
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The points that are measured. A point beyond the model's context is left out."""
@@ -31,7 +30,10 @@ class Grid:
     prefill_contexts: tuple[int, ...] = (0, 64, 512)
     decode_batches: tuple[int, ...] = (1, 2, 4, 8)
     decode_contexts: tuple[int, ...] = (64, 512)
-    effort: Effort = _FULL_EFFORT
+    repeats: Repeats = Repeats()
+    caches: int = 4
+    """One layer timed alone sits in a cache; copies worth more than this many caches do not."""
+    effort: Effort = Effort.FULL
     deep: tuple[int, int] | None = None
     """Tokens and context of one prefill far into a prompt. With little context the time of attention is lost in that of
     the products, and slices of long prompts chosen from such figures are a guess."""
@@ -66,4 +68,26 @@ class Grid:
 
 
 FULL_GRID = Grid(deep=(256, 2048), deep_decode=(2, 2048))
-QUICK_GRID = Grid((1, 16, 128), (0, 128), (1, 2, 8), (64, 256), _QUICK_EFFORT, deep=(128, 2048), deep_decode=(1, 2048))
+QUICK_GRID = Grid(
+    (1, 16, 128),
+    (0, 128),
+    (1, 2, 8),
+    (64, 256),
+    Repeats(2, 2, 8, 0.15),
+    effort=Effort.QUICK,
+    deep=(128, 2048),
+    deep_decode=(1, 2048),
+)
+# As few as tell one row, many rows, and a pair of a query and a key apart.
+FIRST_GRID = Grid(
+    (1, 16, 128),
+    (0,),
+    (1, 2, 8),
+    (64,),
+    Repeats(1, 1, 8, 0.1),
+    caches=1,
+    effort=Effort.FIRST,
+    deep=(16, 2048),
+    deep_decode=(1, 2048),
+)
+GRIDS: Mapping[Effort, Grid] = {grid.effort: grid for grid in (FIRST_GRID, QUICK_GRID, FULL_GRID)}

@@ -1,12 +1,13 @@
-"""Doubts about a profile: the node was busy or held stages while it was measured, or no cost goes through its points.
-Pure."""
+"""Doubts about a profile: few points were measured, the node was busy or held stages meanwhile, or no cost goes through
+the points. Pure.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
 
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind
 from edgeshard.profiles.fit import ProfileFit
 
 UNDISTURBED = 0.95
@@ -27,13 +28,14 @@ def busy(profile: ComputeProfile) -> tuple[str, ...]:
 
 def may_improve(profile: ComputeProfile) -> bool:
     """Whether the node is to be measured again when it is left alone and holds no stage."""
-    return profile.beside_stages or bool(busy(profile))
+    return profile.effort is Effort.FIRST or profile.beside_stages or bool(busy(profile))
 
 
 def quality_warnings(fit: ProfileFit) -> tuple[str, ...]:
     """Reasons why a plan from this profile may be wrong, in words for an operator; empty for a sound one."""
+    found = ["few points, measured once while a deployment waited"] if fit.profile.effort is Effort.FIRST else []
     signs = busy(fit.profile)
-    found = ["measured beside stages"] if fit.profile.beside_stages else []
+    found += ["measured beside stages"] if fit.profile.beside_stages else []
     found += [f"busy while measured ({', '.join(signs)})"] if signs else []
     return (*found, *_missed(fit))
 

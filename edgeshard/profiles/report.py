@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind
 from edgeshard.profiles.fit import LayerFit, fit_profile
 from edgeshard.profiles.profile_quality import quality_warnings
 
@@ -15,7 +15,7 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     fitted = fit_profile(profile)
     weights = weights_text(profile.dtype, profile.quantisation)
     yield f"node {profile.fingerprint}, model shape {profile.model_hash}, {weights}, {profile.device}"
-    yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.quick else "")
+    yield f"{profile.threads} threads" + (", quick: fewer points, less exact" if profile.effort is Effort.QUICK else "")
     for doubt in quality_warnings(fitted):
         yield f"doubtful: {doubt}"
     for fit in fitted.layers:
@@ -25,6 +25,9 @@ def profile_lines(profile: ComputeProfile) -> Iterator[str]:
     shared = ", shared with the accelerator" if memory.unified else ""
     yield f"memory: {_size(memory.free_bytes)} free of {_size(memory.total_bytes)}{shared}"
     yield f"the agent itself: {_size(memory.daemon_bytes)}"
+    if profile.effort is Effort.FIRST:
+        yield "disk and power: not measured"
+        return
     if profile.disk is None and profile.beside_stages:
         yield "disk: is not measured beside stages"
     elif profile.disk is None:

@@ -16,7 +16,7 @@ from edgeshard.domain.identity import Principal, principal_from_uri
 from edgeshard.domain.models.packed import PackedOn
 from edgeshard.domain.nodes.condition import Support
 from edgeshard.domain.nodes.device import StagePhase, WeightLoadingWork
-from edgeshard.domain.nodes.profile import LinkSample, MeasuredLink
+from edgeshard.domain.nodes.profile import Effort, LinkSample, MeasuredLink
 from edgeshard.domain.requests.chat import ToolFormat
 from edgeshard.domain.requests.generation import FinishReason, Prompt
 from edgeshard.wire.failure import from_failure, to_failure
@@ -47,7 +47,7 @@ UNKNOWN: Mapping[type[Enum], Enum] = {
 }
 """What a member that this version does not know is taken for. Of another enumeration it is refused."""
 
-UNSPECIFIED: Mapping[type[Enum], Enum] = {ToolFormat: ToolFormat.NONE}
+UNSPECIFIED: Mapping[type[Enum], Enum] = {Effort: Effort.FULL, ToolFormat: ToolFormat.NONE}
 """The member that a message does not name: number 0."""
 
 MAKERS: Mapping[type, Callable[[Mapping[str, Any]], Any]] = {DeploymentSpec: parse_spec}

@@ -11,7 +11,15 @@ import pytest
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import attended_pairs
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, MemoryProfile, Sample, StepOverhead
+from edgeshard.domain.nodes.profile import (
+    ComputeProfile,
+    Effort,
+    LayerKind,
+    LayerProfile,
+    MemoryProfile,
+    Sample,
+    StepOverhead,
+)
 from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.step_budget import prompt_slices, stage_costs
 from edgeshard.planning.inputs.devices import parse_cluster
@@ -53,7 +61,8 @@ def profile_of(prefill: tuple[Sample, ...], decode: tuple[Sample, ...]) -> Compu
         LayerProfile(LayerKind.HEAD, MODEL.head_parameters, 1, 0, 0, head, head),
     )
     memory = MemoryProfile(8 << 30, 6 << 30, 0, False)
-    return ComputeProfile("f", "h", DType.BFLOAT16, "cpu", 1, layers, StepOverhead(3e-4, 1e-10), memory, quick=True)
+    overhead = StepOverhead(3e-4, 1e-10)
+    return ComputeProfile("f", "h", DType.BFLOAT16, "cpu", 1, layers, overhead, memory, effort=Effort.QUICK)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from edgeshard.domain.models.model import attended_pairs
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
+    Effort,
     LayerKind,
     LayerProfile,
     LinkProfile,
@@ -107,13 +108,13 @@ def test_a_damaged_profile_is_refused_by_field(
         ("{", "the profile is not JSON: "),
         ("[]", "the profile should be an object; measure again"),
         ("{}", "version of the profile is missing; measure again"),
-        ('{"version": 7}', "the profile is of version 7, not 2; measure again"),
-        ('{"version": 2}', "latency_s of the profile is missing; measure again"),
-        ('{"version": 2, "latency_s": "1"}', "latency_s of the profile should be a valid number; measure again"),
-        ('{"version": 2, "latency_s": true}', "latency_s of the profile should be a valid number; measure again"),
-        ('{"version": 2, "latency_s": NaN}', "latency_s of the profile is nan; measure again"),
-        ('{"version": 2, "latency_s": -1}', "latency_s of the profile is -1.0; measure again"),
-        ('{"version": 2, "latency_s": 0, "bandwidth_bps": 0}', "bandwidth_bps of the profile is 0.0; measure again"),
+        ('{"version": 7}', "the profile is of version 7, not 3; measure again"),
+        ('{"version": 3}', "latency_s of the profile is missing; measure again"),
+        ('{"version": 3, "latency_s": "1"}', "latency_s of the profile should be a valid number; measure again"),
+        ('{"version": 3, "latency_s": true}', "latency_s of the profile should be a valid number; measure again"),
+        ('{"version": 3, "latency_s": NaN}', "latency_s of the profile is nan; measure again"),
+        ('{"version": 3, "latency_s": -1}', "latency_s of the profile is -1.0; measure again"),
+        ('{"version": 3, "latency_s": 0, "bandwidth_bps": 0}', "bandwidth_bps of the profile is 0.0; measure again"),
     ],
 )
 def test_a_profile_that_cannot_be_read_says_where_and_what_to_do(text: str, words: str) -> None:
@@ -161,8 +162,10 @@ def test_a_kept_profile_is_found_for_the_same_node_and_model_only(profile: Compu
     assert store.find("abc", "def", DType.BFLOAT16, Quantisation.INT8) == packed
     assert store.find("abc", "def", DType.BFLOAT16) == profile, "one does not take the other's place"
     other.unlink()
-    store.keep(replace(profile, quick=True))
-    assert store.find("abc", "def", DType.BFLOAT16, quick=False) is None
+    for kept in Effort:
+        store.keep(replace(profile, effort=kept))
+        found = [wanted for wanted in Effort if store.find("abc", "def", DType.BFLOAT16, effort=wanted) is not None]
+        assert found == list(Effort)[list(Effort).index(kept) :], "what took more effort will do"
     path.write_text(path.read_text()[:-20])
     assert store.find("abc", "def", DType.BFLOAT16) is None
     assert [file.name for file in path.parent.iterdir()] == [path.name]

@@ -10,6 +10,7 @@ from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
+    Effort,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -63,7 +64,7 @@ def test_every_sort_of_layer_has_its_medians_spread_and_fit(profile: ComputeProf
 
 
 def test_what_makes_a_profile_less_than_exact_is_said(profile: ComputeProfile) -> None:
-    lines = list(profile_lines(replace(profile, quick=True, processor_share=0.5)))
+    lines = list(profile_lines(replace(profile, effort=Effort.QUICK, processor_share=0.5)))
     assert lines[1] == "4 threads, quick: fewer points, less exact"
     assert lines[2] == "doubtful: busy while measured (50% of a core was left)"
     assert not any("busy" in line for line in profile_lines(replace(profile, processor_share=0.96)))

@@ -23,10 +23,10 @@ from edgeshard_coordinator.core.values.state import State, Timings, validate_sta
 from edgeshard.domain.control.commands import CommandResult, MeasureCompute, ProbeLinks, ProfileReport
 from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import Effort, LinkProfile, MeasuredLink
 
 LINK = LinkProfile(1e-3, 1e9, 0.0, 9, 1 << 20)
-COMPUTE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, quick=True, again=False)
+COMPUTE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.QUICK, again=False)
 
 
 class Desk:

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from edgeshard import Client
 from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.domain.nodes.profile import Effort
 from edgeshard.domain.requests.generation import Token
 from edgeshard.local.cluster import LocalCluster
 from tests.support.measuring_workers import measuring_worker, measuring_workers, until_stopped
@@ -63,7 +64,8 @@ async def test_requests_stop_it_and_it_ends_with_the_mark(client: Client) -> Non
     assert "waits while requests run" in {progress.what for progress in seen}
     details = await client.node_details("a")
     (stored,) = details.profiles
-    assert stored.profile.beside_stages and stored.profile.quick and details.node.profiles_beside_stages == 1
+    assert (stored.profile.beside_stages, stored.profile.effort) == (True, Effort.QUICK)
+    assert details.node.profiles_beside_stages == 1
     assert details.node.stages and not measuring_workers()
     placement = await client.plan(SPEC)
     assert placement.stages

@@ -89,7 +89,7 @@ async def test_profiling_measures_every_node_and_every_direction(site: Measured)
     rows = {row["node"]: row for row in json.loads(stdout)}
     assert set(rows) == {"a", "b"} and "a: measured" in stderr and "b: measured" in stderr
     for node, other in (("a", "b"), ("b", "a")):
-        assert rows[node]["failure"] is None and rows[node]["profile"]["quick"]
+        assert rows[node]["failure"] is None and rows[node]["profile"]["effort"] == "quick"
         assert {layer["kind"] for layer in rows[node]["profile"]["layers"]} == {"embedding", "block", "head"}
         (link,) = rows[node]["links"]
         assert (link["from"], link["to"]) == (node, other) and link["bandwidth_bps"] > 1e6
@@ -162,7 +162,7 @@ async def test_what_a_deployment_served_is_what_the_next_one_of_its_name_is_plan
 
 
 async def test_a_node_that_joins_is_measured_by_itself_like_the_others(site: Measured) -> None:
-    profiled = {(p.profile.dtype, p.profile.quantisation, p.profile.quick) for p in await site.profiles("a")}
+    profiled = {(p.profile.dtype, p.profile.quantisation, p.profile.effort) for p in await site.profiles("a")}
     starting = asyncio.create_task(site.cluster.start_agent("c"))
     seen: set[tuple[int, int]] = set()
     async with asyncio.timeout(180):
@@ -176,7 +176,7 @@ async def test_a_node_that_joins_is_measured_by_itself_like_the_others(site: Mea
     await starting
     assert (len(profiled), 2) in seen, "until it was measured, that was said"
     assert all(links == 0 for profiles, links in seen if profiles < len(profiled)), "links come first"
-    assert {(p.profile.dtype, p.profile.quantisation, p.profile.quick) for p in await site.profiles("c")} == profiled
+    assert {(p.profile.dtype, p.profile.quantisation, p.profile.effort) for p in await site.profiles("c")} == profiled
     value = await site.data("describe", "node", "c")
     assert {(link["from"], link["to"]) for link in value["links"]} == {("a", "c"), ("b", "c"), ("c", "a"), ("c", "b")}
     assert value["unknown"] == {"profiles": [], "links": []}

@@ -86,6 +86,7 @@ def _holds(now: Any, then: Any) -> bool:
 UNKNOWN: dict[str, Enum | None] = {
     "DataType": None,
     "DeploymentPhase": None,
+    "Effort": None,
     "FillingWork": WeightLoadingWork.CONVERTING,
     "FinishReason": FinishReason.CANCELLED,
     "GuideKind": None,

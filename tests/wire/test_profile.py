@@ -17,6 +17,7 @@ from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
+    Effort,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -48,7 +49,7 @@ PROFILE = ComputeProfile(
     layers=(BLOCK,),
     overhead=StepOverhead(1e-4, 1e-9, 0.1),
     memory=MemoryProfile(8 << 30, 6 << 30, 200 << 20, unified=True),
-    quick=True,
+    effort=Effort.QUICK,
     processor_share=0.9,
     energy=EnergyProfile(3.5, 11.0, "ina3221"),
     disk=DiskProfile(2.1e9, 300 << 30, 0.9e9),
@@ -103,8 +104,8 @@ def test_a_profile_that_cannot_be_is_refused(wrong: ComputeProfile, field: str) 
 @pytest.mark.parametrize(
     "command",
     [
-        MeasureCompute({"hidden_size": 64, "nested": {"a": [1, 2]}}, DType.FLOAT32, quick=True, again=False),
-        MeasureCompute({}, DType.BFLOAT16, quick=False, again=True, quantisation=Quantisation.INT8),
+        MeasureCompute({"hidden_size": 64, "nested": {"a": [1, 2]}}, DType.FLOAT32, effort=Effort.QUICK, again=False),
+        MeasureCompute({}, DType.BFLOAT16, effort=Effort.FULL, again=True, quantisation=Quantisation.INT8),
         ProbeLinks((Peer(NodeId("id-b"), NodeName("b"), "127.0.0.1:7001"),)),
         ProbeLinks(()),
     ],

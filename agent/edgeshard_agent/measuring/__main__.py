@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, extra_line
+from edgeshard.domain.nodes.profile import Effort
 from edgeshard.process.extras import missing
 from edgeshard.process.private import keep_private
 from edgeshard.rpc.environment import settle_grpc
@@ -17,6 +18,8 @@ from edgeshard_agent.measuring.worker import MeasuringJob, measured
 
 if TYPE_CHECKING:
     from edgeshard.domain.nodes.profile import ComputeProfile
+
+_FIRST = "the fewest points, once, without disk and power: what a deployment has measured first"
 
 
 def main() -> None:
@@ -44,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu", help="cpu or cuda or cuda:N")
     parser.add_argument("--threads", type=_count, help="cores that computing may use; all of them when absent")
     parser.add_argument("--state-dir", type=Path, help="the agent's, to keep the profile in and to find it again")
-    parser.add_argument("--quick", action="store_true", help="fewer points and repeats: seconds, and less exact")
+    less = parser.add_mutually_exclusive_group()
+    for effort, what in ((Effort.QUICK, "fewer points and repeats: seconds, and less exact"), (Effort.FIRST, _FIRST)):
+        less.add_argument(f"--{effort}", dest="effort", action="store_const", const=effort, help=what)
+    parser.set_defaults(effort=Effort.FULL)
     parser.add_argument("--again", action="store_true", help="measure even when a profile of this node is kept")
     parser.add_argument("--json", action="store_true", help="print the profile itself on stdout")
     return parser
@@ -65,7 +71,7 @@ def _run(options: argparse.Namespace) -> None:
     from edgeshard.profiles.texts import profile_text
     from edgeshard_agent.measuring.cache import ProfileStore
     from edgeshard_agent.measuring.compute import fingerprint
-    from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
+    from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
     from edgeshard_agent.measuring.facts import read_facts
 
     config, dtype = _read_config(options.config), DType.parse(options.dtype)
@@ -76,11 +82,11 @@ def _run(options: argparse.Namespace) -> None:
     store = None if options.state_dir is None else ProfileStore(options.state_dir)
     profile = None
     if store is not None and not options.again:
-        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.quick)
+        profile = store.find(fingerprint(facts, threads), config_hash(config), dtype, quantisation, options.effort)
     if profile is None:
-        profile = _measured(MeasuringJob(config, dtype, options.device, threads, options.quick, None, quantisation))
+        profile = _measured(MeasuringJob(config, dtype, options.device, threads, options.effort, None, quantisation))
         if store is not None:
-            profile = replace(profile, disk=measure_disk(options.state_dir, QUICK if options.quick else FULL))
+            profile = replace(profile, disk=measure_disk(options.state_dir, EXTENTS[options.effort]))
             store.keep(profile)
     sys.stdout.write((profile_text(profile) if options.json else "\n".join(profile_lines(profile))) + "\n")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort
 from edgeshard.profiles.texts import parse_profile, profile_text
 
 
@@ -32,10 +32,10 @@ class ProfileStore:
         model_hash: str,
         dtype: DType,
         quantisation: Quantisation | None = None,
-        quick: bool = True,
+        effort: Effort = Effort.FIRST,
         beside_stages: bool = True,
     ) -> ComputeProfile | None:
-        """The profile of exactly this node and model, or None. A quick profile counts only with `quick`, and one that
+        """The profile of exactly this node and model, or None. One of less than `effort` does not count, and one that
         was measured beside stages only with `beside_stages`."""
         wanted = (fingerprint, model_hash, dtype, quantisation)
         try:
@@ -43,7 +43,7 @@ class ProfileStore:
         except (OSError, UnicodeDecodeError, InvalidArgumentError):
             return None
         is_same = (profile.fingerprint, profile.model_hash, profile.dtype, profile.quantisation) == wanted
-        counts = (quick or not profile.quick) and (beside_stages or not profile.beside_stages)
+        counts = profile.effort.reaches(effort) and (beside_stages or not profile.beside_stages)
         return profile if is_same and counts else None
 
     def keep(self, profile: ComputeProfile) -> Path:

@@ -22,7 +22,7 @@ from edgeshard.profiles.grid import FULL_GRID, Grid
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.machine import available_bytes
 from edgeshard_agent.measuring.others import CoreMeter
-from edgeshard_agent.measuring.overhead import measure_overhead
+from edgeshard_agent.measuring.overhead import PROMPT_TOKENS, measure_overhead
 from edgeshard_agent.measuring.power import PowerMeter, find_sensor
 from edgeshard_agent.measuring.rotation import (
     BlockRotation,
@@ -93,8 +93,8 @@ class Point:
 class Profiler:
     """Measures one model shape on one device. `run` may be called once.
 
-    With little memory there are fewer copies of a layer, and a cache may shorten the times (`rotated_bytes` is the size
-    of all copies).
+    A layer has copies worth more than the caches, or than the model; fewer with little memory, and a cache may shorten
+    the times then (`rotated_bytes` is the size of all copies).
     """
 
     form: LayerForm
@@ -114,6 +114,7 @@ class Profiler:
         limit = self._shape.max_context
         self._grid = self.grid.within(limit)
         self._prefill, self._decode = self._grid.prefill_points(limit), self._grid.decode_points(limit)
+        self._is_first = self._grid.effort is profile.Effort.FIRST
         self._room_bytes = 0
         self._watch = Stopwatch(self.form.device, self.stops)
         self._cores = CoreMeter(self.threads, self.stops)
@@ -126,26 +127,28 @@ class Profiler:
         when not even one layer fits into memory."""
         form, device = self.form, self.form.device
         check_weights(self._shape, device, form.quantisation)
-        facts = read_facts(device, self.memory_limit_bytes)
+        facts = read_facts(device, self.memory_limit_bytes, known_bits="")
         own_bytes = psutil.Process().memory_info().rss
         memory = profile.MemoryProfile(facts.memory_total_bytes, _free_bytes(device), own_bytes, facts.unified_memory)
         self._room_bytes = min(facts.memory_budget_bytes, memory.free_bytes)
         cache = self.cache if self.cache is not None else cache_bytes(device)
-        meter = PowerMeter(find_sensor(device))
+        rotated = min(self._grid.caches * cache, self._model_bytes())
+        meter = PowerMeter(None if self._is_first else find_sensor(device))
         sorts = block_sorts(self._model)
         points = len(self._prefill) + len(self._decode)
         embedded = set(self._grid.prefill_tokens) | set(self._grid.decode_batches)
         outer = len(embedded) + len(self._grid.decode_batches)
-        self._total = points * len(sorts) * self._grid.effort.passes + outer + 1
+        self._total = points * len(sorts) * self._grid.repeats.passes + outer + 1
         meter.rest(_REST_S)
         self._cores = CoreMeter(self.threads, self.stops)
         try:
-            layers = [self._outer(profile.LayerKind.EMBEDDING, cache)]
+            layers = [self._outer(profile.LayerKind.EMBEDDING, rotated)]
             with meter.busy():
-                layers += [self._block(sort, cache) for sort in sorts]
-            layers.append(self._outer(profile.LayerKind.HEAD, cache))
+                layers += [self._block(sort, rotated) for sort in sorts]
+            layers.append(self._outer(profile.LayerKind.HEAD, rotated))
             self._tell("step overhead")
-            overhead = measure_overhead(form, sorts[0].first, self.threads, self.stops)
+            prompt = 1 if self._is_first else PROMPT_TOKENS
+            overhead = measure_overhead(form, sorts[0].first, self.threads, prompt, self.stops)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise _no_memory(f"{error}") from error
         return profile.ComputeProfile(
@@ -157,24 +160,24 @@ class Profiler:
             layers=tuple(layers),
             overhead=overhead,
             memory=memory,
-            quick=self._grid.effort != FULL_GRID.effort,
+            effort=self._grid.effort,
             processor_share=self._watch.processor_share,
             energy=meter.profile(),
             quantisation=form.quantisation,
             others_share=self._cores.share() if facts.kind == "cpu" else 0.0,
         )
 
-    def _block(self, sort: BlockSort, cache: int) -> profile.LayerProfile:
+    def _block(self, sort: BlockSort, rotated: int) -> profile.LayerProfile:
         block, requests = self._model.blocks[sort.first], max(self._grid.decode_batches)
         size = block.weight_bytes(self.form.dtype, self.form.quantisation)
         prefill, decode = self._prefill, self._decode
         # Whole KV blocks for each sequence, hence the roundings.
         room = max(*(n + c + 16 for n, c in prefill), *(n * (c + 17) for n, c in decode))
         kv = kv_bytes(block.kv, self.form.dtype, room) + requests * block.state_bytes(self.form.dtype)
-        copies = self._copies(sort.kind, copies_needed(size, cache), sort.parameters, size, kv)
+        copies = self._copies(sort.kind, copies_needed(size, rotated), sort.parameters, size, kv)
         rotation = BlockRotation(self.form, sort.first, copies, room, requests)
         points = [Point(n, c, 1, n) for n, c in prefill] + [Point(n, c, n, 1) for n, c in decode]
-        for number in range(self._grid.effort.passes):
+        for number in range(self._grid.repeats.passes):
             for point in points:
                 self._tell(f"{sort.kind}: {point.batch} x {point.tokens} tokens behind {point.context}")
                 if not is_steady(point.taken):
@@ -182,6 +185,12 @@ class Profiler:
         samples = [_sample(point.count, point.context, summarise(point.taken)) for point in points]
         both = tuple(samples[: len(prefill)]), tuple(samples[len(prefill) :])
         return profile.LayerProfile(sort.kind, sort.parameters, sort.layers, sort.window, rotation.rotated_bytes, *both)
+
+    def _model_bytes(self) -> int:
+        """No node has more weights to go through between two uses of a layer."""
+        form, model = self.form, self._model
+        blocks = sum(block.weight_bytes(form.dtype, form.quantisation) for block in model.blocks)
+        return blocks + model.head_bytes(form.dtype, form.quantisation)
 
     def _copies(self, what: str, wanted: int, parameters: int, weights_bytes: int, kv_bytes: int = 0) -> int:
         """Copies larger together than the caches, or as many as there is room for."""
@@ -202,18 +211,21 @@ class Profiler:
         copies = 1
         once = self._watch.once(lap)  # also finds the kernels and their buffers
         # One round through all copies where that is cheap; long layers are timed one copy after the other.
-        effort = self._grid.effort
-        copies = max(1, min(rotation.copies, int(effort.limit_s / (2 * effort.least) / max(once, 1e-6))))
+        repeats = self._grid.repeats
+        copies = max(1, min(rotation.copies, int(repeats.limit_s / (2 * repeats.least) / max(once, 1e-6))))
         if first and copies == rotation.copies:
             lap()
-        point.taken += self._watch.collect(lap, effort, copies)
+        point.taken += self._watch.collect(lap, repeats, copies)
 
-    def _outer(self, kind: profile.LayerKind, cache: int) -> profile.LayerProfile:
+    def _outer(self, kind: profile.LayerKind, rotated: int) -> profile.LayerProfile:
         head = kind is profile.LayerKind.HEAD
         form, model = self.form, self._model
         parameters = model.head_parameters if head else model.embedding_parameters
         size = model.head_bytes(form.dtype, form.quantisation) if head else parameters * form.dtype.itemsize
-        copies = self._copies(kind, copies_needed(size, cache), parameters, size)
+        if self._is_first and not head:  # it takes microseconds, and its size many times as long to make
+            form, copies = form.with_few_tokens(), 1
+        else:
+            copies = self._copies(kind, copies_needed(size, rotated), parameters, size)
         rotation = OuterRotation(form, head, copies)
         grid = self._grid
         time_one = self._head_rows if head else self._embedding_rows
@@ -231,7 +243,7 @@ class Profiler:
         positions = torch.arange(rows, device=device).remainder(self._shape.max_context).unsqueeze(0)
 
         def work() -> None:
-            tokens = torch.randint(self._shape.vocab_size, (1, rows), generator=generator).to(device)
+            tokens = torch.randint(rotation.vocab_size, (1, rows), generator=generator).to(device)
             rotation.take().embed(tokens, positions)
 
         return self._warm_measure(work, len(rotation))
@@ -251,8 +263,8 @@ class Profiler:
         for _ in range(copies + 1):
             work()
         taken: list[float] = []
-        for _ in range(self._grid.effort.passes):
-            taken += self._watch.collect(work, self._grid.effort)
+        for _ in range(self._grid.repeats.passes):
+            taken += self._watch.collect(work, self._grid.repeats)
         return summarise(taken)
 
     def _tell(self, what: str) -> None:

@@ -15,11 +15,12 @@ import itertools
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeshard.domain.nodes.profile import DiskProfile
+from edgeshard.domain.nodes.profile import DiskProfile, Effort
 from edgeshard.process.machine import disk_bytes
 from edgeshard_agent.model.weights.packed_modules import unit_checksum, unit_memory
 from edgeshard_agent.model.weights.weight_store import UNITS_AT_ONCE
@@ -34,7 +35,7 @@ LEFT_FREE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class Extent:
     """The most bytes, and the longest that writing them may take; they are read again and again for as long."""
 
     most_bytes: int = 256 << 20
@@ -42,35 +43,44 @@ class Effort:
     piece_bytes: int = PIECE_BYTES
 
 
-FULL, QUICK = Effort(), Effort(64 << 20, 0.25)
+EXTENTS: Mapping[Effort, Extent | None] = {
+    Effort.FIRST: None,
+    Effort.QUICK: Extent(64 << 20, 0.25),
+    Effort.FULL: Extent(),
+}
 
 
-def measure_disk(directory: Path, effort: Effort = FULL) -> DiskProfile | None:
-    """None where the disk is full, not writable, or cannot be read past the page cache. Blocks for some seconds."""
+def measure_disk(directory: Path, extent: Extent | None) -> DiskProfile | None:
+    """None without an extent, and where the disk is full, not writable, or cannot be read past the page cache.
+
+    Blocks for some seconds.
+    """
+    if extent is None:
+        return None
     _, free = disk_bytes(directory)
-    if free < LEFT_FREE * effort.most_bytes or not hasattr(os, "O_DIRECT"):
+    if free < LEFT_FREE * extent.most_bytes or not hasattr(os, "O_DIRECT"):
         return None
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".disk-") as file:
-            written, write_rate = _write(file.fileno(), effort)
-            rate = _read(Path(file.name), written, effort.longest_s)
+            written, write_rate = _write(file.fileno(), extent)
+            rate = _read(Path(file.name), written, extent.longest_s)
     except OSError:  # no such directory, a full disk, or a file system without direct reading
         return None
     return DiskProfile(rate, free, write_rate)
 
 
-def _write(descriptor: int, effort: Effort) -> tuple[int, float]:
+def _write(descriptor: int, extent: Extent) -> tuple[int, float]:
     """Bytes written and flushed, at least one piece, and how many a second.
 
     They are random, so that no disk has them packed; making them does not count.
     """
-    written, seconds, ends = 0, 0.0, time.monotonic() + effort.longest_s
-    while written < effort.most_bytes and (not written or time.monotonic() < ends):
-        piece, began = os.urandom(effort.piece_bytes), time.monotonic()
+    written, seconds, ends = 0, 0.0, time.monotonic() + extent.longest_s
+    while written < extent.most_bytes and (not written or time.monotonic() < ends):
+        piece, began = os.urandom(extent.piece_bytes), time.monotonic()
         written += os.write(descriptor, piece)
         os.fsync(descriptor)  # else the page cache takes all of it in no time
         seconds += time.monotonic() - began
-    return written // effort.piece_bytes * effort.piece_bytes, written / seconds if seconds > 0 else 0.0
+    return written // extent.piece_bytes * extent.piece_bytes, written / seconds if seconds > 0 else 0.0
 
 
 def _read(path: Path, size: int, longest_s: float) -> float:

@@ -12,11 +12,14 @@ from edgeshard_agent.measuring.machine import available_bytes, budget_bytes, mac
 from edgeshard_agent.ops.fingerprint import bits_fingerprint
 
 
-def read_facts(device: str, memory_limit_bytes: int | None) -> DeviceFacts:
-    """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there."""
+def read_facts(device: str, memory_limit_bytes: int | None, known_bits: str | None = None) -> DeviceFacts:
+    """Facts of `cpu` or of a CUDA device; raises InvalidArgumentError for a device that is not there.
+
+    The fingerprint of a processor's bits takes a second or two; `known_bits` is taken for it where given.
+    """
     known = machine_facts(device, memory_limit_bytes)
     if device == "cpu":
-        return replace(known, bits_fingerprint=bits_fingerprint())
+        return replace(known, bits_fingerprint=bits_fingerprint() if known_bits is None else known_bits)
     if not torch.cuda.is_available():
         raise no_device(device)
     try:

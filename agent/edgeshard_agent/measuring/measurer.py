@@ -11,12 +11,12 @@ from edgeshard.architectures import parse_config
 from edgeshard.domain.control.commands import CommandProgress, MeasureCompute, Peer, ProbeLinks, ProfileReport
 from edgeshard.domain.errors import EdgeShardError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, MeasuredLink, config_hash
+from edgeshard.domain.nodes.profile import ComputeProfile, DiskProfile, Effort, MeasuredLink, config_hash
 from edgeshard_agent.core.measuring import MeasuringTask
 from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.cache import ProfileStore
 from edgeshard_agent.measuring.compute import fingerprint
-from edgeshard_agent.measuring.disk import FULL, QUICK, measure_disk
+from edgeshard_agent.measuring.disk import EXTENTS, measure_disk
 from edgeshard_agent.measuring.facts import read_facts
 from edgeshard_agent.measuring.node import MeasuredNode, Reports
 from edgeshard_agent.measuring.probing import at_once, probe_link
@@ -61,16 +61,18 @@ class Measurer:
         if node.emulation is not None:
             profile = node.emulation.profile(node.facts, command.config, command.dtype, command.quantisation)
             return ProfileReport(node.node_id, compute=(profile,))
-        known = None if command.again else await self._kept(command, command.quick, held is not None)
+        known = None if command.again else await self._kept(command, command.effort, held is not None)
         profile = known or await self._measured(command, held, tell)
-        # The free memory is what stages may have only where none holds a part of it.
-        facts = None if held is not None else await asyncio.to_thread(read_facts, node.device, node.memory)
+        if held is not None:
+            return ProfileReport(node.node_id, None, (profile,))
+        # The node holds no stage now, so the free memory is what stages may have.
+        facts = await asyncio.to_thread(read_facts, node.device, node.memory, node.facts.bits_fingerprint)
         return ProfileReport(node.node_id, facts, (profile,))
 
-    async def _kept(self, command: MeasureCompute, quick: bool, beside_stages: bool) -> ComputeProfile | None:
+    async def _kept(self, command: MeasureCompute, effort: Effort, beside_stages: bool) -> ComputeProfile | None:
         node = self.node
         marks = fingerprint(node.facts, node.threads), config_hash(command.config), command.dtype, command.quantisation
-        return await asyncio.to_thread(self._store.find, *marks, quick, beside_stages)
+        return await asyncio.to_thread(self._store.find, *marks, effort, beside_stages)
 
     async def _measured(self, command: MeasureCompute, held: int | None, tell: Tell) -> ComputeProfile:
         node = self.node
@@ -80,7 +82,7 @@ class Measurer:
             command.dtype,
             node.device,
             node.threads,
-            command.quick,
+            command.effort,
             memory,
             command.quantisation,
             held is not None,
@@ -95,6 +97,7 @@ class Measurer:
             "measured",
             model_shape=profile.model_hash,
             weights=weights_text(profile.dtype, profile.quantisation),
+            effort=profile.effort,
             share=profile.processor_share,
             others=profile.others_share,
         )
@@ -108,10 +111,9 @@ class Measurer:
     async def _disk(self, command: MeasureCompute, beside_stages: bool) -> DiskProfile | None:
         """Beside stages the known rates: this process reads and writes the file, and gives way to nobody."""
         if beside_stages:
-            known = await self._kept(command, True, True)
+            known = await self._kept(command, Effort.FIRST, True)
             return None if known is None else known.disk
-        effort = QUICK if command.quick else FULL
-        return await asyncio.to_thread(measure_disk, self.node.state_dir, effort)
+        return await asyncio.to_thread(measure_disk, self.node.state_dir, EXTENTS[command.effort])
 
     async def _links(self, peers: tuple[Peer, ...], tell: Tell) -> ProfileReport:
         """The links to the nodes that answer."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from edgeshard_agent.engine.worker import ComputeThread
 from edgeshard_agent.measuring.rotation import BLOCK_TOKENS, BlockRotation, LayerForm
 from edgeshard_agent.measuring.stops import Stops, no_stops
 from edgeshard_agent.measuring.stopwatch import Measurement, summarise
+from edgeshard_agent.model.modules import Batch
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.weights import StageWeights
 
@@ -37,16 +39,16 @@ _LIMIT_S = 2.0
 
 
 class _Timed:
-    """Stands in for the modules' `run` and remembers how long the block itself took."""
+    """Stands in for the modules' `run_sweep` and remembers how long the block itself took."""
 
     def __init__(self, rotation: BlockRotation) -> None:
-        self._run = rotation.modules.run
+        self._run = rotation.modules.run_sweep
         self._on_accelerator = rotation.device.type == "cuda"
         self.seconds = 0.0
 
-    def __call__(self, *arguments: Any) -> torch.Tensor:
+    def __call__(self, batches: Sequence[Batch]) -> list[torch.Tensor]:
         began = time.perf_counter()
-        result = self._run(*arguments)
+        result = self._run(batches)
         if self._on_accelerator:
             torch.cuda.synchronize()
         self.seconds = time.perf_counter() - began
@@ -69,19 +71,22 @@ class _Ring:
         self.result.set_exception(error)
 
 
-def measure_overhead(form: LayerForm, layer: int, threads: int, stops: Stops = no_stops) -> StepOverhead:
-    """The overhead of decode steps, and its growth with the bytes of hidden states. Not for a running event loop."""
-    return asyncio.run(_measure(form, layer, threads, stops))
+def measure_overhead(
+    form: LayerForm, layer: int, threads: int, prompt_tokens: int = PROMPT_TOKENS, stops: Stops = no_stops
+) -> StepOverhead:
+    """The overhead of decode steps, and its growth with the bytes of hidden states, up to those of a prompt; none for a
+    prompt of one token. Not for a running event loop."""
+    return asyncio.run(_measure(form, layer, threads, prompt_tokens, stops))
 
 
-async def _measure(form: LayerForm, layer: int, threads: int, stops: Stops) -> StepOverhead:
+async def _measure(form: LayerForm, layer: int, threads: int, prompt_tokens: int, stops: Stops) -> StepOverhead:
     shape, dtype = form.shape, form.dtype
-    prompt = min(PROMPT_TOKENS, shape.max_context - 1)
+    prompt = min(prompt_tokens, shape.max_context - 1)
     room = BLOCK_TOKENS * (2 + prompt // BLOCK_TOKENS)
     rotation = BlockRotation(form, layer, 1, room)
     timed = _Timed(rotation)
     modules: Any = rotation.modules
-    modules.run = timed
+    modules.run_sweep = timed
     # A stage in the middle: hidden states come in and go out.
     decoder = replace(modules.context.decoder, shape=replace(shape, layer_count=3))
     modules.context = replace(modules.context, layers=LAYERS_IN_BETWEEN, decoder=decoder)
@@ -92,7 +97,7 @@ async def _measure(form: LayerForm, layer: int, threads: int, stops: Stops) -> S
     try:
         bench = _Bench(runner, model, around, timed, stops)
         few = await bench.measure(1)
-        many = await bench.measure(prompt)
+        many = await bench.measure(prompt) if prompt > 1 else few
     finally:
         runner.stop()
         worker.close()

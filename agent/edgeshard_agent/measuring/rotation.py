@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.tensors import TORCH_DTYPES
 
 CACHE_FALLBACK_BYTES = 32 << 20
-CACHE_MULTIPLE = 4
-"""One layer timed alone sits in cache; copies worth more than this many caches do not."""
 MOST_COPIES = 256
 """Of layers so small that no number of them would fill the caches within reason."""
 BLOCK_TOKENS = 16
+FEW_TOKENS = 4096
 _PATTERN = 1_048_573  # a prime, so that the rows of no matrix are equal
 _CACHES = Path("/sys/devices/system/cpu")
 
@@ -50,9 +49,9 @@ def cache_bytes(device: str, root: Path = _CACHES) -> int:
     return max(sizes) or CACHE_FALLBACK_BYTES
 
 
-def copies_needed(layer_bytes: int, cache: int) -> int:
-    """Copies worth more than CACHE_MULTIPLE caches, at least 1, at most MOST_COPIES."""
-    return min(MOST_COPIES, CACHE_MULTIPLE * cache // max(1, layer_bytes) + 1)
+def copies_needed(layer_bytes: int, rotated_bytes: int) -> int:
+    """Copies worth more than so many bytes, at least 1, at most MOST_COPIES."""
+    return min(MOST_COPIES, rotated_bytes // max(1, layer_bytes) + 1)
 
 
 def kv_bytes(heads: KvHeads, dtype: DType, tokens: int) -> int:
@@ -64,7 +63,7 @@ def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
     """Give every parameter still on the meta device random values and pack them; returns the bytes in memory then.
 
     The list of modules named `skip` is left out. Large ones repeat a pattern: drawing each element would take longer
-    than what is to be measured.
+    than what is to be measured. A matrix that is packed is never in memory as a whole.
     """
     torch_dtype = TORCH_DTYPES[dtype]
     pattern = _pattern(torch_dtype, device)
@@ -72,21 +71,49 @@ def fill(module: nn.Module, dtype: DType, device: str, skip: str = "") -> int:
         if skip and name.startswith(f"{skip}."):
             continue
         if parameter.is_meta:
-            count = parameter.numel()
-            if parameter.dim() == 1:  # norms and biases
-                values = torch.ones(count, dtype=torch_dtype, device=device)
-            else:
-                values = pattern.repeat(-(-count // _PATTERN))[:count]
             owner, _, leaf = name.rpartition(".")
             place = module.get_submodule(owner)
-            setattr(place, leaf, nn.Parameter(values.view(parameter.shape), requires_grad=False))
+            if parameter.dim() == 1:  # norms and biases
+                values = torch.ones(parameter.shape, dtype=torch_dtype, device=device)
+            elif isinstance(place, Projection):
+                rows, columns = parameter.shape
+                values = pattern.as_strided((rows, columns), ((_PATTERN - columns) // rows, 1))
+            else:
+                count = parameter.numel()
+                values = pattern.repeat(-(-count // _PATTERN))[:count].view(parameter.shape)
+            setattr(place, leaf, nn.Parameter(values, requires_grad=False))
     for part in module.modules():
         if isinstance(part, Projection):
             part.pack()
+            if part.weight is not None and not part.weight.is_meta:  # torch multiplies it
+                part.weight = nn.Parameter(part.weight.contiguous(), requires_grad=False)
         for name, buffer in list(part.named_buffers(recurse=False)):
             if buffer.is_meta and not skip:
                 setattr(part, name, torch.ones_like(buffer, device=device))
     return weight_bytes(module)
+
+
+def fill_all(alike: Sequence[nn.Module], dtype: DType, device: str, skip: str = "") -> int:
+    """Fill modules of one form, each with memory of its own; returns the bytes of all of them.
+
+    What is packed is copied, not packed once more: packing takes ten times as long.
+    """
+    size = fill(alike[0], dtype, device, skip)
+    for module in alike[1:]:
+        for part, filled in zip(module.modules(), alike[0].modules(), strict=True):
+            _take_after(part, filled)
+    return size * len(alike)
+
+
+def _take_after(part: nn.Module, filled: nn.Module) -> None:
+    if isinstance(part, Projection) and isinstance(filled, Projection) and filled.packed is not None:
+        part.adopt(filled.packed.copied(), filled.dtype)
+    for name, value in filled.named_parameters(recurse=False):
+        if part.get_parameter(name).is_meta and not value.is_meta:
+            setattr(part, name, nn.Parameter(value.clone(), requires_grad=False))
+    for name, buffer in filled.named_buffers(recurse=False):
+        if part.get_buffer(name).is_meta and not buffer.is_meta:
+            setattr(part, name, buffer.clone())
 
 
 @lru_cache(maxsize=1)
@@ -107,6 +134,11 @@ class LayerForm:
     def shape(self) -> ModelShape:
         return parse_config(self.config)
 
+    def with_few_tokens(self) -> LayerForm:
+        """The same with a vocabulary of FEW_TOKENS at most."""
+        size = min(FEW_TOKENS, self.shape.vocab_size)
+        return replace(self, config={**self.config, "vocab_size": size})
+
     def modules(self, layer: int) -> StageModules:
         """The modules of a stage of this one layer, without memory."""
         return build_modules(self.config, LayerRange(layer, layer + 1), self.dtype, self.device, self.quantisation)
@@ -121,10 +153,9 @@ class BlockRotation:
         self.dtype = dtype = form.dtype
         device = form.device
         self.device = torch.device(device)
-        # Each is filled by itself: a packed weight cannot be copied.
         built: list[Any] = [form.modules(layer) for _ in range(copies)]
         self._blocks = [each._ordered[0] for each in built]
-        self.rotated_bytes = sum(fill(block, dtype, device) for block in self._blocks)
+        self.rotated_bytes = fill_all(self._blocks, dtype, device)
         for index, each in enumerate(self._blocks):
             for part in each.modules():
                 if hasattr(part, "layer_idx"):
@@ -176,10 +207,11 @@ class OuterRotation:
 
     def __init__(self, form: LayerForm, head: bool, copies: int) -> None:
         layer = form.shape.layer_count - 1 if head else 0
+        self.vocab_size = form.shape.vocab_size
         self._copies = [form.modules(layer) for _ in range(copies)]
         self._next = 0
         blocks = self._copies[0].context.architecture.block_list
-        self.rotated_bytes = sum(fill(modules, form.dtype, form.device, skip=blocks) for modules in self._copies)
+        self.rotated_bytes = fill_all(self._copies, form.dtype, form.device, skip=blocks)
 
     def __len__(self) -> int:
         return len(self._copies)

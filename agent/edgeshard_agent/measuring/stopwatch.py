@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from edgeshard.profiles.grid import Effort
+from edgeshard.profiles.grid import Repeats
 from edgeshard_agent.measuring.stops import Stops, no_stops
 
 STEADY_SPREAD = 0.01
@@ -87,14 +87,14 @@ class Stopwatch:
             seconds = float(first.elapsed_time(last)) / 1e3
             return seconds, seconds
 
-    def collect(self, work: Callable[[], object], effort: Effort, parts: int = 1) -> list[float]:
+    def collect(self, work: Callable[[], object], repeats: Repeats, parts: int = 1) -> list[float]:
         """One pass: seconds of one of the `parts` equal pieces a call consists of, for each repeat. Warm up before."""
         taken: list[float] = []
-        left_s = effort.limit_s
-        while len(taken) < effort.most:
+        left_s = repeats.limit_s
+        while len(taken) < repeats.most:
             seconds = self.once(work)
             left_s -= seconds
             taken.append(seconds / parts)
-            if len(taken) >= effort.least and (is_steady(taken) or left_s < 0.0):
+            if len(taken) >= repeats.least and (is_steady(taken) or left_s < 0.0):
                 break
         return taken

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort
 from edgeshard.forms import OWN
 from edgeshard_agent.measuring.stops import Stops, count_stops, no_stops
 
@@ -35,7 +35,7 @@ class MeasuringJob:
     dtype: DType
     device: str
     threads: int
-    quick: bool
+    effort: Effort
     memory: int | None
     quantisation: Quantisation | None = None
     beside_stages: bool = False
@@ -69,12 +69,12 @@ def measured(job: MeasuringJob, progress: Callable[[str, int, int], None], stops
     # After the job is read: importing torch takes seconds, and the agent may change its mind meanwhile.
     import torch
 
-    from edgeshard.profiles.grid import FULL_GRID, QUICK_GRID
+    from edgeshard.profiles.grid import GRIDS
     from edgeshard_agent.measuring.compute import Profiler
     from edgeshard_agent.measuring.rotation import LayerForm
 
     torch.set_num_threads(job.threads)
-    form, grid = LayerForm(job.config, job.dtype, job.device, job.quantisation), QUICK_GRID if job.quick else FULL_GRID
+    form, grid = LayerForm(job.config, job.dtype, job.device, job.quantisation), GRIDS[job.effort]
     profiler = Profiler(form, job.threads, grid, memory_limit_bytes=job.memory, progress=progress, stops=stops)
     return replace(profiler.run(), beside_stages=job.beside_stages)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn.functional import linear, pad
 
 from edgeshard.domain.errors import FailedPreconditionError, InternalError, InvalidArgumentError
 from edgeshard_agent.ops import native, packing
+from edgeshard_agent.ops.huge_pages import WEIGHTS
 from edgeshard_agent.ops.quantize import (
     DEFAULT_GROUPS,
     GROUPS,
@@ -139,6 +140,13 @@ class PackedLinear:
         made._held = _NativeWeight(form, memory, bias)
         return made
 
+    def copied(self) -> PackedLinear:
+        """The same layer, with its weights in memory of its own."""
+        made = PackedLinear.__new__(PackedLinear)
+        made.scheme, made.group, made._held = self.scheme, self.group, self._held.copied()
+        made.out_features, made.in_features = self.out_features, self.in_features
+        return made
+
     @property
     def _native(self) -> _NativeWeight | None:
         return self._held if isinstance(self._held, _NativeWeight) else None
@@ -253,6 +261,10 @@ class _NativeWeight:
     def nbytes(self) -> int:
         return (0 if self.packed is None else self.packed.numel()) + (0 if self.bias is None else self.bias.nbytes)
 
+    def copied(self) -> _NativeWeight:
+        assert self.packed is not None
+        return _NativeWeight(self.form, WEIGHTS.take(self.packed.shape, torch.uint8).copy_(self.packed), self.bias)
+
     def rows(self, indices: Tensor, scheme: Scheme) -> Tensor:
         assert self.packed is not None
         return packing.float_rows(self.packed, scheme, self._struct.in_padded, indices)
@@ -294,6 +306,12 @@ class _ReferenceWeight:
     def nbytes(self) -> int:
         bias = 0 if self._bias is None else self._bias.nbytes
         return bias + self._weight.nbytes
+
+    def copied(self) -> _ReferenceWeight:
+        made, weight = _ReferenceWeight.__new__(_ReferenceWeight), self._weight
+        made._group, made._bias = self._group, self._bias
+        made._weight = weight.clone() if isinstance(weight, Tensor) else replace(weight, values=weight.values.clone())
+        return made
 
     def rows(self, indices: Tensor, _: Scheme) -> Tensor:
         assert isinstance(self._weight, Tensor)

@@ -10,7 +10,7 @@ from edgeshard.cli.render.output import Column, human_age, human_rate, plain
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import NodeId, escaped
 from edgeshard.domain.models.dtypes import weights_text
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LayerProfile, LinkProfile
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LayerProfile, LinkProfile
 from edgeshard.planning.inputs.site import listed
 from edgeshard.profiles.fit import fit_profile
 from edgeshard.profiles.profile_quality import may_improve, quality_warnings
@@ -180,7 +180,7 @@ def _result(row: NodeRow) -> str:
     if row.measured is None:
         return ", ".join(ways + missed)
     profile = row.measured.profile
-    words = ["quick"] if profile.quick else []
+    words = ["quick"] if profile.effort is Effort.QUICK else []
     words += quality_warnings(fit_profile(profile))
     return ", ".join([*words, f"measured {human_age(row.measured.age_s)}", *(ways + missed if missed else [])])
 

@@ -32,7 +32,7 @@ from edgeshard.domain.models.packed import PackedUnit
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import DeviceFacts, HugePages, StageKey, StageStatus
 from edgeshard.domain.nodes.labels import check_labels
-from edgeshard.domain.nodes.profile import ComputeProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.domain.requests.trace import StageTrace, check_seconds
 
@@ -189,13 +189,13 @@ class KeepStandby:
 class MeasureCompute:
     """Measure the node's times for a model shape, on random weights. `config` is the model's decoded config.json.
 
-    The weights are in `dtype`, or as `quantisation` says. `quick` takes fewer points; `again` measures even if a
-    profile of the same node and shape is kept.
+    The weights are in `dtype`, or as `quantisation` says. A kept profile of the same node and shape will do if it took
+    as much effort, unless it is to be measured `again`.
     """
 
     config: Mapping[str, Any]
     dtype: DType
-    quick: bool
+    effort: Effort
     again: bool
     quantisation: Quantisation | None = None
 

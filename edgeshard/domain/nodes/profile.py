@@ -20,8 +20,9 @@ from edgeshard.domain.ids import NodeId
 from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.nodes.device import DeviceFacts
 
-PROFILE_VERSION = 2
-"""1 was measured with ordinary pages, and with a tied head that was never quantised."""
+PROFILE_VERSION = 3
+"""1 was measured with ordinary pages, and with a tied head that was never quantised; the step overhead of 2 had a block
+in it."""
 
 
 def _figure(low: float, *, above: bool = False) -> Check:
@@ -39,6 +40,26 @@ Count = Annotated[int, _figure(0)]
 Positive = Annotated[int, _figure(1)]
 NotNegative = Annotated[float, _figure(0)]
 AboveZero = Annotated[float, _figure(0, above=True)]
+
+
+class Effort(StrEnum):
+    """The effort of measuring a node's layers, the most first."""
+
+    FULL = "full"
+    QUICK = "quick"
+    """Fewer points, less exact."""
+    FIRST = "first"
+    """While a deployment waits: the fewest points, once."""
+
+    def reaches(self, other: Effort) -> bool:
+        """Whether it is as much as the other, or more."""
+        efforts = list(Effort)
+        return efforts.index(self) <= efforts.index(other)
+
+
+def at_least(one: Effort, other: Effort) -> Effort:
+    """The greater of two efforts."""
+    return one if one.reaches(other) else other
 
 
 class LayerKind(StrEnum):
@@ -134,8 +155,8 @@ class ComputeProfile:
     `processor_share` is the part of the measuring time in which the profiler had a core to itself. Well below 1, other
     processes were at work and the times are too long. `others_share` is the processor time that others, a hypervisor
     among them, took from the cores it computes on, as a part of theirs; 0 on an accelerator. `disk` is None where it
-    could not be read past the page cache. With `beside_stages` the node held stages or standbys meanwhile: they had
-    memory, and the measurement gave way to their steps.
+    could not be read past the page cache; the first effort measures neither disk nor power. With `beside_stages` the
+    node held stages or standbys meanwhile: they had memory, and the measurement gave way to their steps.
     """
 
     fingerprint: str
@@ -146,7 +167,7 @@ class ComputeProfile:
     layers: tuple[LayerProfile, ...]
     overhead: StepOverhead
     memory: MemoryProfile
-    quick: bool = False
+    effort: Effort = Effort.FULL
     processor_share: NotNegative = 1.0
     energy: EnergyProfile | None = None
     quantisation: Quantisation | None = None

@@ -202,18 +202,18 @@ class KeepStandby(_message.Message):
     def __init__(self, spec: _Optional[_Union[_common_pb2.DeploymentSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., manifest_digest: _Optional[str] = ..., node: _Optional[str] = ..., layers: _Optional[_Union[_common_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class MeasureCompute(_message.Message):
-    __slots__ = ("config_json", "dtype", "quick", "again", "quantisation")
+    __slots__ = ("config_json", "dtype", "effort", "again", "quantisation")
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
-    QUICK_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_FIELD_NUMBER: _ClassVar[int]
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     config_json: bytes
     dtype: _common_pb2.DataType
-    quick: bool
+    effort: _profile_pb2.Effort
     again: bool
     quantisation: str
-    def __init__(self, config_json: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., quick: _Optional[bool] = ..., again: _Optional[bool] = ..., quantisation: _Optional[str] = ...) -> None: ...
+    def __init__(self, config_json: _Optional[bytes] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., effort: _Optional[_Union[_profile_pb2.Effort, str]] = ..., again: _Optional[bool] = ..., quantisation: _Optional[str] = ...) -> None: ...
 
 class ProbeLinks(_message.Message):
     __slots__ = ("peers",)

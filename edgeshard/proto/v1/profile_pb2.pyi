@@ -1,5 +1,6 @@
 from edgeshard.proto.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,8 +8,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Effort(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFORT_UNSPECIFIED: _ClassVar[Effort]
+    EFFORT_QUICK: _ClassVar[Effort]
+    EFFORT_FIRST: _ClassVar[Effort]
+EFFORT_UNSPECIFIED: Effort
+EFFORT_QUICK: Effort
+EFFORT_FIRST: Effort
+
 class ComputeProfile(_message.Message):
-    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "quick", "processor_share", "energy", "quantisation", "others_share", "disk", "beside_stages")
+    __slots__ = ("fingerprint", "model_hash", "dtype", "device", "threads", "layers", "overhead", "memory", "effort", "processor_share", "energy", "quantisation", "others_share", "disk", "beside_stages")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +27,7 @@ class ComputeProfile(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
-    QUICK_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_FIELD_NUMBER: _ClassVar[int]
     PROCESSOR_SHARE_FIELD_NUMBER: _ClassVar[int]
     ENERGY_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
@@ -32,14 +42,14 @@ class ComputeProfile(_message.Message):
     layers: _containers.RepeatedCompositeFieldContainer[LayerProfile]
     overhead: StepOverhead
     memory: MemoryProfile
-    quick: bool
+    effort: Effort
     processor_share: float
     energy: EnergyProfile
     quantisation: str
     others_share: float
     disk: DiskProfile
     beside_stages: bool
-    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., quick: _Optional[bool] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ..., beside_stages: _Optional[bool] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[str] = ..., model_hash: _Optional[str] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerProfile, _Mapping]]] = ..., overhead: _Optional[_Union[StepOverhead, _Mapping]] = ..., memory: _Optional[_Union[MemoryProfile, _Mapping]] = ..., effort: _Optional[_Union[Effort, str]] = ..., processor_share: _Optional[float] = ..., energy: _Optional[_Union[EnergyProfile, _Mapping]] = ..., quantisation: _Optional[str] = ..., others_share: _Optional[float] = ..., disk: _Optional[_Union[DiskProfile, _Mapping]] = ..., beside_stages: _Optional[bool] = ...) -> None: ...
 
 class LayerProfile(_message.Message):
     __slots__ = ("kind", "parameters", "layers", "window", "rotated_bytes", "prefill", "decode")

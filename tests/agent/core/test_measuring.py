@@ -28,6 +28,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import Effort
 from tests.agent.core.nodes import STARTED
 
 NAME = DeploymentName("tales")
@@ -37,7 +38,7 @@ PREPARE = PrepareStage(
 )
 RELEASE = ReleaseStage(NAME, Epoch(1))
 LOADED = StageLoaded(NAME, Epoch(1), StageStatus(NAME, Epoch(1), 0, LayerRange(0, 4), StagePhase.READY))
-MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, quick=True, again=False)
+MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.QUICK, again=False)
 PROBE = ProbeLinks((Peer(NodeId("p"), NodeName("p"), "127.0.0.1:2"),))
 
 

@@ -34,6 +34,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
+from edgeshard.domain.nodes.profile import Effort
 from tests.agent.core.nodes import FACTS, STARTED
 
 NAME = DeploymentName("tales")
@@ -42,7 +43,7 @@ STAGE = PlacedStage(0, NodeId("n"), NodeName("a"), "127.0.0.1:1", LayerRange(0, 
 PREPARE = PrepareStage(SPEC, Placement((STAGE,), 16, 4, 1, 1), 0, Epoch(1), Digest("0" * 64))
 KEEP = KeepStandby(SPEC, Epoch(1), Digest("0" * 64), NodeName("a"), LayerRange(0, 2))
 NO_MORE = replace(KEEP, layers=None)
-MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, quick=True, again=False)
+MEASURE = MeasureCompute({"model_type": "llama"}, DType.FLOAT32, effort=Effort.QUICK, again=False)
 
 
 def post(state: AgentState, *events: Event) -> tuple[AgentState, list[Action]]:

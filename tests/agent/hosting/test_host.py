@@ -54,6 +54,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, StageKey, StagePhase
+from edgeshard.domain.nodes.profile import Effort
 from edgeshard.domain.requests.trace import ReadRecord, StageTrace
 from edgeshard.process.clock import SystemClock
 from edgeshard.rpc.channel import open_channel
@@ -62,7 +63,7 @@ pytestmark = pytest.mark.timing
 
 NAME = DeploymentName("tales")
 FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
-MEASURE = MeasureCompute({}, DType.FLOAT32, quick=True, again=False)
+MEASURE = MeasureCompute({}, DType.FLOAT32, effort=Effort.QUICK, again=False)
 BLOB = Digest("a" * 64)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from edgeshard_agent.measuring import disk
-from edgeshard_agent.measuring.disk import Effort, measure_disk
+from edgeshard_agent.measuring.disk import Extent, measure_disk
 
-SMALL = Effort(4 << 20, 5.0, 1 << 20)
+SMALL = Extent(4 << 20, 5.0, 1 << 20)
 
 
 def test_a_disk_is_read_and_left_as_it_was(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_it_ends_in_time_and_after_one_piece_at_the_least(tmp_path: Path, monkey
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
-    measure_disk(tmp_path, Effort(64 << 20, 0.0, 1 << 20))
+    measure_disk(tmp_path, Extent(64 << 20, 0.0, 1 << 20))
     assert written == [1 << 20]
 
 

@@ -19,7 +19,7 @@ from edgeshard_agent.measuring.stopwatch import Stopwatch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeshard.profiles.grid import Effort
+from edgeshard.profiles.grid import Repeats
 
 
 @dataclass(eq=False)
@@ -175,7 +175,7 @@ def stopped_in(work: Callable[[], object]) -> Iterator[tuple[Stops, Callable[[],
 def test_a_repeat_across_a_stop_does_not_count() -> None:
     pauses = iter([0.0, 0.3, 0.0, 0.0, 0.0, 0.0])
     with stopped_in(lambda: time.sleep(next(pauses))) as (stops, work):
-        taken = Stopwatch("cpu", stops).collect(work, Effort(1, 5, 5, 10.0))
+        taken = Stopwatch("cpu", stops).collect(work, Repeats(1, 5, 5, 10.0))
     assert len(taken) == 5 and max(taken) < 0.3 and stops() == 1 and not list(pauses)
 
 

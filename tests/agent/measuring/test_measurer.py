@@ -30,7 +30,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import NodeId, NodeName, OperationId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import DiskProfile, LayerKind, config_hash
+from edgeshard.domain.nodes.profile import DiskProfile, Effort, LayerKind, config_hash
 from edgeshard.forms import OWN
 from edgeshard.planning.inputs.measured import MeasuredTimes
 from edgeshard.planning.inputs.problem import StepShape
@@ -101,13 +101,17 @@ async def address() -> AsyncIterator[str]:
 
 
 def measure(config: dict[str, Any], again: bool = False) -> MeasureCompute:
-    return MeasureCompute(config, DType.FLOAT32, quick=True, again=again)
+    return MeasureCompute(config, DType.FLOAT32, effort=Effort.QUICK, again=again)
 
 
 async def test_layers_are_measured_apart_reported_and_remembered(node: Node, tiny_config: dict[str, Any]) -> None:
     report = await node.do(measure(tiny_config))
     (profile,) = report.compute
-    assert (profile.model_hash, profile.dtype, profile.quick) == (config_hash(tiny_config), DType.FLOAT32, True)
+    assert (profile.model_hash, profile.dtype, profile.effort) == (
+        config_hash(tiny_config),
+        DType.FLOAT32,
+        Effort.QUICK,
+    )
     assert report.facts is not None and report.facts.memory_budget_bytes > 0 and report.node_id == ME
     done = [news.done for news in node.progress]
     assert done and done == sorted(done) and all(news.done < news.total and news.what for news in node.progress)
@@ -171,7 +175,7 @@ async def test_where_stages_leave_too_little_memory_the_error_says_what_to_do(
 async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tiny_config: dict[str, Any]) -> None:
     # So much of it that it is not over before anybody looks, however late that is.
     large = tiny_config | {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
-    measuring = asyncio.create_task(node.do(MeasureCompute(large, DType.FLOAT32, quick=False, again=False)))
+    measuring = asyncio.create_task(node.do(MeasureCompute(large, DType.FLOAT32, effort=Effort.FULL, again=False)))
     await measuring_worker()
     measuring.cancel()
     await asyncio.gather(measuring, return_exceptions=True)
@@ -179,7 +183,7 @@ async def test_a_measurement_that_is_cancelled_leaves_no_process(node: Node, tin
 
 
 def test_a_measurement_ends_with_the_agent_that_wanted_it(tiny_config: dict[str, Any]) -> None:
-    job = MeasuringJob(tiny_config, DType.FLOAT32, "cpu", 1, False, None)
+    job = MeasuringJob(tiny_config, DType.FLOAT32, "cpu", 1, Effort.FULL, None)
     worker = subprocess.Popen(
         [sys.executable, "-m", "edgeshard_agent.measuring.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -16,7 +16,7 @@ from edgeshard_agent.measuring.rotation import LayerForm
 
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.nodes.profile import EnergyProfile
-from edgeshard.profiles.grid import Effort, Grid
+from edgeshard.profiles.grid import Grid, Repeats
 from edgeshard.profiles.report import profile_lines
 
 pytestmark = pytest.mark.timing
@@ -177,7 +177,7 @@ def test_a_profile_tells_the_power_of_its_measurement(
 
     monkeypatch.setattr(compute, "find_sensor", lambda device: sensor)
     monkeypatch.setattr(compute, "PowerMeter", lambda found: PowerMeter(found, interval_s=0.001))
-    small = Grid((1, 40), (0, 8), (1, 2), (40,), Effort(1, 1, 1, 0.0))
+    small = Grid((1, 40), (0, 8), (1, 2), (40,), Repeats(1, 1, 1, 0.0))
     form = LayerForm(tiny_config, DType.FLOAT32, "cpu")
     profile = Profiler(form, 1, small, cache=1 << 10, progress=told).run()
     assert profile.energy == EnergyProfile(5.0, 5.0, "rapl")

@@ -26,7 +26,7 @@ from edgeshard.domain.ids import DeploymentName, Epoch, NodeId, NodeName, Operat
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts, StagePhase, StageStatus
-from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import Effort, LinkProfile, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from edgeshard.proto.v1 import coordinator_pb2 as pb
 from edgeshard.proto.v1.coordinator_pb2_grpc import (
@@ -227,7 +227,8 @@ async def test_every_stream_that_ends_is_told(node: Node, site: Site) -> None:
 
 
 async def test_a_command_to_measure_arrives_whole(server: Server) -> None:
-    measure = MeasureCompute({"model_type": "llama", "rope_theta": 1e4}, DType.BFLOAT16, quick=True, again=True)
+    config = {"model_type": "llama", "rope_theta": 1e4}
+    measure = MeasureCompute(config, DType.BFLOAT16, effort=Effort.QUICK, again=True)
     add_CoordinatorServiceServicer_to_server(Site(measure), server.grpc)
     node = Node(await server.start())
     assert await asyncio.wait_for(node.commands.get(), 30) == measure

@@ -28,6 +28,7 @@ from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import (
     ComputeProfile,
     DiskProfile,
+    Effort,
     EnergyProfile,
     LayerKind,
     LayerProfile,
@@ -82,7 +83,7 @@ PROFILE = ComputeProfile(
     layers=(LAYER,),
     overhead=StepOverhead(3e-4, 1e-9, 0.1),
     memory=MemoryProfile(8 << 30, 6 << 30, 300 << 20, False),
-    quick=True,
+    effort=Effort.QUICK,
     processor_share=0.9,
     energy=EnergyProfile(3.0, 12.5, "rapl"),
     quantisation=Quantisation.INT4,
@@ -122,7 +123,7 @@ NODE_BODY = (
 )
 PROFILE_BODY = """\
 {
- "version": 2,
+ "version": 3,
  "fingerprint": "abc",
  "model_hash": "def",
  "dtype": "bfloat16",
@@ -166,7 +167,7 @@ PROFILE_BODY = """\
   "daemon_bytes": 314572800,
   "unified": false
  },
- "quick": true,
+ "effort": "quick",
  "processor_share": 0.9,
  "energy": {
   "idle_w": 3.0,
@@ -183,7 +184,7 @@ PROFILE_BODY = """\
  "beside_stages": false
 }"""
 LINK_BODY = (
-    r'{"version": 2, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
+    r'{"version": 3, "latency_s": 0.001, "bandwidth_bps": 100000000.0, "spread": 0.1, "samples": 7, "largest_b'
     r'ytes": 4096}'
 )
 TRAFFIC_BODY = (
@@ -235,8 +236,7 @@ async def test_what_is_written_has_the_same_form(tmp_path: Path) -> None:
             for table in ("deployments", "nodes", "profiles", "links", "traffic")
         }
     database.close()
-    profile = PROFILE_BODY[:-2] + ',\n "beside_stages": false\n}'
-    assert (bodies["profiles"], bodies["links"]) == (profile, LINK_BODY)
+    assert (bodies["profiles"], bodies["links"]) == (PROFILE_BODY, LINK_BODY)
     later = DEPLOYMENT_BODY.replace('"layers":[{', '"rule":[],"layers":[{', 1)  # keys that this version adds
     later = later.replace('"joules_per_token":null', '"joules_per_token":null,"together_tps":null')
     node = NODE_BODY[:-1] + ',"own_labels":{},"set_labels":{}}'

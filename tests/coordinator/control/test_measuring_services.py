@@ -22,7 +22,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import ModelName, NodeId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import ComputeProfile, LayerKind, LinkProfile, MeasuredLink, config_hash
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, LayerKind, LinkProfile, MeasuredLink, config_hash
 from edgeshard.proto.v1 import admin_pb2
 from edgeshard.proto.v1.common_pb2 import DATA_TYPE_FLOAT32
 from edgeshard.wire.common import node_from_wire
@@ -87,9 +87,9 @@ async def test_nodes_are_measured_and_shown(site: Any, measuring: Any) -> None:
         "b": (True, False),
     }
     measure = a.commands[0]
-    assert isinstance(measure, MeasureCompute) and (measure.dtype, measure.quick, measure.again) == (
+    assert isinstance(measure, MeasureCompute) and (measure.dtype, measure.effort, measure.again) == (
         DType.FLOAT32,
-        True,
+        Effort.QUICK,
         True,
     )
     assert config_hash(measure.config) == profile.model_hash
@@ -228,7 +228,7 @@ async def test_a_node_that_joins_is_measured_by_itself_and_until_then_said_to_be
     measuring(c)
     c.held = {MeasureCompute}
     operation_id, command = await c.take_pending()
-    assert isinstance(command, MeasureCompute) and (command.dtype, command.quick) == (DType.FLOAT32, False)
+    assert isinstance(command, MeasureCompute) and (command.dtype, command.effort) == (DType.FLOAT32, Effort.FULL)
     await site.until(lambda state: sum(len(known.links) for known in state.measured.values()) == 6)
     assert await unknown_by_name(site) == {"a": (0, 0), "b": (0, 0), "c": (1, 0)}
     shown = node_details_from_wire(await site.admin.GetNode(admin_pb2.GetNodeRequest(node="c"), timeout=DEADLINE_S))

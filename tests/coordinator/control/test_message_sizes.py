@@ -13,6 +13,7 @@ from edgeshard.domain.control.commands import CommandKey, CommandKind, MeasureCo
 from edgeshard.domain.errors import InternalError, InvalidArgumentError
 from edgeshard.domain.ids import Epoch, RequestId
 from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.nodes.profile import Effort
 from edgeshard.domain.requests.generation import FinishReason, Generation, Started, Token
 from edgeshard.domain.requests.head import RequestAccepted, RequestEnd, StartRequest
 from edgeshard.proto.v1 import head_pb2, inference_pb2
@@ -98,7 +99,7 @@ async def test_a_command_that_cannot_be_sent_is_refused_and_the_node_stays(site:
     connection = site.state.nodes[agent.node_id].connection
     keys = [CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")]
     for key, size in zip(keys, (9 << 20, 1), strict=True):
-        command = MeasureCompute({"comment": "x" * size}, DType.FLOAT32, quick=True, again=False)
+        command = MeasureCompute({"comment": "x" * size}, DType.FLOAT32, effort=Effort.QUICK, again=False)
         site.coordinator._hub.send(agent.node_id, connection, key, command)
     await agent.until(lambda agent: bool(agent.operation_ids))
     assert agent.operation_ids == [keys[1]] and site.state.nodes[agent.node_id].connection == connection

@@ -28,7 +28,7 @@ from edgeshard.domain.deployments.deployment import DeploymentPhase, parse_spec
 from edgeshard.domain.errors import AbortedError, InternalError
 from edgeshard.domain.ids import Digest, Epoch, OperationId
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.nodes.profile import ComputeProfile, config_hash
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort, config_hash
 from tests.support.desk import Desk, node
 
 TIMES = Timings()
@@ -48,13 +48,13 @@ class Site(Desk):
         return replace(made, **changes)
 
     def command(self, **changes: Any) -> MeasureCompute:
-        return replace(MeasureCompute(self.config, DType.FLOAT32, quick=False, again=False), **changes)
+        return replace(MeasureCompute(self.config, DType.FLOAT32, effort=Effort.FULL, again=False), **changes)
 
     def measured(self, **changes: Any) -> SendCommand:
         """The oldest command is done, and its node has reported the profile that was asked for."""
         command = self.sent[0].command
         assert isinstance(command, MeasureCompute)
-        made = self.profile(dtype=command.dtype, quantisation=command.quantisation, quick=command.quick)
+        made = self.profile(dtype=command.dtype, quantisation=command.quantisation, effort=command.effort)
         self.feed(ProfileReported(ProfileReport(self.sent[0].node_id, compute=(replace(made, **changes),)), self.now))
         return self.answer()
 
@@ -147,7 +147,7 @@ def test_a_node_that_joins_is_measured_after_its_links(measured_site: Site) -> N
 
 def test_every_sort_of_weights_that_another_node_was_measured_for_is_measured(measured_site: Site) -> None:
     site = measured_site
-    site.by_operator("a", quantisation=INT8, quick=True)
+    site.by_operator("a", quantisation=INT8, effort=Effort.QUICK)
     asked = []
     site.until_sent()
     asked.append(site.sent[0].command)
@@ -161,14 +161,20 @@ def test_every_sort_of_weights_that_another_node_was_measured_for_is_measured(me
         site.measured()
         if len(asked) == 3:
             break
-    quick = site.command(quantisation=INT8, quick=True)
+    quick = site.command(quantisation=INT8, effort=Effort.QUICK)
     assert asked == [quick, site.command(), quick], "as exactly as the other nodes were"
+
+
+def test_after_a_first_deployment_others_are_measured_quickly(measured_site: Site) -> None:
+    site = measured_site
+    site.by_operator("a", quantisation=INT8, effort=Effort.FIRST)
+    assert site.unknown("b")[0] == [site.command(quantisation=INT8, effort=Effort.QUICK)]
 
 
 @pytest.mark.parametrize("name", "ab")
 def test_one_measured_in_full_has_the_others_follow_in_full(measured_site: Site, name: str) -> None:
     site = measured_site
-    site.by_operator(name, quick=True, again=True)
+    site.by_operator(name, effort=Effort.QUICK, again=True)
     site.connect("c")
     assert site.unknown("c")[0] == [site.command()], "the other one was measured in full"
 
@@ -201,7 +207,7 @@ def test_a_deployment_under_way_comes_first(measured_site: Site) -> None:
 
 def test_the_model_of_a_deployment_is_wanted_and_measured_quickly(site: Site) -> None:
     site.deploy(quantisation={"b": "int8"})
-    wanted = site.command(quick=True)
+    wanted = site.command(effort=Effort.QUICK)
     assert site.unknown("a") == ([wanted], [])
     site.until_sent(TIMES.probe_quiet_s)
     (action,) = site.sent
@@ -239,12 +245,17 @@ def test_nodes_that_serve_are_measured_after_others_and_while_no_request_runs(me
     assert [name for name, _ in site.follow()] == ["c", "a"]
 
 
-def test_what_was_measured_beside_stages_is_measured_again_when_the_node_does_not_serve(measured_site: Site) -> None:
+@pytest.mark.parametrize(
+    "figures", [{"beside_stages": True}, {"effort": Effort.FIRST}, {"beside_stages": True, "effort": Effort.FIRST}]
+)
+def test_what_stages_or_haste_made_doubtful_is_measured_again_when_the_node_does_not_serve(
+    measured_site: Site, figures: dict[str, Any]
+) -> None:
     site = measured_site
     without_profiles(site, "a")
     site.deploy(layers="a=0:12")
     site.until_sent()
-    site.measured(beside_stages=True)
+    site.measured(**figures)
     site.wait(5 * TIMES.retake_first_s)
     assert site.unknown("a")[0] == [] and not site.sent, "no better can come of it"
     site.state = replace(site.state, deployments={})
@@ -394,7 +405,7 @@ def test_a_restarted_coordinator_wants_what_it_wanted(measured_site: Site) -> No
     other = {**site.config, "vocab_size": 99}
     site.state = restored(fresh, {digest: site.config, Digest("e" * 64): other}, site.now)
     assert list(site.state.configs) == [config_hash(site.config)], "what is only in the store is not wanted"
-    assert site.unknown("b")[0] == [site.command(dtype=DType.BFLOAT16, quick=True)]
+    assert site.unknown("b")[0] == [site.command(dtype=DType.BFLOAT16, effort=Effort.QUICK)]
     site.connect("c")
     assert [command.dtype for command in site.unknown("c")[0]] == [DType.BFLOAT16, DType.FLOAT32]
     site.state = restored(site.state, {}, site.now)

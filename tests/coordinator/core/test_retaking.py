@@ -25,7 +25,7 @@ from edgeshard.domain.deployments.deployment import parse_spec
 from edgeshard.domain.errors import AbortedError, InternalError
 from edgeshard.domain.ids import Digest, Epoch, OperationId
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.nodes.profile import ComputeProfile
+from edgeshard.domain.nodes.profile import ComputeProfile, Effort
 from tests.support.desk import Desk, node
 
 TIMES = Timings()
@@ -37,7 +37,7 @@ class Site(Desk):
 
     def __init__(self, make_registration: Any, make_profile: Any, config: dict[str, Any]) -> None:
         super().__init__(make_registration, "ab")
-        self.command = MeasureCompute(config, DType.FLOAT32, quick=True, again=False)
+        self.command = MeasureCompute(config, DType.FLOAT32, effort=Effort.QUICK, again=False)
         self.profile: ComputeProfile = make_profile(config, 1e-3, DType.FLOAT32)
         # The other node is known: of its own accord the coordinator has no node measured but for a busy one's sake.
         self.feed(ProfileReported(ProfileReport(node("b"), compute=(self.profile,)), self.now))
@@ -50,9 +50,9 @@ class Site(Desk):
         heard = Heartbeat(node("a"), "i1", (), 0, others_share=others_share)
         self.feed(HeartbeatsReceived((heard,), self.now))
 
-    def measured(self, others_share: float) -> SendCommand:
+    def measured(self, others_share: float, effort: Effort = Effort.FULL) -> SendCommand:
         """The oldest command is done, with others taking so much of the cores."""
-        profile = replace(self.profile, others_share=others_share)
+        profile = replace(self.profile, others_share=others_share, effort=effort)
         self.feed(ProfileReported(ProfileReport(node("a"), compute=(profile,)), self.now))
         return self.answer()
 
@@ -103,6 +103,21 @@ def test_what_was_measured_beside_other_work_is_measured_again_when_the_node_is_
     assert site.state.retakes == () and not site.sent and not site.told, "nobody asked, so nobody is told"
     (known,) = site.state.measured[node("a")].profiles.values()
     assert known.value.others_share == 0.0
+    site.wait(10 * TIMES.retake_limit_s / 60)
+    assert not site.sent
+
+
+def test_what_a_deployment_waited_for_is_measured_again_with_more_effort(site: Site) -> None:
+    site.ask("a", compute=replace(site.command, effort=Effort.FIRST))
+    site.measured(0.0, Effort.FIRST)
+    while site.sent:
+        site.answer()
+    site.told.clear()
+    waited = site.until_sent()
+    assert TIMES.retake_first_s <= waited < TIMES.retake_first_s + 5
+    assert site.sent[0].command == replace(site.command, effort=Effort.QUICK, again=True)
+    site.measured(0.0, Effort.QUICK)
+    assert site.state.retakes == () and not site.sent and not site.told
     site.wait(10 * TIMES.retake_limit_s / 60)
     assert not site.sent
 
@@ -206,6 +221,10 @@ def test_a_restarted_coordinator_still_has_it_measured_again(site: Site, make_pr
     state = replace(site.state, measured={**site.state.measured, node("a"): known})
     configs = {Digest("d" * 64): site.command.config}
     (item,) = restored(state, configs, site.now).retakes
-    assert (item.node_id, item.command) == (node("a"), replace(site.command, again=True, quick=busy.quick))
+    assert (item.node_id, item.command) == (node("a"), replace(site.command, again=True, effort=busy.effort))
+    first = replace(site.profile, effort=Effort.FIRST)
+    hurried = replace(state, measured={node("a"): Measurements({key_of(first): Reported(first, 0.0)})})
+    (item,) = restored(hurried, configs, site.now).retakes
+    assert item.command == replace(site.command, again=True, effort=Effort.QUICK)
     quiet = replace(state, measured={node("a"): Measurements({key_of(site.profile): Reported(site.profile, 0.0)})})
     assert restored(quiet, configs, site.now).retakes == ()

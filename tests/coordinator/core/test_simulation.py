@@ -74,7 +74,7 @@ from edgeshard.domain.ids import DeploymentName, Digest, Epoch, NodeId, NodeName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest
 from edgeshard.domain.nodes.device import StagePhase, StageStatus
-from edgeshard.domain.nodes.profile import LinkProfile, MeasuredLink
+from edgeshard.domain.nodes.profile import Effort, LinkProfile, MeasuredLink
 from edgeshard.domain.requests.link import LinkSuspected
 from tests.support.forms import in_form, one_in
 
@@ -265,7 +265,7 @@ class World:
                 self.feed(Ticked(self.now))
             case "measure":
                 uid = f"call{self.number()}"
-                compute = MeasureCompute({}, DType.FLOAT32, quick=True, again=False) if pick % 2 else None
+                compute = MeasureCompute({}, DType.FLOAT32, effort=Effort.QUICK, again=False) if pick % 2 else None
                 if self.state.is_placeable(node.node_id):
                     self.asked.add((uid, node.node_id))
                 self.feed(MeasureRequested(uid, (node.node_id,), compute, pick % 3 == 0, self.now))

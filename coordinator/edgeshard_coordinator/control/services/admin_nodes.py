@@ -13,6 +13,7 @@ from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.control.site import MeasureRequest
 from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.ids import ModelName
+from edgeshard.domain.nodes.profile import Effort
 from edgeshard.proto.v1 import admin_pb2 as pb
 from edgeshard.wire.common import node_to_wire
 from edgeshard.wire.site import (
@@ -119,4 +120,5 @@ class NodeCalls(AdminCalls):
         manifest, _ = self._models.get(request.model)
         if request.quantisation is not None:
             check_quantisation(parse_config(manifest.config).architecture)
-        return MeasureCompute(manifest.config, request.dtype, request.quick, request.again, request.quantisation)
+        effort = Effort.QUICK if request.quick else Effort.FULL
+        return MeasureCompute(manifest.config, request.dtype, effort, request.again, request.quantisation)

@@ -8,7 +8,7 @@ from typing import Any
 from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.deployments.deployment import DeploymentSpec
 from edgeshard.domain.ids import NodeId
-from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.domain.nodes.profile import Effort, config_hash
 from edgeshard_coordinator.core.profiling.missing_profiles import can_keep, serving
 from edgeshard_coordinator.core.values.state import State
 
@@ -51,7 +51,9 @@ def first_jobs(
             layers.append(node_id)
         elif set(nodes).difference(state.links_from(node_id), (node_id,)):
             links.append(node_id)
-    compute = MeasureCompute(config, spec.dtype, True, False, way)
+    # Disks and power are not of the first effort.
+    effort = Effort.QUICK if spec.allow_streaming or spec.objective == "energy" else Effort.FIRST
+    compute = MeasureCompute(config, spec.dtype, effort, False, way)
     return [(what, tuple(ids)) for what, ids in ((compute, layers), (None, links)) if ids]
 
 

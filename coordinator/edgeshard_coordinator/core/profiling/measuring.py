@@ -6,8 +6,8 @@ own measurements of links wait until the site has been quiet for a while, and ar
 that may be measured, they are followed by layers that a node lacks (`core.profiling.missing_profiles`).
 
 Layers that a node measured while it was busy with something else are measured again, without anybody's asking, when it
-is quiet: nodes that serve when the site is quiet too, and after all others. Layers measured beside stages are measured
-again when the node does not serve.
+is quiet: nodes that serve when the site is quiet too, and after all others. Layers measured beside stages, or only so
+far as a first deployment waits, are measured again when the node does not serve.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeshard.domain.control.commands import CommandKey, MeasureCompute, Peer, 
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.errors import DeadlineError, EdgeShardError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId, NodeName
-from edgeshard.domain.nodes.profile import config_hash
+from edgeshard.domain.nodes.profile import Effort, at_least, config_hash
 from edgeshard.planning.inputs.site import node_starting
 from edgeshard.profiles.profile_quality import busy, may_improve
 from edgeshard_coordinator.core.profiling import missing_profiles
@@ -174,8 +174,8 @@ def on_ticked(state: State, active_requests: int, now: float) -> State:
     """Notice whether the site is busy, and begin a measurement of the coordinator's own.
 
     It is of links that nobody has measured and layers that a node lacks, when the site has been quiet for long enough,
-    and of layers measured on a busy node or beside stages, when that node has been quiet: its measuring disturbs no
-    other.
+    and of layers measured on a busy node, beside stages or for a first deployment, when that node has been quiet: its
+    measuring disturbs no other.
     """
     state = _probing(state, active_requests, now)
     return state if state.jobs else _retaking(state, now)
@@ -185,12 +185,12 @@ def restored(state: State, configs: Mapping[Digest, Mapping[str, Any]], now: flo
     """The state after a restart, with the models that nodes are measured for, of the store's by the digests of their
     manifests.
 
-    Layers that were measured on busy nodes or beside stages are to be measured again.
+    Layers that were measured on busy nodes, beside stages or for a first deployment are to be measured again.
     """
     shapes = {digest: config_hash(config) for digest, config in configs.items()}
     by_hash = {shape: configs[digest] for digest, shape in shapes.items()}
     retakes = [
-        Retake(node_id, MeasureCompute(by_hash[shape], dtype, known.value.quick, True, quantisation), 0, now)
+        Retake(node_id, _again(MeasureCompute(by_hash[shape], dtype, known.value.effort, True, quantisation)), 0, now)
         for node_id, measured in state.measured.items()
         for (shape, dtype, quantisation), known in measured.profiles.items()
         if shape in by_hash and may_improve(known.value)
@@ -275,7 +275,7 @@ def _peer(state: State, node_id: NodeId) -> Peer:
 
 def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardError | None, now: float) -> State:
     """The state after a measurement of layers: it is due again as long as it was disturbed, but so often only, and once
-    more when the node does not serve."""
+    more when the node does not serve if it was beside stages or of the first effort."""
     key, known = key_asked(command), state.measured.get(job.node_id)
     kept = tuple(item for item in state.retakes if (item.node_id, key_asked(item.command)) != (job.node_id, key))
     before = next((item for item in state.retakes if item not in kept), None)
@@ -287,8 +287,12 @@ def _judged(state: State, job: Job, command: MeasureCompute, failure: EdgeShardE
     if profile is None or not may_improve(profile.value):
         return replace(state, retakes=kept)
     if not job.own or before is None or not busy(profile.value):
-        before = Retake(job.node_id, replace(command, again=True), 0, now + state.timings.retake_first_s)
+        before = Retake(job.node_id, _again(command), 0, now + state.timings.retake_first_s)
     return replace(state, retakes=(*kept, before))
+
+
+def _again(command: MeasureCompute) -> MeasureCompute:
+    return replace(command, effort=at_least(command.effort, Effort.QUICK), again=True)
 
 
 def _retaking(state: State, now: float) -> State:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from edgeshard.domain.control.commands import MeasureCompute
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.ids import NodeId
+from edgeshard.domain.nodes.profile import Effort, at_least
 from edgeshard_coordinator.core.values.jobs import Job, ProbeTry
 from edgeshard_coordinator.core.values.measurements import ProfileKey, key_asked
 from edgeshard_coordinator.core.values.state import DeploymentRecord, KnownNode, State
@@ -25,20 +26,22 @@ class Unknown:
         self._state = state
         self._placeable = frozenset(node.node_id for node in state.nodes.values() if node.placeable)
         self._deployed = [record for record in _lasting(state) if record.shape in state.configs]
-        self._quick: dict[ProfileKey, bool] = {}
-        """The profiles that nodes have, and whether all are quick ones."""
+        self._efforts: dict[ProfileKey, Effort] = {}
+        """The profiles that nodes have, each with the most effort that one took."""
         for known in state.measured.values():
             for key, profile in known.profiles.items():
                 if key[0] in state.configs:
-                    self._quick[key] = self._quick.get(key, True) and profile.value.quick
+                    self._efforts[key] = at_least(self._efforts.get(key, Effort.QUICK), profile.value.effort)
 
     def profiles(self, node: KnownNode) -> list[MeasureCompute]:
         """The measurements that the node would be asked for, first of deployed models; in full where another node was
         measured in full."""
         known = self._state.measured.get(node.node_id)
-        wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._quick)
+        wanted = dict.fromkeys(self._keys_deployed(node)) | dict.fromkeys(self._efforts)
         return [
-            MeasureCompute(self._state.configs[shape], dtype, self._quick.get((shape, dtype, kept), True), False, kept)
+            MeasureCompute(
+                self._state.configs[shape], dtype, self._efforts.get((shape, dtype, kept), Effort.QUICK), False, kept
+            )
             for shape, dtype, kept in wanted
             if (known is None or (shape, dtype, kept) not in known.profiles) and can_keep(node, kept is not None)
         ]
