@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
@@ -18,6 +19,9 @@ STORED_AS = "edgeshard_stored_as"
 """The key that EdgeShard adds to the config.json of a model whose weights it stores as small integers."""
 EXPERT_WIDTHS = "edgeshard_expert_widths"
 """The key for the bits of each expert where the weights become small integers: `ExpertWidths.layers`."""
+
+_LONGEST_COMPARED = 40
+"""Characters of a model_type that are looked for among the names of families."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ def decoder_fields(config: Mapping[str, Any]) -> tuple[Architecture, ConfigField
         return _nested_fields(model_type, wrapped, config.get("text_config"))
     architecture = find(model_type)
     if architecture is None or model_type not in architecture.own_types:
-        why = f"{shown(model_type)} is not supported; use one of {', '.join(ARCHITECTURES)}"
+        near = get_close_matches(model_type[:_LONGEST_COMPARED], ARCHITECTURES, n=3, cutoff=0.0)
+        why = f"{shown(model_type)} is not supported; of the {len(ARCHITECTURES)} families that run {', '.join(near)} "
+        why += "have the nearest names, and docs/models.md lists all"
         if config.get("auto_map"):
             why += "; the code that its auto_map names is never run"
         raise refuse("model_type", why)
