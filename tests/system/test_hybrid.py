@@ -1,0 +1,46 @@
+"""A model whose layers keep states of requests, over two real nodes: its tokens are those of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.local.cluster import LocalCluster
+from tests.agent.model.families import VARIANTS
+
+PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
+NEW_TOKENS = 10
+
+
+def _alone(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
+    ids = list(prompt)
+    for _ in range(NEW_TOKENS):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+@pytest.mark.asyncio
+async def test_a_hybrid_over_two_nodes_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    config = VARIANTS["qwen3_5-text"].library_config()
+    config.initializer_range = 0.15
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    model.save_pretrained(tmp_path / "model")
+    cluster = LocalCluster(tmp_path, ("a", "b"), threads=1)
+    await cluster.start()
+    try:
+        async with cluster.client() as client:
+            await client.add_model(tmp_path / "model", "hybrid")
+            values = {"model": "hybrid", "source": "a", "layers": "a=0:1,b=1:4", "dtype": "float32", "max_context": 48}
+            await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
+            ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+            found = [tuple(answer.token_ids) for answer in await asyncio.gather(*ways)]
+    finally:
+        await cluster.stop(1.0)
+    assert found == [_alone(model, prompt) for prompt in PROMPTS]
