@@ -11,6 +11,7 @@ from edgeshard.architectures.windows import FULL
 
 LINEAR = "linear_attention"
 FLOAT32 = r"(A_log|dt_bias)$"
+MIXERS = {"linear_attn": "gated_delta"}
 ROTARY_SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How three rotary axes share a head's dimensions; with text alone the positions of all three are equal."""
 DEFAULTS = {

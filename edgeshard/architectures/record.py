@@ -174,13 +174,15 @@ class Plugged:
 
     `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
-    `modules` names a module class of its own in the agent, for work that a generic stage does not do.
+    `modules` names a module class of its own in the agent, for work that a generic stage does not do. `mixers` maps the
+    name of a part of a layer to the agent's own module that takes its place where the layer has it (`model.mixers`).
     """
 
     renames: tuple[tuple[str, str], ...] = ()
     stacks: tuple[Stack, ...] = ()
     float32: str = ""
     modules: str = ""
+    mixers: Mapping[str, str] = field(default_factory=dict)
 
 
 def rms_final_norm(fields: ConfigFields, shape: ModelShape) -> Shapes:

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from edgeshard.architectures.record import Place
+from edgeshard.architectures.record import Place, Plugged
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.gated_delta import GatedDelta
+from edgeshard_agent.model.mixers import MIXERS
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -32,13 +32,16 @@ class _Stacking:
 
 
 def make_layer(context: StageContext, index: int) -> nn.Module:
-    """transformers' decoder layer of this global index, on the meta device; linear attention in it is ours."""
+    """transformers' decoder layer of this global index, on the meta device, with mixers of ours."""
+    runs = context.architecture.runs
+    mixers = runs.mixers if isinstance(runs, Plugged) else {}
     with torch.device("meta"):
         layer: nn.Module = getattr(context.library, context.architecture.library.layer_class)(
             context.config, layer_idx=index
         )
-        if (theirs := getattr(layer, "linear_attn", None)) is not None:
-            layer.linear_attn = GatedDelta(theirs)
+        for part, kind in mixers.items():
+            if (theirs := getattr(layer, part, None)) is not None:
+                setattr(layer, part, MIXERS[kind](theirs))
     return layer
 
 

@@ -31,5 +31,5 @@ ARCHITECTURE = Architecture(
     kv=gated_delta.kv,
     states=gated_delta.states,
     library=Library("qwen3_5", "Qwen3_5", config="Qwen3_5TextConfig", rotary="Qwen3_5TextRotaryEmbedding"),
-    runs=Plugged(float32=gated_delta.FLOAT32),
+    runs=Plugged(float32=gated_delta.FLOAT32, mixers=gated_delta.MIXERS),
 )

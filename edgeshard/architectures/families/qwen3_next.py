@@ -62,5 +62,5 @@ ARCHITECTURE = Architecture(
     kv=gated_delta.kv,
     states=gated_delta.states,
     library=Library("qwen3_next", "Qwen3Next"),
-    runs=Plugged(stacks=EXPERT_STACKS, float32=gated_delta.FLOAT32),
+    runs=Plugged(stacks=EXPERT_STACKS, float32=gated_delta.FLOAT32, mixers=gated_delta.MIXERS),
 )

@@ -1,0 +1,11 @@
+"""Mixers of our own, in place of modules of transformers' decoder layers: a record's `Plugged.mixers` names them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from edgeshard_agent.model.mixers.gated_delta import GatedDelta
+
+MIXERS: Mapping[str, Callable[[Any], nn.Module]] = {"gated_delta": GatedDelta}
+"""By kind, what makes ours of the module of transformers, which is on the meta device."""
