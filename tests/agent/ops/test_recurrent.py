@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.ops.recurrent import gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -124,6 +124,19 @@ def test_the_delta_rule_is_transformers(
     )
     close(rule.run(slots_of(0), edges_of((150,))), expected[0])
     close(rule.states, state)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 6, 32])
+def test_gates_are_transformers(heads: int, dtype: torch.dtype, kernels: str) -> None:
+    beta, step = (made(9, 2 * heads, dtype=dtype) * 8).chunk(2, dim=1)
+    a_log, dt_bias = made(heads, seed=1), made(heads, seed=2) * 5
+    log_decay, opened = delta_gates(beta, step, a_log, dt_bias)
+    assert log_decay.dtype is opened.dtype is torch.float32
+    torch.testing.assert_close(log_decay, -a_log.exp() * softplus(step.float() + dt_bias), rtol=1e-5, atol=1e-7)
+    close(opened.to(dtype), beta.sigmoid())
+    with pytest.raises(InvalidArgumentError):
+        delta_gates(beta, step, a_log, made(heads + 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
