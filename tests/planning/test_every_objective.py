@@ -17,7 +17,7 @@ from edgeshard.planning.solvers.instance import with_tokens
 from tests.planning.oracles.brute_plans import best_rate, best_value, least_seconds
 from tests.planning.oracles.instances import grown, random_instance, random_problem
 from tests.planning.oracles.random_search import RandomSearch
-from tests.support.forms import one_in
+from tests.support.forms import in_form, one_in
 
 SAME = 1e-9
 SINGLE = (Objective.REQUEST, Objective.TTFT, Objective.LATENCY)
@@ -37,6 +37,14 @@ def test_no_placement_is_better(seed: int) -> None:
         found = plan(random_problem(seed, objective), alternatives=0)
         assert seconds(found) == pytest.approx(least_s, rel=SAME), objective
         assert found.gap in (0, None), objective
+
+
+@pytest.mark.parametrize("seed", range(in_form(4, 20)))
+def test_no_placement_is_better_for_layers_of_two_kinds(seed: int) -> None:
+    truth = least_seconds(random_problem(seed, Objective.REQUEST, hybrid=True), SINGLE)
+    for objective, least_s in truth.items():
+        found = plan(random_problem(seed, objective, hybrid=True), alternatives=0)
+        assert seconds(found) == pytest.approx(least_s, rel=SAME), objective
 
 
 @pytest.mark.parametrize("objective", [Objective.REQUEST, Objective.TTFT])

@@ -65,6 +65,12 @@ def test_where_cuts_are_few_the_plan_is_the_best_there_is(seed: int) -> None:
     check_limits(problem, result)
 
 
+@pytest.mark.parametrize("seed", range(in_form(5, 40)))
+def test_so_it_is_of_layers_of_two_kinds(seed: int) -> None:
+    problem = random_problem(seed, hybrid=True)
+    assert rate(plan(problem, alternatives=0)) == pytest.approx(best_rate(problem).tokens_per_s, rel=SAME)
+
+
 @pytest.mark.usefixtures("searched")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_placement_beats_the_certified_bound(seed: int) -> None:

@@ -9,10 +9,11 @@ agreement and not a result.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, inf, prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgeshard.planning.costs.costs import Costs
 from edgeshard.planning.costs.prompt_time import PromptTimes
 from edgeshard.planning.inputs.devices import ClusterNode
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
+from edgeshard.planning.inputs.shapes import BlockSpec
 from edgeshard.planning.solvers.instance import Cut
 
 IN_FLIGHT = 64
@@ -137,12 +139,13 @@ class Counted:
 
     def no_sooner_s(self, nodes: tuple[int, ...], counts: tuple[int, ...]) -> float:
         """Seconds that no first token comes before: one token's way around, or a node's or a link's share of it all."""
-        problem, model = self.problem, self.problem.model
-        prompt, width = problem.prompt_tokens, model.shape.frame_width * self.item
+        problem = self.problem
+        prompt, width = problem.prompt_tokens, problem.model.shape.frame_width * self.item
         way, busy = 0.0, 0.0
-        for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
+        for index, node in enumerate(nodes):
             way += self.stage_s(nodes, counts, index, 1, 1.0, 1.0, sampled=1)
-            work = count * 2 * model.blocks[0].parameters * prompt / self.nodes[node].device.flops[problem.dtype]
+            parameters = sum(count * block.parameters for block, count in self.held(counts, index))
+            work = 2 * parameters * prompt / self.nodes[node].device.flops[problem.dtype]
             busy = max(busy, work)
             if index < len(nodes) - 1:
                 rate, delay = self.link(node, nodes[index + 1])
@@ -220,8 +223,10 @@ class Counted:
         logits = batch * model.shape.vocab_size * (item + 4)
         head_at = 0 if problem.head_on_source else len(nodes) - 1
         free = []
-        for index, (node, count) in enumerate(zip(nodes, counts, strict=True)):
-            need = work + count * (self._block_bytes + batch * m * held * self._kv)
+        for index, node in enumerate(nodes):
+            need = work
+            for block, count in self.held(counts, index):
+                need = need + count * (self._bytes(block) + batch * m * (held * self._kv(block) + self._state(block)))
             if index == 0:
                 need = need + model.embedding_parameters * item
             if index == head_at:
@@ -242,14 +247,27 @@ class Counted:
             return 0
         return max(model.largest_block_tensor, model.largest_outer_tensor) * self.item
 
-    @cached_property
-    def _kv(self) -> int:
-        shape = self.problem.model.shape
-        return 2 * shape.kv_heads * shape.head_dim * self.item
+    def held(self, counts: tuple[int, ...], index: int) -> Iterable[tuple[BlockSpec, int]]:
+        """The blocks of a stage: each kind, and how many of it."""
+        first = sum(counts[:index])
+        return Counter(self._kinds[first : first + counts[index]]).items()
 
     @cached_property
-    def _block_bytes(self) -> int:
-        return self.problem.model.blocks[0].weight_bytes(self.problem.dtype, self.problem.quantisation)
+    def _kinds(self) -> tuple[BlockSpec, ...]:
+        """The model's blocks, where those that are alike are one object."""
+        kinds: dict[BlockSpec, BlockSpec] = {}
+        return tuple(kinds.setdefault(block, block) for block in self.problem.model.blocks)
+
+    def _kv(self, block: BlockSpec) -> int:
+        """Bytes of a token's keys and values."""
+        return 2 * block.kv.heads * block.kv.head_dim * self.item
+
+    def _state(self, block: BlockSpec) -> int:
+        """Bytes of what a request leaves in a block, whatever its length."""
+        return sum(prod(size.shape) * (4 if size.float32 else self.item) for size in block.states)
+
+    def _bytes(self, block: BlockSpec) -> int:
+        return block.weight_bytes(self.problem.dtype, self.problem.quantisation)
 
     @cached_property
     def _head_bytes(self) -> int:
@@ -272,12 +290,13 @@ class Counted:
         batch: int = 1,
     ) -> float:
         """A step of `tokens` tokens, which see `seen` others on average; `read_back` is KV of each of the `batch`."""
-        model, node, shape = self.problem.model, nodes[index], self.problem.model.shape
-        device, parameters = self.nodes[node].device, model.blocks[0].parameters
-        read = self._block_bytes + batch * read_back * self._kv
-        work = 2 * parameters * tokens + 4 * tokens * seen * shape.attention_heads * shape.head_dim
-        block_s = max(read / device.bandwidth_bytes_per_s, work / device.flops[self.problem.dtype])
-        seconds = device.step_overhead_s + counts[index] * block_s
+        node, shape = nodes[index], self.problem.model.shape
+        device = self.nodes[node].device
+        seconds = device.step_overhead_s
+        for block, count in self.held(counts, index):
+            read = self._bytes(block) + batch * (read_back * self._kv(block) + 2 * self._state(block))
+            work = 2 * block.parameters * tokens + 4 * tokens * seen * shape.attention_heads * block.kv.head_dim
+            seconds += count * max(read / device.bandwidth_bytes_per_s, work / device.flops[self.problem.dtype])
         if index == 0:
             seconds += 2 * tokens * shape.hidden_size * self.item / device.bandwidth_bytes_per_s
         if sampled and index == (0 if self.problem.head_on_source else len(nodes) - 1):

@@ -118,10 +118,12 @@ def classed(seed: int, sizes: tuple[int, ...], room: float = 4.0) -> Instance:
     return _instance(rng, speed_s[classes], rooms[classes], hop_s[spread], latency_s[spread])
 
 
-def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False) -> PlanProblem:
+def random_problem(
+    seed: int, objective: Objective = Objective.THROUGHPUT, large: bool = False, hybrid: bool = False
+) -> PlanProblem:
     """A site and a workload: 2 to 5 nodes and 2 to 10 layers, memory from short to ample; or, `large`, 6 to 15 nodes
     and 12 to 40 layers, memory for 1.3 to 2.5 times the need. Prompts of 1 to 3,000 tokens, answers of 1 to 512, any
-    links (some missing) and any of the planner's limits."""
+    links (some missing) and any of the planner's limits. A `hybrid` has layers of two kinds in any order."""
     rng = np.random.default_rng([seed, large])
     nodes, layers = (rng.integers(6, 16), rng.integers(12, 41)) if large else (rng.integers(2, 6), rng.integers(2, 11))
     config = BUILT_IN_CONFIGS["llama2-7b"] | {
@@ -131,7 +133,7 @@ def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large
         "vocab_size": int(rng.choice([2000, 32000])),
         "tie_word_embeddings": bool(rng.random() < 0.3),
     }
-    model = model_from_config("small", config)
+    model = model_from_config("small", _hybrid(seed, config) if hybrid else config)
     dtype = DType.FLOAT16 if rng.random() < 0.5 else DType.FLOAT32
     prompt_tokens = round(10 ** rng.uniform(0, np.log10(3000)))
     cluster = _random_cluster(rng, model, dtype, prompt_tokens, int(nodes), large)
@@ -149,6 +151,19 @@ def random_problem(seed: int, objective: Objective = Objective.THROUGHPUT, large
         sliced=bool(rng.random() < 0.8),
     )
     return replace(problem, **_random_limits(rng, problem))
+
+
+def _hybrid(seed: int, config: dict[str, Any]) -> dict[str, Any]:
+    """A model of these sizes, some of whose layers keep a state instead of keys and values."""
+    rng = np.random.default_rng([seed, 5])
+    kinds, heads = ("linear_attention", "full_attention"), int(rng.choice([4, 16, 32]))
+    return config | {
+        "model_type": "qwen3_5_text",
+        "layer_types": [kinds[int(rng.random() < 0.4)] for _ in range(config["num_hidden_layers"])],
+        "head_dim": 128,
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+    }
 
 
 def _random_cluster(
