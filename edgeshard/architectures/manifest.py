@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
-from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
+from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, parts_of_joined, unit_of
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
@@ -32,6 +32,9 @@ def check_manifest(manifest: ModelManifest) -> None:
         if unit_of(architecture, tensor.name, config) is None:
             continue
         name = canonical_name(architecture, tensor.name)
+        if parts_of_joined(config, tensor.name, tensor.shape):
+            why = "has the experts of a whole layer, as models were added before; add the model again"
+            raise _wrong(tensor, why, "UNEXPECTED_TENSOR")
         if name not in expected:
             remedy = "use the config.json that belongs to the checkpoint"
             why = f"has no place in the model that config.json describes; {remedy}"
