@@ -89,8 +89,8 @@ class Experts:
     what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
     flag is set.
 
-    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are stored as
-    [inputs, outputs].
+    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are published as
+    [inputs, outputs]; those that somebody else has written as [outputs, inputs] are known by their size.
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")

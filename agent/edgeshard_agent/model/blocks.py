@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -307,8 +308,8 @@ def place_of(name: str, block: Block) -> tuple[str, int] | None:
     path, _, part = name.rpartition(".")
     if not path.startswith("mlp"):  # a norm
         return None
-    mlp = block.get_submodule(path)
-    if not isinstance(mlp, GatedMlp):
+    if part == "gate":
         return "mlp.router", 0
+    mlp: Any = block.get_submodule(path)
     projection, first_row = mlp.place(part)
     return f"{path}.{projection}", first_row

@@ -130,8 +130,6 @@ class DecoderModules(StageModules):
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
-            if self.context.architecture.is_transposed(inner):
-                value = whole(value).t()
             self._accept_in_block(index, inner, value)
         else:  # the final norm
             self._assign((name,), whole(value))

@@ -101,6 +101,13 @@ def _join(file: Path, config: dict[str, Any]) -> None:
     experts = read_config(config).architecture.experts
     assert experts is not None
     tensors = load_file(file)
+    if experts.transposed:  # they are joined already
+        ends = tuple(joined.tensor for joined in experts.joined)
+        found = [name for name in tensors if name.endswith(ends)]
+        assert found, "nothing to transpose"
+        tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in found}
+        save_file(tensors, file)
+        return
     for joined in experts.joined:
         names = [name for name in tensors if name.endswith(joined.parts[0].format(0))]
         assert names, "nothing to join"

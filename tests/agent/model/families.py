@@ -114,8 +114,8 @@ class Variant:
     """One configuration: the transformers config class and its options; how the checkpoint is saved.
 
     `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it. `wrap` makes the config
-    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a layer in one tensor
-    where transformers writes one for each.
+    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a layer in tensors as
+    published, where transformers writes others.
     """
 
     config_class: str
@@ -727,6 +727,7 @@ VARIANTS = {
         | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "decoder_sparse_step": 2},
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
+        joined=True,
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(
