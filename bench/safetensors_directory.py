@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from edgeshard.architectures import parts_of_joined
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 
 class SafetensorsDirectory:
     """A checkpoint folder: `model.safetensors`, or shards named by `model.safetensors.index.json`.
 
-    Nothing but safetensors is read; other formats can hold code.
+    Nothing but safetensors is read; other formats can hold code. A tensor of all experts of a layer is read as those of
+    the single ones, where there is a config.json.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files = _files_by_tensor(path)
+        self._parts = _parts_by_name(path, self._files)
+        joined = {part.tensor for part in self._parts.values()}
+        self._names = [name for name in self._files if name not in joined] + list(self._parts)
 
     def names(self) -> Collection[str]:
-        return self._files.keys()
+        return self._names
 
     def read(self, name: str) -> torch.Tensor:
+        if (part := self._parts.get(name)) is not None:
+            return self.read(part.tensor).view(part.count, *part.shape)[part.index]
         file = self._files.get(name)
         if file is None:
             raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
@@ -37,6 +45,30 @@ class SafetensorsDirectory:
                 f"tensor {name} cannot be read from {file.name}: {error}", field=name, reason="UNREADABLE_TENSOR"
             ) from error
         return tensor
+
+
+class _Part(NamedTuple):
+    """One of `count` equal parts of a tensor."""
+
+    tensor: str
+    index: int
+    count: int
+    shape: tuple[int, ...]
+
+
+def _parts_by_name(path: Path, files: Mapping[str, Path]) -> dict[str, _Part]:
+    parts: dict[str, _Part] = {}
+    if not (path / "config.json").is_file():
+        return parts
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    for name, file in files.items():
+        if "proj" not in name and "linear" not in name:
+            continue
+        with safe_open(str(file), framework="pt", device="cpu") as shard:
+            shape = tuple(shard.get_slice(name).get_shape())
+        found = parts_of_joined(config, name, shape)
+        parts |= {part: _Part(name, index, len(found), own) for index, (part, own) in enumerate(found.items())}
+    return parts
 
 
 def _files_by_tensor(path: Path) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from edgeshard.architectures.tensors import (
     canonical_name,
     expected_tensors,
     name_in_block,
+    parts_of_joined,
     unit_of,
 )
 from edgeshard.architectures.weights import (
@@ -24,6 +25,7 @@ from edgeshard.architectures.weights import (
     held_bytes,
     integers_of,
     keeps_float32,
+    matrix_size,
     shares_embedding,
     tensor_bytes,
 )
@@ -49,8 +51,10 @@ __all__ = [
     "held_bytes",
     "integers_of",
     "keeps_float32",
+    "matrix_size",
     "name_in_block",
     "parse_config",
+    "parts_of_joined",
     "read_config",
     "shares_embedding",
     "stage_tensors",

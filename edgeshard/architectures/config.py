@@ -10,7 +10,7 @@ from typing import Any
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
 from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS, MAX_SIZE, MAX_VOCABULARY
 from edgeshard.architectures.parts import check_experts, even_split, expert_count
-from edgeshard.architectures.record import Architecture, Fused
+from edgeshard.architectures.record import Architecture
 from edgeshard.architectures.registry import ARCHITECTURES, NESTED, REFUSED, find
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.domain.models.dtypes import ExpertWidths, Quantisation
@@ -182,7 +182,7 @@ def _expert_widths(
     value = config.get(EXPERT_WIDTHS)
     if value is None:
         return None
-    if architecture.experts is None or not architecture.quantises or not isinstance(architecture.runs, Fused):
+    if architecture.experts is None or not architecture.quantises or not architecture.has_expert_modules:
         raise refuse(EXPERT_WIDTHS, f"is given, but {architecture.name} has no experts that are kept one by one")
     count = expert_count(architecture.experts, fields)
     if not isinstance(value, list) or len(value) != layer_count:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
-from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, unit_of
+from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, parts_of_joined, unit_of
+from edgeshard.architectures.weights import matrix_size
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
@@ -26,12 +27,16 @@ def check_manifest(manifest: ModelManifest) -> None:
     """
     config = manifest.config
     expected = expected_tensors(config)
-    architecture = parse_config(config).architecture
+    shape = parse_config(config)
+    architecture = shape.architecture
     found: dict[str, TensorInfo] = {}
     for tensor in manifest.tensors:
         if unit_of(architecture, tensor.name, config) is None:
             continue
         name = canonical_name(architecture, tensor.name)
+        if parts_of_joined(config, tensor.name, tensor.shape):
+            why = "has the experts of a whole layer, as models were added before; add the model again"
+            raise _wrong(tensor, why, "UNEXPECTED_TENSOR")
         if name not in expected:
             remedy = "use the config.json that belongs to the checkpoint"
             why = f"has no place in the model that config.json describes; {remedy}"
@@ -43,8 +48,9 @@ def check_manifest(manifest: ModelManifest) -> None:
                 reason="DUPLICATE_TENSOR",
             )
         found[name] = tensor
-        if tensor.shape != expected[name].shape:
-            required = list(expected[name].shape)
+        wanted = expected[name].shape
+        if tensor.shape != wanted and tensor.shape != matrix_size(shape, name, wanted):
+            required = list(wanted)
             raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {required}")
         if tensor.integers is not None and (
             len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32

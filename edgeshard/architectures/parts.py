@@ -14,9 +14,9 @@ from edgeshard.architectures.record import (
     Check,
     Ends,
     Experts,
+    Joined,
     MakeEnds,
     Shapes,
-    Stack,
     Style,
 )
 from edgeshard.architectures.shape import ModelShape
@@ -120,12 +120,33 @@ def expert_mlps(
     return shapes
 
 
-EXPERT_STACKS = (
-    Stack(r"mlp\.experts\.(\d+)\.gate_proj\.weight", "mlp.experts.gate_up_proj", 0),
-    Stack(r"mlp\.experts\.(\d+)\.up_proj\.weight", "mlp.experts.gate_up_proj", 1),
-    Stack(r"mlp\.experts\.(\d+)\.down_proj\.weight", "mlp.experts.down_proj"),
+def joined_mlps(path: str = "mlp.experts", gate_up: str = "", down: str = "") -> tuple[Joined, ...]:
+    """The tensors of `expert_mlps` where a checkpoint has gates and ups of all experts in one, and downs in another."""
+    gates_and_ups = (f"{path}.{{}}.gate_proj.weight", f"{path}.{{}}.up_proj.weight")
+    return (
+        Joined(gate_up or f"{path}.gate_up_proj", gates_and_ups),
+        Joined(down or f"{path}.down_proj", (f"{path}.{{}}.down_proj.weight",)),
+    )
+
+
+def transposed_mlps(shape: ModelShape, count: int, inner: int, bias: bool = False) -> Shapes:
+    """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of what a checkpoint has in one tensor
+    (`TRANSPOSED`)."""
+    hidden, shapes = shape.hidden_size, dict[str, tuple[int, ...]]()
+    for expert in range(count):
+        path = f"mlp.experts.{expert}"
+        shapes |= {f"{path}.gate_up_proj": (hidden, 2 * inner), f"{path}.down_proj": (inner, hidden)}
+        if bias:
+            shapes |= {f"{path}.gate_up_proj_bias": (2 * inner,), f"{path}.down_proj_bias": (hidden,)}
+    return shapes
+
+
+TRANSPOSED = tuple(
+    Joined(f"mlp.experts.{name}", (f"mlp.experts.{{}}.{name}",))
+    for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
 )
-"""The tensors of `expert_mlps` in transformers' modules: gates above ups in one, downs in another."""
+TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"))
+"""From the names of `transposed_mlps` to those of gated MLPs."""
 
 
 # -- styles and ends --------------------------------------------------------------------------------------------------

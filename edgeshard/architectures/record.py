@@ -72,15 +72,33 @@ class Library:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A tensor of a checkpoint that holds the same part of all experts of a layer, one behind the other.
+
+    `tensor` is its name in a block, `parts` the names of its equal parts of one expert, one behind the other too, with
+    `{}` for the expert's index.
+    """
+
+    tensor: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: the keys for how many there are (one of `count`) and how many of them a token uses, and
     what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
-    flag is set."""
+    flag is set.
+
+    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are published as
+    [inputs, outputs]; those that somebody else has written as [outputs, inputs] are known by their size.
+    """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
     chosen: str = "num_experts_per_tok"
-    tensors: str = r"\.experts\."
+    tensors: str = r"\bexperts\."
     switch: str = ""
+    joined: tuple[Joined, ...] = ()
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +194,8 @@ class Plugged:
 
     `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
+    `experts` is the path of the layer's experts, where the agent's own gated MLPs take their place: the tensors of each
+    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, and of down_proj.
     `modules` names a module class of its own in the agent, for work that a generic stage does not do. `mixers` maps the
     name of a part of a layer to the agent's own module that takes its place where the layer has it (`model.mixers`).
     """
@@ -183,6 +203,7 @@ class Plugged:
     renames: tuple[tuple[str, str], ...] = ()
     stacks: tuple[Stack, ...] = ()
     float32: str = ""
+    experts: str = ""
     modules: str = ""
     mixers: Mapping[str, str] = field(default_factory=dict)
 
@@ -275,12 +296,25 @@ class Architecture:
         """Whether this tensor belongs to experts of which a token uses a few only."""
         return self.experts is not None and re.search(self.experts.tensors, name) is not None
 
+    @property
+    def has_expert_modules(self) -> bool:
+        """Whether each expert is a module of the agent's own: a unit that is kept, read and quantised by itself."""
+        return self.experts is not None and (isinstance(self.runs, Fused) or bool(self.runs.experts))
+
     def expert_index(self, name: str) -> int | None:
         """The index of the expert that this tensor in a block is of, where experts are modules; else None."""
-        if not isinstance(self.runs, Fused) or not self.is_expert(name):
+        if not self.has_expert_modules or not self.is_expert(name):
             return None
-        found = re.search(r"\.experts\.(\d+)\.", self.place(name).parameter)
+        found = re.search(r"\bexperts\.(\d+)\.", self.place(name).parameter)
         return None if found is None else int(found[1])
+
+    def matrix(self, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+        """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
+        return size[::-1] if self.is_transposed(name) and len(size) == 2 else size
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether a matrix of this name in a block is stored as [inputs, outputs]."""
+        return self.experts is not None and self.experts.transposed and self.is_expert(name)
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""

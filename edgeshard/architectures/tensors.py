@@ -13,6 +13,7 @@ from typing import Any
 
 from edgeshard.architectures.config import Decoder, decoder_fields, is_tied, read_config
 from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import expert_count
 from edgeshard.architectures.record import Architecture, Shapes
 from edgeshard.architectures.registry import find
 from edgeshard.domain.errors import InternalError
@@ -20,6 +21,7 @@ from edgeshard.domain.models.model import LayerRange, Part, Unit, units_of_stage
 
 HEAD_WEIGHT = "lm_head.weight"
 _BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
+_QUANTISED = re.compile(r"_(blocks|scales|scale_inv)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,43 @@ def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> U
     if name == HEAD_WEIGHT and not is_tied(config, fields):
         return Part.HEAD
     return record.outer_names.get(name)
+
+
+def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The tensors of single experts that follow one another in a checkpoint's tensor of all of them, with their sizes.
+
+    Names are as the checkpoint's. Empty for any other tensor, and for one that is not of as many experts as `config`
+    says. Quantised ones have a `_blocks`, `_scales` or `_scale_inv` behind their names, as their parts do then.
+    """
+    record, fields = decoder_fields(config)
+    if record.experts is None or not record.experts.joined:
+        return {}
+    name = canonical_name(record.name, tensor_name)
+    block = _BLOCK.fullmatch(name)
+    if block is None or block[1] != record.block_list:
+        return {}
+    inside, end = block[3], ""
+    if (found := _QUANTISED.search(inside)) is not None:
+        inside, end = inside[: found.start()], found[0]
+    joined = next((joined for joined in record.experts.joined if joined.tensor == inside), None)
+    if joined is None or not size or size[0] != expert_count(record.experts, fields):
+        return {}
+    own, parts = size[1:], len(joined.parts)
+    if parts > 1:
+        if not own or own[0] % parts:
+            return {}
+        own = (own[0] // parts, *own[1:])
+    prefix = tensor_name[: -len(block[3])]
+    return {f"{prefix}{part.format(expert)}{end}": own for expert in range(size[0]) for part in joined.parts}
+
+
+def predicts_further_tokens(config: Mapping[str, Any], tensor_name: str) -> bool:
+    """Whether a checkpoint's tensor is of the blocks that predict tokens behind the next one, which are not run."""
+    record, fields = decoder_fields(config)
+    name = canonical_name(record.name, tensor_name)
+    block = _BLOCK.fullmatch(name)
+    is_further = block is not None and block[1] == record.block_list and is_further_block(record, fields, int(block[2]))
+    return is_further or name.startswith("mtp.")
 
 
 def is_further_block(record: Architecture, fields: ConfigFields, index: int) -> bool:

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.config import read_config
-from edgeshard.architectures.record import Fused
-from edgeshard.architectures.tensors import expected_tensors
+from edgeshard.architectures.tensors import expected_tensors, name_in_block
 from edgeshard.architectures.weights import shares_embedding
 from edgeshard.domain.models.dtypes import Quantisation
 from edgeshard.domain.models.model import LayerRange, Part
 
 EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"
-_EXPERT = re.compile(r"layers\.(\d+)\..*\bexperts\.(\d+)\.")
 
 
 def layer_unit(layer: int) -> str:
@@ -45,11 +43,9 @@ def tensors_of_units(
     first, last = layers.first == 0, layers.end == shape.layer_count
     units: dict[str, set[str]] = {}
     for name, tensor in expected_tensors(config, layers).items():
-        found = _EXPERT.match(name) if isinstance(record.runs, Fused) and record.is_expert(name) else None
-        if found is not None:
-            names = [expert_unit(int(found[1]), int(found[2]))]
-        elif isinstance(tensor.unit, int):
-            names = [layer_unit(tensor.unit)]
+        if isinstance(tensor.unit, int):
+            expert = record.expert_index(name_in_block(name))
+            names = [layer_unit(tensor.unit) if expert is None else expert_unit(tensor.unit, expert)]
         elif tensor.unit is Part.TIED:
             embeds = first and not (last and shares_embedding(shape, quantisation))
             names = [EMBEDDING_UNIT] * embeds + [HEAD_UNIT] * last

@@ -60,6 +60,12 @@ def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bo
     return shape.tied and (quantisation is None or quantisation.head is None)
 
 
+def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The size [outputs, inputs] of a matrix, by canonical name, that is stored in this `size`; others are as stored."""
+    record = architecture_named(shape.architecture)
+    return record.matrix(name_in_block(name), size) if name.startswith(f"{record.block_list}.") else size
+
+
 def keeps_float32(shape: ModelShape, name: str) -> bool:
     """Whether a tensor, by canonical name, keeps full precision in any dtype."""
     record = architecture_named(shape.architecture)
@@ -83,7 +89,7 @@ def tensor_bytes(
 def _bytes(shape: ModelShape, name: str, size: tuple[int, ...], dtype: DType, quantisation: Quantisation | None) -> int:
     integers = integers_of(shape, name, len(size), quantisation)
     if integers is not None:
-        rows, columns = size
+        rows, columns = matrix_size(shape, name, size)
         return integers.matrix_bytes(rows, columns, shape.group_of(integers))
     return math.prod(size) * (DType.FLOAT32 if keeps_float32(shape, name) else dtype).itemsize
 

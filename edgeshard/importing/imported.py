@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import read_config
+from edgeshard.architectures.tensors import predicts_further_tokens
 from edgeshard.storage.checkpoint import Checkpoint
 
 Progress = Callable[[str, int, int], None]
@@ -34,3 +35,12 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     if read_config(config).fields.prefix:
         notes.append("only its text is run: weights of its other parts, such as those for pictures, are left out")
     return tuple(notes)
+
+
+def tensor_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What its tensors say besides: blocks that predict the tokens behind the next one are not run."""
+    config = checkpoint.config
+    further = [tensor.size for tensor in checkpoint.tensors if predicts_further_tokens(config, tensor.name)]
+    if not further:
+        return ()
+    return (f"its blocks for predicting further tokens ({sum(further) / (1 << 20):,.1f} MiB) are left out",)

@@ -24,7 +24,14 @@ from edgeshard.importing.blocks import Floats, TensorWriter, Width, dequantised,
 from edgeshard.importing.imported import CONVERTING, Imported, Progress
 from edgeshard.importing.packings import Matrix, malformed
 from edgeshard.importing.stored_as import may_be_integers, stored_quantisation, whole_matrices
-from edgeshard.storage.checkpoint import Checkpoint, StoredTensor, read_config, small_files, stored_tensors
+from edgeshard.storage.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    experts_apart,
+    read_config,
+    small_files,
+    stored_tensors,
+)
 from edgeshard.storage.model_directory import ModelDirectory
 
 _KEYS = ("quantization_config", "compression_config")
@@ -73,7 +80,7 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     method = check_method(settings)
     plain = without_quantisation(config)
     parse_config(plain)  # refuses before any weights are read
-    kept, modules = sorted_parts(stored_tensors(model))
+    kept, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
     with TensorWriter(scratch) as writer:
         converter = Converter(plain, method, settings, width, writer)
@@ -152,7 +159,7 @@ class Converter:
     def _stored(self, name: str, parts: Parts) -> StoredTensor:
         arrays = {key: read_array(part) for key, part in parts.items()}
         if "_blocks" in parts:
-            return self._experts(name, arrays)
+            return self._expert(name, arrays)
         matrix = self._matrix(name, parts, arrays)
         scales = None if matrix.values is None else kept_scales(matrix.scales)
         if matrix.values is None or scales is None:
@@ -201,23 +208,16 @@ class Converter:
             raise _refused("weight_block_size is no pair of sizes")
         return found[0], found[1]
 
-    def _experts(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
-        """The matrices of all experts in MXFP4, [experts, outputs, inputs], written as [experts, inputs, outputs]."""
-        if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 3:
+    def _expert(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
+        """The matrix of an expert in MXFP4, [outputs, inputs], written as [inputs, outputs]."""
+        if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 2:
             raise _refused(f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read")
-        count, outputs = arrays["_blocks"].shape[:2]
-        inputs = arrays["_blocks"].size // (count * outputs) * 2
-        parts = (self._expert(name, arrays, expert) for expert in range(count))
-        return self.writer.rounded(name, (count, inputs, outputs), parts, Width.BFLOAT16)
-
-    @staticmethod
-    def _expert(name: str, arrays: dict[str, NDArray[Any]], expert: int) -> Any:
-        matrix = packings.mxfp4(name, {key: array[expert] for key, array in arrays.items()})
+        matrix = packings.mxfp4(name, arrays)
         assert matrix.values is not None
         with np.errstate(over="ignore"):  # told by name
-            numbers = dequantised(matrix.values, matrix.scales)
+            numbers = dequantised(matrix.values, matrix.scales).T
         _check_finite(name, numbers)
-        return numbers.T
+        return self.writer.rounded(name, numbers.shape, iter([numbers]), Width.BFLOAT16)
 
     def notes(self) -> list[str]:
         loss = self.writer.loss

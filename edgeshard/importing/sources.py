@@ -13,7 +13,7 @@ from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
-from edgeshard.importing.imported import Imported, Progress, notes_of
+from edgeshard.importing.imported import Imported, Progress, notes_of, tensor_notes
 from edgeshard.importing.quantised import open_quantised, quantisation_of
 from edgeshard.storage.checkpoint import open_checkpoint, read_config
 
@@ -62,7 +62,8 @@ def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) 
         imported = open_quantised(path, scratch, width, progress)
     else:
         imported = Imported(open_checkpoint(path))
-    return replace(imported, notes=(*notes_of(imported.checkpoint.config), *imported.notes))
+    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint)
+    return replace(imported, notes=(*notes, *imported.notes))
 
 
 @contextmanager

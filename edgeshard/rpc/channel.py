@@ -14,8 +14,11 @@ from edgeshard.domain.ids import NodeName
 from edgeshard.rpc.renewing import RenewingChannel
 from edgeshard.rpc.tls import TlsFiles, check_secure
 
-MESSAGE_LIMIT_BYTES = 8 << 20
-"""The largest message that gRPC takes. A larger one ends its stream: ask `is_sendable` before."""
+MESSAGE_LIMIT_BYTES = 16 << 20
+"""The largest message that gRPC takes. A larger one ends its stream: ask `is_sendable` before.
+
+A manifest of the most experts that EdgeShard runs, with three tensors each, has 13 MB.
+"""
 _PASSED_ON_BYTES = 64 << 10
 KEEPALIVE_S = 1.0
 CONTROL_KEEPALIVE_S = 2.0

@@ -12,12 +12,12 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeshard.architectures import check_manifest, parse_config, unit_of
+from edgeshard.architectures import check_manifest, parse_config, parts_of_joined, unit_of
 from edgeshard.domain.errors import (
     DataLossError,
     EdgeShardError,
@@ -138,8 +138,9 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """
     model = ModelDirectory.at(directory)
     config_json = read_config_json(model)
-    parse_config(parse_json_object(config_json, _CONFIG))  # refuses before any header is read
-    return Checkpoint(model.root, config_json, stored_tensors(model), small_files(model))
+    config = parse_json_object(config_json, _CONFIG)
+    parse_config(config)  # refuses before any header is read
+    return Checkpoint(model.root, config_json, experts_apart(config, stored_tensors(model)), small_files(model))
 
 
 def read_config_json(model: ModelDirectory) -> str:
@@ -159,6 +160,23 @@ def stored_tensors(model: ModelDirectory) -> tuple[StoredTensor, ...]:
     if model.has(_INDEX):
         return _read_shards(model)
     raise _no_weights(model.root)
+
+
+def experts_apart(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> tuple[StoredTensor, ...]:
+    """The tensors of a checkpoint, with those of single experts in the place of one that holds all of a layer.
+
+    Each is a range of the bytes, so that nothing is read here, and nothing larger than one expert's later.
+    """
+    found: list[StoredTensor] = []
+    for tensor in tensors:
+        parts = parts_of_joined(config, tensor.name, tensor.shape)
+        if not parts or tensor.size % len(parts):
+            found.append(tensor)
+            continue
+        size = tensor.size // len(parts)
+        for number, (name, shape) in enumerate(parts.items()):
+            found.append(replace(tensor, name=name, shape=shape, offset=tensor.offset + number * size, size=size))
+    return tuple(found)
 
 
 def small_files(model: ModelDirectory) -> tuple[StoredFile, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,29 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.1.self_attn.q_proj.weight": (96 * 128, 4096),
             "layers.1.self_attn.g_proj.weight": (96, 4096),
             "layers.2.mlp.down_proj.weight": (4096, 11_264),
-            "layers.44.moe.gate_proj.weight": (288, 1280, 4096),
+            "layers.44.moe.experts.287.gate_proj.weight": (1280, 4096),
             "layers.44.moe.router_bias": (288,),
             "layers.44.share_expert.up_proj.weight": (1280, 4096),
+        },
+    ),
+    # Published as 35, 122 and 397 billion; the blocks for predicting further tokens and those for pictures not counted.
+    "qwen3.5-35b-a3b": (
+        34_660_610_688,
+        {
+            "layers.0.linear_attn.in_proj_qkv.weight": (8192, 2048),
+            "layers.3.self_attn.q_proj.weight": (2 * 16 * 256, 2048),
+            "layers.39.mlp.experts.255.gate_proj.weight": (512, 2048),
+            "layers.39.mlp.shared_expert_gate.weight": (1, 2048),
+        },
+    ),
+    "qwen3.5-122b-a10b": (122_111_526_912, {"layers.47.mlp.experts.255.down_proj.weight": (3072, 1024)}),
+    "qwen3.5-397b-a17b": (396_346_350_336, {"layers.59.mlp.experts.511.up_proj.weight": (1024, 4096)}),
+    # Its text has the sizes of Qwen3-30B-A3B. Experts are stored transposed.
+    "qwen3-vl-30b-a3b": (
+        30_532_122_624,
+        {
+            "layers.47.mlp.experts.127.gate_up_proj": (2048, 1536),
+            "layers.47.mlp.experts.127.down_proj": (768, 2048),
         },
     ),
     # Its text has the sizes of Qwen3-4B.
@@ -104,6 +125,9 @@ PUT_TOGETHER = {
     "hunyuan-a13b",
     "mistral-small-3.1-24b",
     "olmoe-1b-7b",
+    "qwen3.5-122b-a10b",
+    "qwen3.5-35b-a3b",
+    "qwen3.5-397b-a17b",
 }
 
 
@@ -136,6 +160,9 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
         left = dict.fromkeys(sizes, 0)
         for tensor, size in record.block(decoder.fields, shape, layer).items():
             place = tensor if isinstance(record.runs, Fused) else record.place(tensor).parameter
+            if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
+                place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj(\.weight)?$", "experts.gate_up_proj", place)
+                place = re.sub(r"experts\.\d+\.down_proj(\.weight)?$", "experts.down_proj", place)
             left[place] += math.prod(size)
         assert left == {key: math.prod(size) for key, size in sizes.items()}
 

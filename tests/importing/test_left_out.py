@@ -56,4 +56,44 @@ def test_of_blocks_for_further_tokens_none_is_added(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "further", config, needed | further)
     imported = open_directory(directory, tmp_path, Width.INT8, nothing)
     assert {tensor.name for tensor in build_manifest("decoder", imported.checkpoint).tensors} == set(needed)
-    assert imported.notes == ()
+    assert imported.notes == ("its blocks for predicting further tokens (0.0 MiB) are left out",)
+
+
+def test_of_qwens_mixtures_pictures_and_blocks_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """As published: the text nested, all experts of a layer in two tensors, `mtp.` and `model.visual.` beside it."""
+    text = {key: size for key, size in SIZES.items() if key != "intermediate_size"} | {
+        "model_type": "qwen3_5_moe_text",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "mtp_num_hidden_layers": 1,
+    }
+    config = {"model_type": "qwen3_5_moe", "text_config": text, "vision_config": {"depth": 1}}
+    needed = expected_tensors(config)
+    stored = {
+        name if name == "lm_head.weight" else f"model.language_model.{name}": torch.zeros(tensor.shape)
+        for name, tensor in needed.items()
+        if ".experts." not in name
+    }
+    for layer in range(2):
+        experts = f"model.language_model.layers.{layer}.mlp.experts"
+        stored |= {f"{experts}.gate_up_proj": torch.zeros(4, 32, 32), f"{experts}.down_proj": torch.zeros(4, 32, 16)}
+    other = {
+        "model.visual.blocks.0.attn.qkv.weight": torch.zeros(8, 8),
+        "mtp.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 32, 32),
+        "mtp.layers.0.self_attn.q_proj.weight": torch.zeros(512, 512),
+        "mtp.fc.weight": torch.zeros(32, 64),
+    }
+    directory = write_checkpoint(tmp_path / "mixture", config, stored | other)
+    imported = open_directory(directory, tmp_path, Width.INT8, nothing)
+    manifest = build_manifest("text", imported.checkpoint)
+    assert {tensor.name.removeprefix("model.language_model.") for tensor in manifest.tensors} == needed.keys()
+    assert imported.notes == (
+        "only its text is run: weights of its other parts, such as those for pictures, are left out",
+        "its blocks for predicting further tokens (1.0 MiB) are left out",
+    )

@@ -99,21 +99,21 @@ def test_perplexity_is_that_of_the_dequantised_weights(
     assert abs(math.exp((nats - expected_nats) / tokens) - 1) < 0.01
 
 
-def test_experts_in_mxfp4_are_transposed_and_exact(tmp_path: Path) -> None:
-    """As gpt_oss has them: [experts, outputs, inputs / 32, 16] bytes, whole [experts, inputs, outputs]."""
+def test_an_expert_in_mxfp4_is_transposed_and_exact(tmp_path: Path) -> None:
+    """As gpt_oss has them: [outputs, inputs / 32, 16] bytes of each, whole [inputs, outputs]."""
     torch.manual_seed(0)
-    codes, exponents, means = fp4(torch.randn(6 * 8, 64))
+    codes, exponents, means = fp4(torch.randn(8, 64))
     parts = {
-        "x_blocks": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(6, 8, 2, 16),
-        "x_scales": exponents.view(6, 8, 2),
+        "x_blocks": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(8, 2, 16),
+        "x_scales": exponents.view(8, 2),
     }
     directory = write_checkpoint(tmp_path / "experts", {}, parts)
     kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     assert not kept and modules.keys() == {"x"}
     with TensorWriter(tmp_path) as writer:
         stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
-    assert stored.shape == (6, 64, 8) and writer.loss.errors == 0
-    assert torch.equal(torch.from_numpy(read_array(stored)), means.view(6, 8, 64).transpose(1, 2))
+    assert stored.shape == (64, 8) and writer.loss.errors == 0
+    assert torch.equal(torch.from_numpy(read_array(stored)), means.t())
 
 
 def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:
@@ -203,12 +203,12 @@ PARTS: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor]]] = {
                                    "weight_zero_point": torch.ones(7, dtype=torch.int8)},
     ),
     "experts without a size": (
-        "mxfp4", {}, {"_blocks": torch.ones((0, 8, 2, 16), dtype=torch.uint8),
-                      "_scales": torch.ones((0, 8, 2), dtype=torch.uint8)},
+        "mxfp4", {}, {"_blocks": torch.ones((0, 2, 16), dtype=torch.uint8),
+                      "_scales": torch.ones((0, 2), dtype=torch.uint8)},
     ),
     "experts that are no numbers": (
-        "mxfp4", {}, {"_blocks": torch.full((1, 8, 2, 16), 0x77, dtype=torch.uint8),
-                      "_scales": torch.full((1, 8, 2), 255, dtype=torch.uint8)},
+        "mxfp4", {}, {"_blocks": torch.full((8, 2, 16), 0x77, dtype=torch.uint8),
+                      "_scales": torch.full((8, 2), 255, dtype=torch.uint8)},
     ),
 }  # fmt: skip
 

@@ -7,8 +7,8 @@ and experts need no switches; what the tensors do not tell comes in `BlockOption
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,75 +79,111 @@ class RmsNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, residual, unit_offset=self._unit_offset)
 
 
-class GatedMlp(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+Gating = Callable[[torch.Tensor], torch.Tensor]
+"""[T, width] from the results [T, 2 * width] of gate and up."""
 
-    def __init__(self, gate: int, hidden: int, bias: bool, options: BlockOptions) -> None:
+
+def gating_of(activation: str) -> Gating:
+    """activation(gate) * up, for a name that a record lets through."""
+    return swiglu if activation in ("silu", "swish") else partial(_gated, _ACTIVATIONS[activation])
+
+
+def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+class GatedMlp(nn.Module):
+    """down(gating(gate(x), up(x)))."""
+
+    def __init__(
+        self, inner: int, hidden: int, gating: Gating, *, bias: bool = False, integers: Integers | None = None
+    ) -> None:
         super().__init__()
-        self.gate_up = Projection((gate, gate), hidden, bias=bias, integers=options.integers)
-        self.down = Projection((hidden,), gate, bias=bias, integers=options.integers)
-        activation = options.style.activation
-        self._activation = None if activation in ("silu", "swish") else _ACTIVATIONS[activation]
+        self.gate_up = Projection((inner, inner), hidden, bias=bias, integers=integers)
+        self.down = Projection((hidden,), inner, bias=bias, integers=integers)
+        self._gating = gating
 
     @property
     def is_silu(self) -> bool:
-        return self._activation is None
+        return self._gating is swiglu
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] from [T, hidden]."""
-        gate_up = self.gate_up(x)
-        if self._activation is None:
-            inner = swiglu(gate_up)
-        else:
-            gate, up = gate_up.chunk(2, dim=-1)
-            inner = self._activation(gate) * up
-        result: torch.Tensor = self.down(inner)
+        result: torch.Tensor = self.down(self._gating(self.gate_up(x)))
         return result
+
+    def place(self, part: str) -> tuple[str, int]:
+        """The projection and the first row where a tensor goes: gate_proj, up_proj, gate_up_proj (both) or down_proj.
+
+        Rows of both may be in any order that the gating understands.
+        """
+        if part == "down_proj":
+            return "down", 0
+        return "gate_up", self.gate_up.rows // 2 if part == "up_proj" else 0
 
 
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
 """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
 
 
-class MixtureMlp(nn.Module):
-    """A router chooses a few experts for each token; their outputs are summed by their shares."""
+class Experts(nn.ModuleList):
+    """The experts of a mixture, gated MLPs: the outputs of those that a token's router chose are summed by shares."""
 
-    def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
-        super().__init__()
-        self.router = Projection((experts,), hidden)
-        kinds = options.expert_integers or (options.integers,) * experts
-        self.experts = nn.ModuleList(GatedMlp(inner, hidden, False, replace(options, integers=kind)) for kind in kinds)
+    def __init__(self, experts: Iterable[GatedMlp]) -> None:
+        super().__init__(experts)
         self.source: ExpertSource | None = None
         """Brings the layer's experts into memory; None where all of them are there."""
-        self._per_token = options.style.experts_per_token
-        self._normalised = options.style.normalised_experts
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] from [T, hidden]. A token's experts are added in order of their index, whoever shares them.
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from [T, hidden], with the experts `chosen` [T, per token] and their `shares`, of that shape.
 
-        So bits do not depend on the order in which a source has them in memory.
+        A token's experts are added in order of their index, whoever shares them. So bits do not depend on the order in
+        which a source has them in memory.
         """
-        shares = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
-        best, chosen = shares.topk(self._per_token, dim=-1)
-        if self._normalised:
-            best /= best.sum(dim=-1, keepdim=True)
-        best = best.to(x.dtype)
         result = torch.zeros_like(x)
         if self.source is None:
             for index in sorted(set(chosen.flatten().tolist())):
-                result.index_add_(0, *self._part(index, x, best, chosen))
+                result.index_add_(0, *self._part(index, x, chosen, shares))
             return result
-        parts = {index: self._part(index, x, best, chosen) for index in self.source(chosen)}
+        parts = {index: self._part(index, x, chosen, shares) for index in self.source(chosen)}
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result
 
     def _part(
-        self, index: int, x: torch.Tensor, best: torch.Tensor, chosen: torch.Tensor
+        self, index: int, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that one expert computes, all at once, and what it adds to them."""
         rows, rank = (chosen == index).nonzero(as_tuple=True)
-        return rows, self.experts[index](x[rows]) * best[rows, rank, None]
+        return rows, (self[index](x[rows]) * shares[rows, rank, None]).to(x.dtype)
+
+
+class MixtureMlp(nn.Module):
+    """A router chooses a few experts for each token."""
+
+    def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
+        super().__init__()
+        self.router = Projection((experts,), hidden)
+        kinds = options.expert_integers or (options.integers,) * experts
+        gating = gating_of(options.style.activation)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self._per_token = options.style.experts_per_token
+        self._normalised = options.style.normalised_experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] from [T, hidden]."""
+        shares = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
+        best, chosen = shares.topk(self._per_token, dim=-1)
+        if self._normalised:
+            best /= best.sum(dim=-1, keepdim=True)
+        result: torch.Tensor = self.experts(x, chosen, best.to(x.dtype))
+        return result
+
+
+def experts_of(block: nn.Module) -> tuple[str, Experts] | None:
+    """The experts of a block that are modules of ours, with their path; None where it has none."""
+    return next(((path, part) for path, part in block.named_modules() if isinstance(part, Experts)), None)
 
 
 class Block(nn.Module):
@@ -260,12 +296,10 @@ def _by_head(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
 
 def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
     hidden = options.hidden_size
-    expert = next((shape for name, shape in shapes.items() if ".experts.0." in name and shape[1] == hidden), None)
-    if expert is not None:
-        count = next(shape[0] for name, shape in shapes.items() if name.endswith(".gate.weight"))
-        return MixtureMlp(count, expert[0], hidden, options)
-    inner = shapes["mlp.down_proj.weight"][1]
-    return GatedMlp(inner, hidden, "mlp.down_proj.bias" in shapes, options)
+    if (down := shapes.get("mlp.experts.0.down_proj.weight")) is not None:
+        return MixtureMlp(shapes["mlp.gate.weight"][0], down[1], hidden, options)
+    inner, bias = shapes["mlp.down_proj.weight"][1], "mlp.down_proj.bias" in shapes
+    return GatedMlp(inner, hidden, gating_of(options.style.activation), bias=bias, integers=options.integers)
 
 
 def pieces_of(name: str, block: Block) -> list[Piece]:
@@ -292,12 +326,11 @@ def pieces_of(name: str, block: Block) -> list[Piece]:
     path, _, part = name.rpartition(".")
     if not path.startswith("mlp"):  # a norm
         return []
-    if part in ("gate_proj", "gate_up_proj"):
-        return [Piece(f"{path}.gate_up")]
-    if part == "up_proj":
-        mlp: Any = block.get_submodule(path)
-        return [Piece(f"{path}.gate_up", mlp.gate_up.rows // 2)]
-    return [Piece(f"{path}.down" if part == "down_proj" else "mlp.router")]
+    if part == "gate":
+        return [Piece("mlp.router")]
+    mlp: Any = block.get_submodule(path)
+    projection, first_row = mlp.place(part)
+    return [Piece(f"{path}.{projection}", first_row)]
 
 
 def _with_gates(block: Block) -> list[Piece]:

@@ -99,7 +99,7 @@ class FusedModules(DecoderModules):
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
         record = self.context.architecture
         shapes = record.block(self.context.decoder.fields, self.context.shape, layer)
-        return {record.place(name).parameter: size for name, size in shapes.items()}
+        return {record.place(name).parameter: record.matrix(name, size) for name, size in shapes.items()}
 
     def _options(self, layer: int) -> BlockOptions:
         context, shape = self.context, self.context.shape

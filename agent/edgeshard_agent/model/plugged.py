@@ -18,6 +18,7 @@ from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.mixers import MIXERS
+from edgeshard_agent.model.experts import replace_experts
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops.quantize import QuantizedWeight
@@ -122,8 +123,9 @@ class PluggedModules(DecoderModules):
     def _block(self, index: int) -> PluggedBlock:
         context, record = self.context, self.context.architecture
         layer = make_layer(context, index)
+        replace_experts(layer, context, index)
         for name, size in record.block(context.decoder.fields, context.shape, index).items():
-            if not name.endswith(".weight"):
+            if not name.endswith(".weight") or record.expert_index(name) is not None:
                 continue
             small = context.block_integers is not None and record.is_quantised(name, len(size))
             path, _, _ = record.place(name).parameter.rpartition(".")
@@ -158,6 +160,11 @@ class PluggedModules(DecoderModules):
         place = self.context.architecture.place(name)
         path, _, leaf = place.parameter.rpartition(".")
         block: Any = self.layers[index]
+        if self.context.architecture.expert_index(name) is not None:
+            path, _, part = path.rpartition(".")
+            projection, first_row = block.layer.get_submodule(path).place(part)
+            self._fill(block.layer.get_submodule(f"{path}.{projection}"), leaf, first_row, value)
+            return
         owner = block.layer.get_submodule(path)
         if isinstance(owner, Projection):
             self._fill(owner, leaf, 0, value)

@@ -8,7 +8,6 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    EXPERT_STACKS,
     LLAMA_NORMS,
     attention,
     expert_count,
@@ -92,7 +91,7 @@ ARCHITECTURE = Architecture(
     library=Library("ernie4_5_moe", "Ernie4_5_Moe"),
     runs=Plugged(
         renames=((r"^mlp\.moe_statics\.", "mlp.gate.moe_statics."),),
-        stacks=EXPERT_STACKS,
+        experts="mlp.experts",
         float32=r"mlp\.gate\.(weight$|moe_statics\.)",
     ),
     whole=r"gate\.weight$|e_score_correction_bias$",

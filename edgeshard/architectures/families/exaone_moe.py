@@ -6,7 +6,6 @@ from __future__ import annotations
 from edgeshard.architectures.families.exaone4 import ARCHITECTURE as EXAONE4
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    EXPERT_STACKS,
     LLAMA_NORMS,
     attention,
     expert_count,
@@ -84,7 +83,7 @@ ARCHITECTURE = Architecture(
     library=Library("exaone_moe", "ExaoneMoe"),
     runs=Plugged(
         renames=((r"^mlp\.e_score_correction_bias$", "mlp.gate.e_score_correction_bias"),),
-        stacks=EXPERT_STACKS,
+        experts="mlp.experts",
         float32=r"e_score_correction_bias$",
     ),
 )

@@ -16,9 +16,11 @@ from edgeshard.architectures.parts import (
     attention,
     even_split,
     expert_count,
+    expert_mlps,
     gated_mlp,
     gemma_ends,
     head_norms,
+    joined_mlps,
     linear,
     norms,
 )
@@ -27,7 +29,12 @@ from edgeshard.architectures.rope import STATIC, Rope
 from edgeshard.architectures.shape import KvHeads, ModelShape
 from edgeshard.architectures.windows import FULL, Windows
 
-_EXPERTS = Experts(count=("num_experts",), chosen="top_k_experts", tensors=r"^experts\.", switch="enable_moe_block")
+_EXPERTS = Experts(
+    count=("num_experts",),
+    chosen="top_k_experts",
+    switch="enable_moe_block",
+    joined=joined_mlps("experts"),
+)
 _EXPERT_NORMS = ("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")
 _GLOBAL_HEAD_DIM = 512
 
@@ -52,17 +59,12 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         block = {name: size for name, size in block.items() if not name.startswith("self_attn.v_proj.")}
     if (count := expert_count(_EXPERTS, fields)) == 0:
         return block
-    inner = fields.size("moe_intermediate_size")
     return (
         block
         | norms(hidden, *_EXPERT_NORMS)
         | linear("router.proj", count, hidden)
-        | {
-            "router.scale": (hidden,),
-            "router.per_expert_scale": (count,),
-            "experts.gate_up_proj": (count, 2 * inner, hidden),
-            "experts.down_proj": (count, hidden, inner),
-        }
+        | {"router.scale": (hidden,), "router.per_expert_scale": (count,)}
+        | expert_mlps(shape, count, fields.size("moe_intermediate_size"), "experts")
     )
 
 
@@ -164,7 +166,7 @@ ARCHITECTURE = Architecture(
     block=_block,
     kv=_kv,
     library=Library("gemma4", "Gemma4Text", norm="Gemma4RMSNorm"),
-    runs=Plugged(),
+    runs=Plugged(experts="experts"),
     ends=gemma_ends(),
     whole=r"router\.proj\.weight$",
 )

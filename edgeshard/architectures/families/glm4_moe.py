@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    EXPERT_STACKS,
     attention,
     expert_count,
     expert_groups,
@@ -72,5 +71,5 @@ ARCHITECTURE = Architecture(
     further_blocks="num_nextn_predict_layers",
     block=_block,
     library=Library("glm4_moe", "Glm4Moe"),
-    runs=Plugged(stacks=EXPERT_STACKS, float32=r"e_score_correction_bias$"),
+    runs=Plugged(experts="mlp.experts", float32=r"e_score_correction_bias$"),
 )

@@ -6,12 +6,20 @@ Experts are stored with the matrices transposed, rows of gate and up in turn.
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, expert_count, linear, norms
+from edgeshard.architectures.parts import (
+    TRANSPOSED,
+    TRANSPOSED_RENAMES,
+    attention,
+    expert_count,
+    linear,
+    norms,
+    transposed_mlps,
+)
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
 
-_EXPERTS = Experts(count=("num_local_experts",))
+_EXPERTS = Experts(count=("num_local_experts",), joined=TRANSPOSED, transposed=True)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -22,12 +30,7 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | attention(shape, input_bias=bias, output_bias=bias)
         | {"self_attn.sinks": (shape.attention_heads,)}
         | linear("mlp.router", count, hidden, bias=True)
-        | {
-            "mlp.experts.gate_up_proj": (count, hidden, 2 * inner),
-            "mlp.experts.gate_up_proj_bias": (count, 2 * inner),
-            "mlp.experts.down_proj": (count, inner, hidden),
-            "mlp.experts.down_proj_bias": (count, hidden),
-        }
+        | transposed_mlps(shape, count, inner, bias=True)
     )
 
 
@@ -52,6 +55,6 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("gpt_oss", "GptOss"),
-    runs=Plugged(),
-    whole=r"router\.weight$|_bias$",
+    runs=Plugged(renames=TRANSPOSED_RENAMES, experts="mlp.experts"),
+    whole=r"router\.weight$",
 )

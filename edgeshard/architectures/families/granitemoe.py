@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, expert_count, never_null, norms, scaled_ends
+from edgeshard.architectures.parts import (
+    attention,
+    expert_count,
+    expert_mlps,
+    joined_mlps,
+    linear,
+    never_null,
+    norms,
+    scaled_ends,
+)
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_EXPERTS = Experts(count=("num_local_experts",), tensors=r"\.(input|output)_linear\.")
 _PATH = "block_sparse_moe"
+_EXPERTS = Experts(
+    count=("num_local_experts",),
+    joined=joined_mlps(f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"),
+)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -18,11 +30,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     return (
         norms(hidden, "input_layernorm", "post_attention_layernorm")
         | attention(shape, input_bias=bias, output_bias=bias)
-        | {
-            f"{_PATH}.router.layer.weight": (count, hidden),
-            f"{_PATH}.input_linear.weight": (count, 2 * inner, hidden),
-            f"{_PATH}.output_linear.weight": (count, hidden, inner),
-        }
+        | linear(f"{_PATH}.router.layer", count, hidden)
+        | expert_mlps(shape, count, inner, f"{_PATH}.experts")
     )
 
 
@@ -43,13 +52,7 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("granitemoe", "GraniteMoe"),
-    runs=Plugged(
-        renames=(
-            (r"\.input_linear\.weight$", ".experts.gate_up_proj"),
-            (r"\.output_linear\.weight$", ".experts.down_proj"),
-            (r"\.router\.layer\.", ".router."),
-        ),
-    ),
+    runs=Plugged(renames=((r"\.router\.layer\.", ".router."),), experts=f"{_PATH}.experts"),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",
 )

@@ -16,7 +16,7 @@ from edgeshard.architectures.parts import (
     norms,
     row_norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes, Stack
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -77,12 +77,13 @@ ARCHITECTURE = Architecture(
     block=_block,
     library=Library("minimax_m2", "MiniMaxM2"),
     runs=Plugged(
-        renames=((rf"^{_PATH}\.", "mlp."),),
-        stacks=(
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w1\.weight", "mlp.experts.gate_up_proj", 0),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w3\.weight", "mlp.experts.gate_up_proj", 1),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w2\.weight", "mlp.experts.down_proj"),
+        renames=(
+            (rf"^{_PATH}\.", "mlp."),
+            (r"\.w1\.", ".gate_proj."),
+            (r"\.w3\.", ".up_proj."),
+            (r"\.w2\.", ".down_proj."),
         ),
+        experts="mlp.experts",
         float32=r"e_score_correction_bias$",
     ),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    EXPERT_STACKS,
     LLAMA_NORMS,
     attention,
     even_split,
@@ -57,5 +56,5 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("olmoe", "Olmoe"),
-    runs=Plugged(stacks=EXPERT_STACKS),
+    runs=Plugged(experts="mlp.experts"),
 )

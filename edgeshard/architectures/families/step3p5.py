@@ -10,13 +10,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, refuse, shown
-from edgeshard.architectures.parts import even_split, expert_count, fixed_values, gated_mlp, head_norms, linear, norms
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes, Stack
+from edgeshard.architectures.parts import (
+    even_split,
+    expert_count,
+    expert_mlps,
+    fixed_values,
+    gated_mlp,
+    head_norms,
+    linear,
+    norms,
+)
+from edgeshard.architectures.record import Architecture, Experts, Joined, Library, Plugged, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import FULL, SLIDING, Windows
 
-_EXPERTS = Experts(count=("n_routed_experts",), tensors=r"\bmoe\.\w+_proj\.")
+_EXPERTS = Experts(
+    count=("n_routed_experts",),
+    joined=tuple(
+        Joined(f"moe.{name}.weight", (f"moe.experts.{{}}.{name}.weight",))
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ),
+)
 _NAMES = {
     "num_attention_groups": "num_key_value_heads",
     "moe_num_experts": "n_routed_experts",
@@ -101,13 +116,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         return block | gated_mlp(shape, fields.size("intermediate_size"), bias=fields.flag("mlp_bias"))
     count, inner = expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size")
     shared = gated_mlp(shape, fields.size("share_expert_dim"), path="share_expert", bias=fields.flag("mlp_bias"))
-    experts: Shapes = {
-        "moe.router_bias": (count,),
-        "moe.gate_proj.weight": (count, inner, hidden),
-        "moe.up_proj.weight": (count, inner, hidden),
-        "moe.down_proj.weight": (count, hidden, inner),
-    }
-    return block | linear("moe.gate", count, hidden) | experts | shared
+    router = linear("moe.gate", count, hidden) | {"moe.router_bias": (count,)}
+    return block | router | expert_mlps(shape, count, inner, "moe.experts") | shared
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -191,13 +201,10 @@ ARCHITECTURE = Architecture(
         renames=(
             (r"^moe\.router_bias$", "mlp.gate.e_score_correction_bias"),
             (r"^moe\.gate\.", "mlp.gate."),
-            (r"^moe\.down_proj\.weight$", "mlp.experts.down_proj"),
+            (r"^moe\.experts\.", "mlp.experts."),
             (r"^share_expert\.", "mlp.shared_experts."),
         ),
-        stacks=(
-            Stack(r"moe\.gate_proj\.weight", "mlp.experts.gate_up_proj", 0),
-            Stack(r"moe\.up_proj\.weight", "mlp.experts.gate_up_proj", 1),
-        ),
+        experts="mlp.experts",
         float32=r"mlp\.gate\.",
     ),
 )

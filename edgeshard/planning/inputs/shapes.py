@@ -23,6 +23,7 @@ from edgeshard.architectures import (
     expert_width,
     integers_of,
     keeps_float32,
+    matrix_size,
     name_in_block,
     read_config,
     shares_embedding,
@@ -205,7 +206,7 @@ class _Sums:
         width = expert_width(shape, name) if expert else None
         matrices = Matrices()
         if packed:
-            rows, columns = tensor.shape
+            rows, columns = matrix_size(shape, name, tensor.shape)
             matrices = Matrices.of(shape, rows, columns, width)
         self.parameters += elements
         self.matrices += matrices

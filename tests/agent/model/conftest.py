@@ -19,7 +19,7 @@ from edgeshard_agent.model.weights.weights import StageWeights
 from safetensors.torch import load_file, save_file
 
 from bench.safetensors_directory import SafetensorsDirectory
-from edgeshard.architectures import parse_config
+from edgeshard.architectures import parse_config, read_config
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
@@ -84,6 +84,8 @@ def _build(variant: Variant, path: Path) -> Checkpoint:
             {name.removeprefix(variant.strip): tensor for name, tensor in tensors.items()}, path / "model.safetensors"
         )
     saved = json.loads((path / "config.json").read_text())
+    if variant.joined:
+        _join(path / "model.safetensors", saved)
     source = SafetensorsDirectory(path)
     infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())
     manifest = ModelManifest(ModelName("tiny"), parse_config(saved).architecture, json.dumps(saved), infos, ())
@@ -92,6 +94,31 @@ def _build(variant: Variant, path: Path) -> Checkpoint:
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
     return Checkpoint(path, saved, manifest, sequences, reference)
+
+
+def _join(file: Path, config: dict[str, Any]) -> None:
+    """Have the experts of each layer in the tensors that the family's record says may hold all of them."""
+    experts = read_config(config).architecture.experts
+    assert experts is not None
+    tensors = load_file(file)
+    if experts.transposed:  # they are joined already
+        ends = tuple(joined.tensor for joined in experts.joined)
+        found = [name for name in tensors if name.endswith(ends)]
+        assert found, "nothing to transpose"
+        tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in found}
+        save_file(tensors, file)
+        return
+    for joined in experts.joined:
+        names = [name for name in tensors if name.endswith(joined.parts[0].format(0))]
+        assert names, "nothing to join"
+        for name in names:
+            prefix = name.removesuffix(joined.parts[0].format(0))
+            parts = []
+            while f"{prefix}{joined.parts[0].format(len(parts))}" in tensors:
+                own = [tensors.pop(f"{prefix}{part.format(len(parts))}") for part in joined.parts]
+                parts.append(torch.cat(own))
+            tensors[prefix + joined.tensor] = torch.stack(parts)
+    save_file(tensors, file)
 
 
 def _tensor_info(name: str, tensor: torch.Tensor) -> TensorInfo:

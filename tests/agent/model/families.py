@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import transformers
@@ -114,7 +114,8 @@ class Variant:
     """One configuration: the transformers config class and its options; how the checkpoint is saved.
 
     `strip` is a prefix taken off every stored name, as checkpoints of the bare model have it. `wrap` makes the config
-    of a model that nests this one, and `auto` is then its auto class.
+    of a model that nests this one, and `auto` is then its auto class. `joined` has the experts of a layer in tensors as
+    published, where transformers writes others.
     """
 
     config_class: str
@@ -123,6 +124,7 @@ class Variant:
     strip: str = ""
     wrap: Callable[[Any], Any] | None = None
     auto: str = "AutoModelForCausalLM"
+    joined: bool = False
 
     def library_config(self) -> Any:
         """A new transformers config."""
@@ -153,7 +155,7 @@ def _with_patches(text: Any) -> Any:
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
-def _with_frames(text: Any) -> Any:
+def _with_frames(text: Any, family: str = "Qwen3VL") -> Any:
     vision: dict[str, Any] = {
         "depth": 1,
         "hidden_size": 16,
@@ -161,9 +163,12 @@ def _with_frames(text: Any) -> Any:
         "num_heads": 2,
         "out_hidden_size": 32,
     }
-    vision |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    vision |= {"num_position_embeddings": 16}
+    if "VL" in family:
+        vision["deepstack_visual_indexes"] = [0]
     tied = text.to_dict().get("tie_word_embeddings", False)
-    return transformers.Qwen3VLConfig(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+    made: Any = getattr(transformers, f"{family}Config")
+    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _rotary(config_class: str, *, sharded: bool = False, **options: Any) -> Variant:
@@ -686,6 +691,43 @@ VARIANTS = {
         attention_bias=True,
         layer_types=["full_attention", "linear_attention"] * 2,
         rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+    ),
+    "qwen3_5_moe-joined": Variant(
+        "Qwen3_5MoeTextConfig",
+        _BASE | _MOE | _DELTA | {"rope_parameters": _ROPE, "shared_expert_intermediate_size": 28},
+        wrap=partial(_with_frames, family="Qwen3_5Moe"),
+        auto="AutoModelForImageTextToText",
+        joined=True,
+    ),
+    "qwen3_5_moe-options": _rotary(
+        "Qwen3_5MoeTextConfig",
+        sharded=True,
+        **_MOE | {"num_experts": 5, "num_experts_per_tok": 3},
+        **_DELTA | {"linear_num_value_heads": 6},
+        shared_expert_intermediate_size=20,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        layer_types=["full_attention", "linear_attention"] * 2,
+        rope_parameters=_ROPE | {"mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.25},
+    ),
+    "qwen3_vl_moe-nested": Variant(
+        "Qwen3VLMoeTextConfig",
+        _BASE
+        | _MOE
+        | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12}
+        | {"mlp_only_layers": [1], "tie_word_embeddings": False},
+        sharded=True,
+        wrap=partial(_with_frames, family="Qwen3VLMoe"),
+        auto="AutoModelForImageTextToText",
+    ),
+    "qwen3_vl_moe-tied": Variant(
+        "Qwen3VLMoeTextConfig",
+        _BASE
+        | {"rope_parameters": _YARN, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 16}
+        | {"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "decoder_sparse_step": 2},
+        wrap=partial(_with_frames, family="Qwen3VLMoe"),
+        auto="AutoModelForImageTextToText",
+        joined=True,
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(

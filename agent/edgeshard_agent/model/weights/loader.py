@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32
+from edgeshard.architectures import ExpectedTensor, canonical_name, keeps_float32, matrix_size
 from edgeshard.domain.errors import DataLossError, InternalError, InvalidArgumentError, ResourceExhaustedError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard_agent.model.modules import StageModules
@@ -68,7 +68,10 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         numbers = value.values if isinstance(value, QuantizedWeight) else value
-        if tuple(numbers.shape) != tensor.shape:
+        matrix = matrix_size(modules.context.shape, name, tensor.shape)
+        if numbers is value and tuple(numbers.shape) == tensor.shape != matrix:
+            value = numbers.t()
+        elif tuple(numbers.shape) != matrix:
             raise InvalidArgumentError(
                 f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(tensor.shape)}",
                 field=stored[name],

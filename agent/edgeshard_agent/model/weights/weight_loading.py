@@ -31,7 +31,7 @@ from edgeshard.domain.models.residency import (
 from edgeshard.domain.nodes.device import StageFilling, WeightLoadingWork
 from edgeshard_agent.experts.cache import MOST_AHEAD, ForecastCache, Sizes
 from edgeshard_agent.experts.table import ExpertTable
-from edgeshard_agent.model.blocks import Block, MixtureMlp
+from edgeshard_agent.model.blocks import experts_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import StageModules
 from edgeshard_agent.model.projection import Projection
@@ -243,10 +243,9 @@ class _WeightLoading:
         cache = ForecastCache(room, sizes, *self._forecasts(sizes))
         store = self._filled.experts = ExpertStore(adopted, mixtures, cache)
         self.modules.has_all = False
-        blocks = [block for block in self.modules.layers.values() if isinstance(block, Block)]
-        places = [block.mlp for block in blocks if isinstance(block.mlp, MixtureMlp)]
-        for number, mixture in enumerate(places):
-            mixture.source = partial(store.use, number)
+        found = (experts_of(block) for block in self.modules.layers.values())
+        for number, (_, experts) in enumerate(each for each in found if each is not None):
+            experts.source = partial(store.use, number)
 
     def _forecasts(self, sizes: Sizes) -> tuple[ExpertTable, int]:
         """The table of this stage's mixtures, and how many experts of a layer are read ahead by it."""
@@ -348,9 +347,11 @@ def units_of(modules: DecoderModules) -> list[ModelUnit]:
 
 
 def _units_of_block(index: int, block: nn.Module) -> Iterator[ModelUnit]:
-    if not (isinstance(block, Block) and isinstance(block.mlp, MixtureMlp)):
+    found = experts_of(block)
+    if found is None:
         yield ModelUnit(layer_unit(index), (("", block),))
         return
-    yield ModelUnit(layer_unit(index), (("", block),), without="mlp.experts.")
-    for number, expert in enumerate(block.mlp.experts):
+    path, experts = found
+    yield ModelUnit(layer_unit(index), (("", block),), without=f"{path}.")
+    for number, expert in enumerate(experts):
         yield ModelUnit(expert_unit(index, number), (("", expert),))

@@ -1,0 +1,42 @@
+"""Experts of our own in transformers' decoder layers: gated MLPs in our kernels, each a unit that may be streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from edgeshard.architectures.record import Plugged
+from edgeshard_agent.model.blocks import Experts, GatedMlp, Gating, gating_of
+from edgeshard_agent.model.modules import StageContext
+
+
+def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None:
+    """Put our experts in the place of those of transformers' layer of this global index, where it has any."""
+    record, shape = context.architecture, context.shape
+    runs = record.runs
+    if not isinstance(runs, Plugged) or not runs.experts:
+        return
+    block = record.block(context.decoder.fields, shape, index)
+    sizes = {record.place(name).parameter: record.matrix(name, size) for name, size in block.items()}
+    count = len({expert for name in block if (expert := record.expert_index(name)) is not None})
+    if not count:
+        return
+    owner_path, _, leaf = runs.experts.rpartition(".")
+    owner = layer.get_submodule(owner_path)
+    hidden, inner = sizes[f"{runs.experts}.0.down_proj.weight"]
+    bias = f"{runs.experts}.0.down_proj.bias" in sizes
+    gating = _gating(getattr(owner, leaf), context)
+    kinds = context.expert_integers(index) or (context.block_integers,) * count
+    setattr(owner, leaf, Experts(GatedMlp(inner, hidden, gating, bias=bias, integers=kind) for kind in kinds))
+
+
+def _gating(theirs: Any, context: StageContext) -> Gating:
+    """The gating of transformers' experts; a family's own is called, whatever it clamps and in whatever order it has
+    rows of gate and up."""
+    own = getattr(type(theirs), "_apply_gate", None)
+    if own is not None and own.__module__ == type(theirs).__module__:
+        gating: Gating = theirs._apply_gate
+        return gating
+    record = context.architecture
+    return gating_of(context.decoder.fields.choice(record.activation, record.activations))

@@ -1,0 +1,70 @@
+"""qwen3_vl_moe, its text part only: qwen3_moe without windows, all experts of a block in two tensors with the matrices
+transposed. For text the three positions of a token are the same one."""
+
+from __future__ import annotations
+
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.parts import (
+    LLAMA_NORMS,
+    TRANSPOSED,
+    TRANSPOSED_RENAMES,
+    attention,
+    expert_count,
+    fixed_values,
+    gated_mlp,
+    head_norms,
+    linear,
+    mixture_style,
+    norms,
+    transposed_mlps,
+)
+from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
+
+_EXPERTS = Experts(joined=TRANSPOSED, transposed=True)
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    bias = fields.flag("attention_bias")
+    block = norms(shape.hidden_size, *LLAMA_NORMS) | attention(shape, input_bias=bias, output_bias=bias)
+    block |= head_norms(shape)
+    dense = layer in fields.layer_list("mlp_only_layers", shape.layer_count)
+    if dense or (layer + 1) % fields.size("decoder_sparse_step"):
+        return block | gated_mlp(shape, fields.size("intermediate_size"))
+    count = expert_count(_EXPERTS, fields)
+    router = linear("mlp.gate", count, shape.hidden_size)
+    return block | router | transposed_mlps(shape, count, fields.size("moe_intermediate_size"))
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    fields.layer_list("mlp_only_layers", layer_count)
+
+
+ARCHITECTURE = Architecture(
+    name="qwen3_vl_moe",
+    model_types=("qwen3_vl_moe_text",),
+    nested={"qwen3_vl_moe": "qwen3_vl_moe_text"},
+    defaults={
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 128_000,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+        "tie_word_embeddings": True,
+    },
+    flags=("attention_bias",),
+    sizes=("intermediate_size", "moe_intermediate_size", "decoder_sparse_step"),
+    checks=(_check, fixed_values(norm_topk_prob=True)),
+    rope=Rope(unread=frozenset({"mrope_section", "mrope_interleaved"}), theta=500_000.0),
+    experts=_EXPERTS,
+    prefixes=("model.", "language_model."),
+    block=_block,
+    library=Library("qwen3_vl_moe", "Qwen3VLMoeText"),
+    runs=Fused(mixture_style(normalised=True), renames=TRANSPOSED_RENAMES),
+)
