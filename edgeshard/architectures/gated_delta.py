@@ -7,7 +7,7 @@ from dataclasses import replace
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import attention, even_split, head_norms, linear, llama_style, norms
-from edgeshard.architectures.record import BlockStyle, Ends, Shapes
+from edgeshard.architectures.record import BlockStyle, Ends, Routing, Shapes
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
@@ -93,6 +93,12 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
 
 def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
     return replace(llama_style(fields, shape, layer), rotary=None if is_linear(fields, layer) else "", unit_offset=True)
+
+
+def mixture_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    normalised = "norm_topk_prob" not in fields.defaults or fields.flag("norm_topk_prob")
+    routing = Routing(fields.size("num_experts_per_tok"), normalised)
+    return replace(style(fields, shape, layer), routing=routing)
 
 
 def ends(fields: ConfigFields, shape: ModelShape) -> Ends:

@@ -16,6 +16,7 @@ from edgeshard.architectures.record import (
     Experts,
     Joined,
     MakeEnds,
+    Routing,
     Shapes,
     Style,
 )
@@ -166,9 +167,15 @@ def mixture_style(normalised: bool | None = None) -> Style:
     def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
         chosen = fields.size("num_experts_per_tok")
         shares = fields.flag("norm_topk_prob") if normalised is None else normalised
-        return replace(llama_style(fields, shape, layer), experts_per_token=chosen, normalised_experts=shares)
+        return replace(llama_style(fields, shape, layer), routing=Routing(chosen, shares))
 
     return style
+
+
+def multiplied_style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    """The style of blocks with multipliers of scores and of residual branches."""
+    plain, scale = llama_style(fields, shape, layer), fields.number("residual_multiplier")
+    return replace(plain, scaling=fields.number("attention_multiplier"), residual_scale=scale)
 
 
 def scalar_style(fields: ConfigFields) -> BlockStyle:

@@ -102,13 +102,31 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits become the experts of a token: the `chosen` ones of the largest softmax or, where it is
+    `sigmoid`, of the largest sigmoid with a correction added, which their shares are without.
+
+    Shares add up to 1 where they are `normalised`, then are multiplied by `scale`. Of more than one of the `groups` of
+    experts, the `kept_groups` whose best two are largest together are chosen from. `float32` is the router's product.
+    """
+
+    chosen: int
+    normalised: bool = True
+    sigmoid: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    kept_groups: int = 1
+    float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BlockStyle:
     """The properties of a block that its tensors do not show, for blocks of the agent's own.
 
     `scaling` multiplies the scores of attention. `rotary` is the type of layer whose rotary embedding the block uses,
     "" where there is one for all, None for a block without positions. `unit_offset` norms multiply by 1 + weight in
-    float32, others by the weight in the model's dtype. `softcap` caps scores: cap * tanh(scores / cap).
-    `normalised_experts`: the chosen experts' shares add up to 1.
+    float32, others by the weight in the model's dtype. `softcap` caps scores: cap * tanh(scores / cap). What attention
+    and the MLP add to the sum is multiplied by `residual_scale`. `routing` is for mixtures.
     """
 
     eps: float
@@ -117,8 +135,8 @@ class BlockStyle:
     rotary: str | None = ""
     unit_offset: bool = False
     softcap: float | None = None
-    experts_per_token: int = 0
-    normalised_experts: bool = True
+    residual_scale: float = 1.0
+    routing: Routing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ and experts need no switches; what the tensors do not tell comes in `BlockOption
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from edgeshard.architectures import StateSize
-from edgeshard.architectures.record import BlockStyle
+from edgeshard.architectures.record import BlockStyle, Routing
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Integers, Piece, Projection
@@ -69,7 +69,7 @@ class RmsNorm(nn.Module):
     def __init__(self, width: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
-        self.eps, self._unit_offset = eps, unit_offset
+        self.width, self.eps, self._unit_offset = width, eps, unit_offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.add(x, None)[0]
@@ -123,6 +123,8 @@ class GatedMlp(nn.Module):
         return "gate_up", self.gate_up.rows // 2 if part == "up_proj" else 0
 
 
+_LEAST_SUM = 1e-20
+"""Sigmoids may all be 0; any other sum of shares stays what it is."""
 ExpertSource = Callable[[torch.Tensor], Iterator[int]]
 """The experts in `chosen` [tokens, per token], each once; one is in memory until the next is asked for."""
 
@@ -160,25 +162,62 @@ class Experts(nn.ModuleList):
 
 
 class MixtureMlp(nn.Module):
-    """A router chooses a few experts for each token."""
+    """A router chooses a few experts for each token; an expert that all tokens use may stand beside them, behind a gate
+    of its own or without."""
 
-    def __init__(self, experts: int, inner: int, hidden: int, options: BlockOptions) -> None:
+    def __init__(self, shapes: Shapes, options: BlockOptions) -> None:
         super().__init__()
-        self.router = Projection((experts,), hidden)
-        kinds = options.expert_integers or (options.integers,) * experts
-        gating = gating_of(options.style.activation)
+        assert options.style.routing is not None
+        self.routing = options.style.routing
+        (count, hidden), inner = shapes["mlp.gate.weight"], shapes["mlp.experts.0.down_proj.weight"][1]
+        gating, integers = gating_of(options.style.activation), options.integers
+        self.router = Projection((count,), hidden)
+        self.e_score_correction_bias: nn.Parameter | None = None
+        if "mlp.e_score_correction_bias" in shapes:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
+        kinds = options.expert_integers or (integers,) * count
         self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
-        self._per_token = options.style.experts_per_token
-        self._normalised = options.style.normalised_experts
+        self.shared_expert: GatedMlp | None = None
+        self.shared_expert_gate: Projection | None = None
+        if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
+            self.shared_expert = GatedMlp(down[1], hidden, gating, integers=integers)
+        if "mlp.shared_expert_gate.weight" in shapes:
+            self.shared_expert_gate = Projection((1,), hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden] from [T, hidden]."""
-        shares = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
-        best, chosen = shares.topk(self._per_token, dim=-1)
-        if self._normalised:
-            best /= best.sum(dim=-1, keepdim=True)
-        result: torch.Tensor = self.experts(x, chosen, best.to(x.dtype))
-        return result
+        logits = self.router(x.float() if self.routing.float32 else x)
+        result: torch.Tensor = self.experts(x, *routed(logits, self.routing, self.e_score_correction_bias, x.dtype))
+        if self.shared_expert is None:
+            return result
+        shared = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            shared = _sigmoid(self.shared_expert_gate(x)) * shared
+        return result + shared
+
+
+def routed(
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts chosen for each token and their shares, both [T, chosen], from the router's logits [T, experts]."""
+    scores = _sigmoid(logits.float()) if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
+    ranked = scores if correction is None else scores + correction
+    if routing.groups > 1:
+        by_group = ranked.view(len(ranked), routing.groups, -1)
+        kept = by_group.topk(2, dim=-1).values.sum(-1).topk(routing.kept_groups, dim=-1).indices
+        left_out = torch.ones(by_group.shape[:2], dtype=torch.bool, device=logits.device).scatter_(1, kept, False)
+        ranked = by_group.masked_fill(left_out.unsqueeze(-1), float("-inf")).view(ranked.shape)
+    chosen = ranked.topk(routing.chosen, dim=-1).indices
+    shares = scores.gather(1, chosen)
+    if routing.normalised:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + _LEAST_SUM)
+    shares = shares * routing.scale
+    return chosen, shares if routing.sigmoid else shares.to(dtype)
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Of rows, whose bits do not depend on how many there are."""
+    return sigmoid_gate(torch.ones_like(x), x)
 
 
 def experts_of(block: nn.Module) -> tuple[str, Experts] | None:
@@ -203,11 +242,12 @@ class Block(nn.Module):
         else:
             self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
-        self.input_layernorm = _norm(hidden, options)
+        self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
         self.post_attention_layernorm = _norm(hidden, options)
         self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
         if "pre_feedforward_layernorm.weight" in shapes:
             self.pre_feedforward_layernorm = _norm(hidden, options)
+        if "post_feedforward_layernorm.weight" in shapes:
             self.post_feedforward_layernorm = _norm(hidden, options)
         self._scoring = Scoring(options.style.scaling, options.window or 0, options.style.softcap or 0.0)
         self._query_rows = slice(0, heads)
@@ -226,24 +266,31 @@ class Block(nn.Module):
         self.qkv = Projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
         self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
         if "self_attn.q_norm.weight" in shapes:
-            self.q_norm, self.k_norm = _norm(options.head_dim, options), _norm(options.head_dim, options)
+            # Of each head, or of a row's queries and of its keys.
+            widths = [shapes[f"self_attn.{name}.weight"][0] for name in ("q_norm", "k_norm")]
+            self.q_norm, self.k_norm = (_norm(width, options) for width in widths)
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition."""
-        normed, residual = self.input_layernorm.add(hidden, residual)
+        """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition.
+
+        A family has norms before attention and MLP, behind them, or both.
+        """
+        normed, residual = _added(self.input_layernorm, hidden, residual)
         if self.linear_attn is not None:
             assert step.span_states is not None
             attended = self.linear_attn(normed, step.states(self.layer_idx), step.span_states)
         else:
             attended = self._attend(normed, rotary, step)
-        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
-            normed, residual = self.post_attention_layernorm.add(attended, residual)
-            return self.mlp(normed), residual
-        attended = self.post_attention_layernorm(attended)
-        normed, residual = self.pre_feedforward_layernorm.add(attended, residual)
-        return self.post_feedforward_layernorm(self.mlp(normed)), residual
+        before_mlp = self.post_attention_layernorm
+        if self.post_feedforward_layernorm is not None:
+            attended, before_mlp = self.post_attention_layernorm(attended), self.pre_feedforward_layernorm
+        normed, residual = _added(before_mlp, self._scaled(attended), residual)
+        addend = self.mlp(normed)
+        if self.post_feedforward_layernorm is not None:
+            addend = self.post_feedforward_layernorm(addend)
+        return self._scaled(addend), residual
 
     def native(self) -> NativeBlock | None:
         """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
@@ -251,7 +298,11 @@ class Block(nn.Module):
         style = options.style
         if style.unit_offset or style.softcap is not None or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
             return None
-        if self.linear_attn is not None or self.gate_row:
+        if self.linear_attn is not None or self.gate_row or style.residual_scale != 1.0:
+            return None
+        if self.input_layernorm is None or self.post_feedforward_layernorm is not None:
+            return None
+        if self.q_norm is not None and self.q_norm.width != options.head_dim:
             return None
         qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
@@ -268,14 +319,18 @@ class Block(nn.Module):
             scale=style.scaling,
         )
 
+    def _scaled(self, addend: torch.Tensor) -> torch.Tensor:
+        scale = self.options.style.residual_scale
+        return addend if scale == 1.0 else addend * scale
+
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
         rows = self.qkv(normed)
         qkv = rows.view(len(normed), -1, self.options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
-            query.copy_(_by_head(self.q_norm, query))
-            key.copy_(_by_head(self.k_norm, key))
+            query.copy_(_normed(self.q_norm, query))
+            key.copy_(_normed(self.k_norm, key))
         if rotary is not None:
             rotary_(query, key, *rotary)
         attended = step.attend(self.layer_idx, query, key, value, self._scoring).view(len(normed), -1)
@@ -289,15 +344,24 @@ def _norm(width: int, options: BlockOptions) -> RmsNorm:
     return RmsNorm(width, options.style.eps, options.style.unit_offset)
 
 
-def _by_head(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
-    normed: torch.Tensor = norm(heads.reshape(-1, heads.shape[-1]))
+def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm of the sum, the sum); without a norm the sum is both."""
+    if norm is not None:
+        return norm.add(x, residual)
+    total = x if residual is None else x + residual
+    return total, total
+
+
+def _normed(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
+    """Heads [T, heads, head_dim], each normed by itself or those of a row together, as the norm is wide."""
+    normed: torch.Tensor = norm(heads.reshape(-1, norm.width))
     return normed.view(heads.shape)
 
 
 def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
     hidden = options.hidden_size
-    if (down := shapes.get("mlp.experts.0.down_proj.weight")) is not None:
-        return MixtureMlp(shapes["mlp.gate.weight"][0], down[1], hidden, options)
+    if "mlp.experts.0.down_proj.weight" in shapes:
+        return MixtureMlp(shapes, options)
     inner, bias = shapes["mlp.down_proj.weight"][1], "mlp.down_proj.bias" in shapes
     return GatedMlp(inner, hidden, gating_of(options.style.activation), bias=bias, integers=options.integers)
 
@@ -324,10 +388,12 @@ def pieces_of(name: str, block: Block) -> list[Piece]:
     if name in attention:
         return [Piece(*attention[name])]
     path, _, part = name.rpartition(".")
-    if not path.startswith("mlp"):  # a norm
+    if not path.startswith("mlp"):  # a norm, or a router's correction
         return []
-    if part == "gate":
+    if name == "mlp.gate":
         return [Piece("mlp.router")]
+    if name == "mlp.shared_expert_gate":
+        return [Piece(name)]
     mlp: Any = block.get_submodule(path)
     projection, first_row = mlp.place(part)
     return [Piece(f"{path}.{projection}", first_row)]

@@ -177,5 +177,13 @@ class DecoderModules(StageModules):
             del self.layers[index]
         self._ordered = []
 
-    def _fill(self, projection: Projection, kind: str, first_row: int, value: torch.Tensor | QuantizedWeight) -> None:
-        projection.fill(kind, first_row, value, self.context.torch_dtype, self.context.device)
+    def _fill(
+        self,
+        projection: Projection,
+        kind: str,
+        first_row: int,
+        value: torch.Tensor | QuantizedWeight,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Fill rows of a matrix, whose `dtype` is the stage's unless given."""
+        projection.fill(kind, first_row, value, dtype or self.context.torch_dtype, self.context.device)

@@ -120,10 +120,10 @@ class FusedModules(DecoderModules):
         block: Any = self.layers[index]
         path, _, kind = self.context.architecture.place(name).parameter.rpartition(".")
         pieces = pieces_of(path, block)
+        dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
         for piece in pieces:
-            self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value))
+            self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype)
         if not pieces:  # a norm, or what a state decays by
-            dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
             self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:

@@ -5,6 +5,8 @@ Files may hold blocks for predicting further tokens behind the decoder's own; th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     attention,
@@ -14,9 +16,10 @@ from edgeshard.architectures.parts import (
     gated_mlp,
     head_norms,
     linear,
+    llama_style,
     norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -38,6 +41,19 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | expert_mlps(shape, count, inner)
         | gated_mlp(shape, inner * fields.size("n_shared_experts"), path="mlp.shared_experts")
     )
+
+
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    routing = Routing(
+        fields.size("num_experts_per_tok"),
+        normalised=fields.flag("norm_topk_prob"),
+        sigmoid=True,
+        scale=fields.number("routed_scaling_factor"),
+        groups=fields.size("n_group"),
+        kept_groups=fields.size("topk_group"),
+        float32=True,
+    )
+    return replace(llama_style(fields, shape, layer), routing=routing)
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -71,5 +87,12 @@ ARCHITECTURE = Architecture(
     further_blocks="num_nextn_predict_layers",
     block=_block,
     library=Library("glm4_moe", "Glm4Moe"),
-    runs=Plugged(experts="mlp.experts", float32=r"e_score_correction_bias$"),
+    runs=Fused(
+        _style,
+        renames=(
+            (r"^mlp\.gate\.e_score", "mlp.e_score"),
+            (r"^mlp\.shared_experts\.", "mlp.shared_expert."),
+        ),
+        float32=r"^mlp\.(gate\.weight|e_score_correction_bias)$",
+    ),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.architectures.parts import llama_block, scaled_ends
-from edgeshard.architectures.record import Architecture, Library, Plugged
+from edgeshard.architectures.parts import llama_block, multiplied_style, scaled_ends
+from edgeshard.architectures.record import Architecture, Fused, Library
 
 ARCHITECTURE = Architecture(
     name="granite",
@@ -20,6 +20,6 @@ ARCHITECTURE = Architecture(
     numbers=("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
     block=llama_block(bias="attention_bias", mlp_bias="mlp_bias"),
     library=Library("granite", "Granite"),
-    runs=Plugged(),
+    runs=Fused(multiplied_style),
     ends=scaled_ends,
 )

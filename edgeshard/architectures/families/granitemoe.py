@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     attention,
@@ -9,11 +11,12 @@ from edgeshard.architectures.parts import (
     expert_mlps,
     joined_mlps,
     linear,
+    multiplied_style,
     never_null,
     norms,
     scaled_ends,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
 from edgeshard.architectures.shape import ModelShape
 
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
@@ -35,6 +38,10 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     )
 
 
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    return replace(multiplied_style(fields, shape, layer), routing=Routing(fields.size("num_experts_per_tok")))
+
+
 ARCHITECTURE = Architecture(
     name="granitemoe",
     defaults={
@@ -52,7 +59,7 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("granitemoe", "GraniteMoe"),
-    runs=Plugged(renames=((r"\.router\.layer\.", ".router."),), experts=f"{_PATH}.experts"),
+    runs=Fused(_style, renames=((rf"^{_PATH}\.router\.layer\.", "mlp.gate."), (rf"^{_PATH}\.", "mlp."))),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",
 )

@@ -6,6 +6,8 @@ Files may hold blocks for predicting further tokens behind the decoder's own; th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     attention,
@@ -13,10 +15,11 @@ from edgeshard.architectures.parts import (
     expert_mlps,
     fixed_values,
     linear,
+    llama_style,
     norms,
     row_norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import Architecture, BlockStyle, Experts, Fused, Library, Routing, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -34,6 +37,11 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | {f"{_PATH}.e_score_correction_bias": (count,)}
         | expert_mlps(shape, count, inner, f"{_PATH}.experts", ("w1", "w3", "w2"))
     )
+
+
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    routing = Routing(fields.size("num_experts_per_tok"), sigmoid=True)
+    return replace(llama_style(fields, shape, layer), routing=routing)
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -76,14 +84,14 @@ ARCHITECTURE = Architecture(
     further_blocks="num_mtp_modules",
     block=_block,
     library=Library("minimax_m2", "MiniMaxM2"),
-    runs=Plugged(
+    runs=Fused(
+        _style,
         renames=(
             (rf"^{_PATH}\.", "mlp."),
             (r"\.w1\.", ".gate_proj."),
             (r"\.w3\.", ".up_proj."),
             (r"\.w2\.", ".down_proj."),
         ),
-        experts="mlp.experts",
         float32=r"e_score_correction_bias$",
     ),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, row_norms
-from edgeshard.architectures.record import Architecture, Library, Plugged
+from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, llama_style, row_norms
+from edgeshard.architectures.record import Architecture, Fused, Library
 
 ARCHITECTURE = Architecture(
     name="olmo2",
@@ -16,5 +16,5 @@ ARCHITECTURE = Architecture(
     flags=("attention_bias",),
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo2", "Olmo2"),
-    runs=Plugged(),
+    runs=Fused(llama_style),
 )

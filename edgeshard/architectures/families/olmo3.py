@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, row_norms
-from edgeshard.architectures.record import Architecture, Library, Plugged
+from edgeshard.architectures.parts import BEHIND_NORMS, llama_block, llama_style, row_norms
+from edgeshard.architectures.record import Architecture, BlockStyle, Fused, Library
 from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import LAYER_TYPES, SLIDING, Windows, all_but_every
 
 _WINDOWS = Windows(4096, sliding=all_but_every(4))
+
+
+def _style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    kind = _WINDOWS.layer_types(fields, shape.layer_count)[layer]
+    return replace(llama_style(fields, shape, layer), rotary=kind)
 
 
 def _check(fields: ConfigFields, layer_count: int) -> None:
@@ -36,5 +43,5 @@ ARCHITECTURE = Architecture(
     windows=_WINDOWS,
     block=llama_block(bias="attention_bias", norm_names=BEHIND_NORMS, attention_norms=row_norms),
     library=Library("olmo3", "Olmo3"),
-    runs=Plugged(),
+    runs=Fused(_style),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, expert_count, expert_mlps, gated_mlp, linear, norms
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.parts import attention, expert_count, expert_mlps, gated_mlp, linear, mixture_style, norms
+from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows
 
@@ -55,5 +55,5 @@ ARCHITECTURE = Architecture(
     experts=_EXPERTS,
     block=_block,
     library=Library("qwen2_moe", "Qwen2Moe"),
-    runs=Plugged(experts="mlp.experts"),
+    runs=Fused(mixture_style()),
 )

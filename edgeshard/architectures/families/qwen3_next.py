@@ -6,7 +6,7 @@ from __future__ import annotations
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import expert_count, expert_mlps, gated_mlp, linear
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -62,5 +62,7 @@ ARCHITECTURE = Architecture(
     kv=gated_delta.kv,
     states=gated_delta.states,
     library=Library("qwen3_next", "Qwen3Next"),
-    runs=Plugged(experts="mlp.experts", float32=gated_delta.FLOAT32, mixers=gated_delta.MIXERS),
+    runs=Fused(gated_delta.mixture_style, float32=gated_delta.FLOAT32),
+    ends=gated_delta.ends,
+    whole=gated_delta.WHOLE,
 )

@@ -45,6 +45,8 @@ class Checkpoint:
     manifest: ModelManifest
     sequences: tuple[np.ndarray, ...]
     reference: tuple[torch.Tensor, ...]
+    slack: float
+    """Twice what transformers' own forms, a whole sequence and token by token, differ by where there are states."""
     stages: dict[tuple[LayerRange, DType], StageModel] = field(default_factory=dict)
 
     def stage(self, layers: LayerRange, dtype: DType = DType.FLOAT32) -> StageModel:
@@ -88,12 +90,25 @@ def _build(variant: Variant, path: Path) -> Checkpoint:
         _join(path / "model.safetensors", saved)
     source = SafetensorsDirectory(path)
     infos = tuple(_tensor_info(name, source.read(name)) for name in source.names())
-    manifest = ModelManifest(ModelName("tiny"), parse_config(saved).architecture, json.dumps(saved), infos, ())
+    parsed = parse_config(saved)
+    manifest = ModelManifest(ModelName("tiny"), parsed.architecture, json.dumps(saved), infos, ())
     generator = np.random.default_rng(3)
-    sequences = tuple(generator.integers(0, parse_config(saved).vocab_size, length) for length in LENGTHS)
+    sequences = tuple(generator.integers(0, parsed.vocab_size, length) for length in LENGTHS)
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
-    return Checkpoint(path, saved, manifest, sequences, reference)
+        slack = (
+            2 * max(_apart(model, *pair) for pair in zip(sequences, reference, strict=True)) if parsed.states else 0.0
+        )
+    return Checkpoint(path, saved, manifest, sequences, reference, slack)
+
+
+def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
+    """How far the logits of a sequence that goes token by token are from those of the whole."""
+    cache, apart = None, 0.0
+    for token, logits in zip(ids, whole, strict=True):
+        out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        cache, apart = out.past_key_values, max(apart, (out.logits[0, -1] - logits).abs().max().item())
+    return apart
 
 
 def _join(file: Path, config: dict[str, Any]) -> None:
