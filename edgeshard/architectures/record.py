@@ -89,8 +89,8 @@ class Experts:
     what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
     flag is set.
 
-    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are published as
-    [inputs, outputs]; those that somebody else has written as [outputs, inputs] are known by their size.
+    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are stored as
+    [inputs, outputs].
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -308,11 +308,9 @@ class Architecture:
 
     def matrix(self, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
         """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
-        return size[::-1] if self.is_transposed(name) and len(size) == 2 else size
+        transposed = self.experts is not None and self.experts.transposed and self.is_expert(name)
+        return size[::-1] if transposed and len(size) == 2 else size
 
-    def is_transposed(self, name: str) -> bool:
-        """Whether a matrix of this name in a block is stored as [inputs, outputs]."""
-        return self.experts is not None and self.experts.transposed and self.is_expert(name)
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""
