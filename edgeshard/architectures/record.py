@@ -193,7 +193,8 @@ class Plugged:
     `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
     `experts` is the path of the layer's experts, where the agent's own gated MLPs take their place: the tensors of each
-    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, and of down_proj.
+    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, or up_proj alone, and of
+    down_proj.
     `modules` names a module class of its own in the agent, for work that a generic stage does not do. `mixers` maps the
     name of a part of a layer to the agent's own module that takes its place where the layer has it (`model.mixers`).
     """
