@@ -312,7 +312,6 @@ class Architecture:
         transposed = self.experts is not None and self.experts.transposed and self.is_expert(name)
         return size[::-1] if transposed and len(size) == 2 else size
 
-
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""
         if isinstance(self.runs, Plugged):

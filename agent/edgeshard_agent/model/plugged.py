@@ -17,8 +17,8 @@ from edgeshard.architectures.record import Place, Plugged
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
-from edgeshard_agent.model.mixers import MIXERS
 from edgeshard_agent.model.experts import replace_experts
+from edgeshard_agent.model.mixers import MIXERS
 from edgeshard_agent.model.modules import Batch, StageContext, StageModules
 from edgeshard_agent.model.projection import Projection, whole
 from edgeshard_agent.ops.quantize import QuantizedWeight
