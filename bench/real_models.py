@@ -42,7 +42,7 @@ that ([docs/planning.md](planning.md)).
 - *Tokens/s* is the rate at which one stream's tokens come behind the first; *first token* is the wait for it.
 - *Weights* are bfloat16. On nodes that compute on their CPU they may also be int4
   ([docs/configure.md](configure.md#weights-as-small-integers)); on accelerators they may not, so the sites with a GPU
-  have one row for each model. The experts of gpt-oss stay bfloat16 in either case.
+  have one row for each model.
 
 The shapes of the models are in `deploy/examples/real-models/`, as the `config.json` of each, shortened to what decides
 sizes. Any other `config.json` will do. A program writes the page (`bench/real_models.py`), and a test compares it with
@@ -61,8 +61,8 @@ CONCLUSIONS = """## What the tables say
 - **Memory decides what runs, and the memory's bandwidth how fast.** A token reads all weights that it uses once.
 - **A mixture of experts is quick for its size**, because a token uses few of the experts: all of them need room, and
   few are read. It suits nodes with much memory that is not fast.
-- **int4 brings about three times the rate of bfloat16** on CPUs, and takes little more than a quarter of the memory;
-  with gpt-oss it brings less, for its experts stay as they are. What it costs in quality is in
+- **int4 brings about three times the rate of bfloat16** on CPUs, and takes little more than a quarter of the memory.
+  What it costs in quality is in
   [docs/benchmarks/kernels.md](benchmarks/kernels.md#what-small-integers-cost).
 - **What does not fit may still run**: `--allow-streaming` reads a part of the weights from the disk in every step
   ([docs/memory.md](memory.md#streaming)).

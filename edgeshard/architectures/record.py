@@ -89,8 +89,8 @@ class Experts:
     what the names of their tensors have in common (a regular expression). With a `switch` there are none unless that
     flag is set.
 
-    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are published as
-    [inputs, outputs]; those that somebody else has written as [outputs, inputs] are known by their size.
+    Where a checkpoint has `joined` tensors, each expert's are read out of them. `transposed` matrices are stored as
+    [inputs, outputs].
     """
 
     count: tuple[str, ...] = ("num_experts", "num_local_experts")
@@ -213,7 +213,8 @@ class Plugged:
     `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
     `experts` is the path of the layer's experts, where the agent's own gated MLPs take their place: the tensors of each
-    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, and of down_proj.
+    lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, or up_proj alone, and of
+    down_proj.
     `modules` names a module class of its own in the agent, for work that a generic stage does not do. `mixers` maps the
     name of a part of a layer to the agent's own module that takes its place where the layer has it (`model.mixers`).
     """
@@ -328,11 +329,8 @@ class Architecture:
 
     def matrix(self, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
         """The size [outputs, inputs] of the matrix in a block that is stored in this `size`; others are as stored."""
-        return size[::-1] if self.is_transposed(name) and len(size) == 2 else size
-
-    def is_transposed(self, name: str) -> bool:
-        """Whether a matrix of this name in a block is stored as [inputs, outputs]."""
-        return self.experts is not None and self.experts.transposed and self.is_expert(name)
+        transposed = self.experts is not None and self.experts.transposed and self.is_expert(name)
+        return size[::-1] if transposed and len(size) == 2 else size
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""

@@ -61,7 +61,7 @@ def shares_embedding(shape: ModelShape, quantisation: Quantisation | None) -> bo
 
 
 def matrix_size(shape: ModelShape, name: str, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The size [outputs, inputs] of a matrix, by canonical name, that is stored in this `size`; others as stored."""
+    """The size [outputs, inputs] of a matrix, by canonical name, stored in this `size`; that of others is as stored."""
     record = architecture_named(shape.architecture)
     return record.matrix(name_in_block(name), size) if name.startswith(f"{record.block_list}.") else size
 

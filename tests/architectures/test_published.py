@@ -20,7 +20,13 @@ from edgeshard_agent.model.library import library_config, library_of
 
 from edgeshard.architectures import ARCHITECTURES, expected_tensors, parse_config, read_config
 from edgeshard.architectures.record import Fused
+from edgeshard.domain.ids import Digest, ModelName
+from edgeshard.domain.models.dtypes import DType
+from edgeshard.domain.models.model import ModelManifest, TensorInfo
 from edgeshard.importing.quantised import without_quantisation
+from edgeshard.proto.v1 import store_pb2
+from edgeshard.rpc.channel import is_sendable
+from edgeshard.wire.store import manifest_to_wire
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).parent / "published"
@@ -177,3 +183,15 @@ def test_documents_name_every_family() -> None:
     listed = f"{len(ARCHITECTURES)} run: {', '.join(ARCHITECTURES)}."
     assert listed in " ".join(section.split())
     assert f"of {len(ARCHITECTURES)} families" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_the_manifest_of_the_largest_model_can_be_sent() -> None:
+    """It has a tensor for each matrix of each expert."""
+    config = config_of("qwen3.5-397b-a17b")
+    digest, prefix = Digest("0" * 64), "model.language_model."
+    tensors = tuple(
+        TensorInfo(prefix + tensor.name, DType.BFLOAT16, tensor.shape, digest)
+        for tensor in expected_tensors(config).values()
+    )
+    manifest = ModelManifest(ModelName("m"), "qwen3_5_moe", json.dumps(config), tensors, ())
+    assert is_sendable(store_pb2.RegisterModelRequest(manifest=manifest_to_wire(manifest)))

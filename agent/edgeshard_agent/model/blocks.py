@@ -80,7 +80,7 @@ class RmsNorm(nn.Module):
 
 
 Gating = Callable[[torch.Tensor], torch.Tensor]
-"""[T, width] from the results [T, 2 * width] of gate and up."""
+"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
 
 
 def gating_of(activation: str) -> Gating:
@@ -94,13 +94,20 @@ def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
 
 
 class GatedMlp(nn.Module):
-    """down(gating(gate(x), up(x)))."""
+    """down(gating(gate(x), up(x))), or without a gate down(gating(up(x)))."""
 
     def __init__(
-        self, inner: int, hidden: int, gating: Gating, *, bias: bool = False, integers: Integers | None = None
+        self,
+        inner: int,
+        hidden: int,
+        gating: Gating,
+        *,
+        bias: bool = False,
+        gated: bool = True,
+        integers: Integers | None = None,
     ) -> None:
         super().__init__()
-        self.gate_up = Projection((inner, inner), hidden, bias=bias, integers=integers)
+        self.gate_up = Projection((inner, inner) if gated else (inner,), hidden, bias=bias, integers=integers)
         self.down = Projection((hidden,), inner, bias=bias, integers=integers)
         self._gating = gating
 
@@ -120,7 +127,7 @@ class GatedMlp(nn.Module):
         """
         if part == "down_proj":
             return "down", 0
-        return "gate_up", self.gate_up.rows // 2 if part == "up_proj" else 0
+        return "gate_up", self.gate_up.rows - self.down.columns if part == "up_proj" else 0
 
 
 _LEAST_SUM = 1e-20

@@ -26,14 +26,19 @@ def replace_experts(layer: nn.Module, context: StageContext, index: int) -> None
     owner = layer.get_submodule(owner_path)
     hidden, inner = sizes[f"{runs.experts}.0.down_proj.weight"]
     bias = f"{runs.experts}.0.down_proj.bias" in sizes
-    gating = _gating(getattr(owner, leaf), context)
+    gated = not {f"{runs.experts}.0.gate_proj.weight", f"{runs.experts}.0.gate_up_proj.weight"}.isdisjoint(sizes)
+    gating = _gating(getattr(owner, leaf), context, gated)
     kinds = context.expert_integers(index) or (context.block_integers,) * count
-    setattr(owner, leaf, Experts(GatedMlp(inner, hidden, gating, bias=bias, integers=kind) for kind in kinds))
+    made = (GatedMlp(inner, hidden, gating, bias=bias, gated=gated, integers=kind) for kind in kinds)
+    setattr(owner, leaf, Experts(made))
 
 
-def _gating(theirs: Any, context: StageContext) -> Gating:
+def _gating(theirs: Any, context: StageContext, gated: bool) -> Gating:
     """The gating of transformers' experts; a family's own is called, whatever it clamps and in whatever order it has
-    rows of gate and up."""
+    rows of gate and up. Without gates it is the activation."""
+    if not gated:
+        activation: Gating = theirs.act_fn
+        return activation
     own = getattr(type(theirs), "_apply_gate", None)
     if own is not None and own.__module__ == type(theirs).__module__:
         gating: Gating = theirs._apply_gate

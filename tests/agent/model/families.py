@@ -716,9 +716,9 @@ VARIANTS = {
         | _MOE
         | {"rope_parameters": _ROPE | {"mrope_section": [2, 2, 2], "mrope_interleaved": True}, "head_dim": 12}
         | {"mlp_only_layers": [1], "tie_word_embeddings": False},
-        sharded=True,
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
+        joined=True,
     ),
     "qwen3_vl_moe-tied": Variant(
         "Qwen3VLMoeTextConfig",

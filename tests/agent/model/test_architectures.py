@@ -394,12 +394,12 @@ def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
     ("family", "name", "place"),
     [
         ("mixtral", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.3.up_proj.weight")),
-        ("qwen2_moe", "mlp.experts.3.up_proj.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
-        ("qwen2_moe", "mlp.experts.12.down_proj.weight", Place("mlp.experts.down_proj", 12)),
+        ("qwen2_moe", "mlp.experts.3.up_proj.weight", Place("mlp.experts.3.up_proj.weight")),
         ("qwen2_moe", "mlp.shared_expert.up_proj.weight", Place("mlp.shared_expert.up_proj.weight")),
-        ("step3p5", "moe.up_proj.weight", Place("mlp.experts.gate_up_proj", None, 1)),
-        ("step3p5", "moe.down_proj.weight", Place("mlp.experts.down_proj")),
-        ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
+        ("step3p5", "moe.experts.7.up_proj.weight", Place("mlp.experts.7.up_proj.weight")),
+        ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.3.up_proj.weight")),
+        ("gpt_oss", "mlp.experts.3.gate_up_proj_bias", Place("mlp.experts.3.gate_up_proj.bias")),
+        ("qwen3_vl_moe", "mlp.experts.3.down_proj", Place("mlp.experts.3.down_proj.weight")),
     ],
 )
 def test_the_place_of_a_tensor(family: str, name: str, place: Place) -> None:

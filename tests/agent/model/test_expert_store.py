@@ -10,7 +10,7 @@ import pytest
 import torch
 from edgeshard_agent.engine.recording import StepRecorder
 from edgeshard_agent.model.attention.kv import KvMemory
-from edgeshard_agent.model.blocks import MixtureMlp
+from edgeshard_agent.model.blocks import Experts
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.stage import StageModel
 from edgeshard_agent.model.weights.expert_store import ExpertStore
@@ -37,6 +37,19 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="packed files are
 PLAIN = CONFIGS["qwen3_moe"]
 EXPERTS = 8
 MIXED = PLAIN | {EXPERT_WIDTHS: ["24824448", "22222222", "88888888", "44444442"]}
+GPT_OSS = CONFIGS["llama"] | {
+    "model_type": "gpt_oss",
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "sliding_window": 30,
+}
+"""In transformers' layers, with biases and a gating of its own."""
+MINIMAX = CONFIGS["llama"] | {
+    "model_type": "minimax_m2",
+    "num_local_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    EXPERT_WIDTHS: MIXED[EXPERT_WIDTHS],
+}
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 60)
 TABLE = learn(np.random.default_rng(0).integers(0, EXPERTS, (200, LAYERS, 2)).astype(np.int16), EXPERTS).values()
 MODEL = Digest("6" * 64)
@@ -56,7 +69,7 @@ def load(
         packing = Packing(sources, budget, expert_table=expert_table)
     return StageModel.with_kv(
         StageWeights.load(
-            RandomWeights(PLAIN),
+            RandomWeights({key: value for key, value in config.items() if key != EXPERT_WIDTHS}),
             config,
             LayerRange(0, LAYERS),
             dtype=DType.BFLOAT16,
@@ -89,9 +102,9 @@ def budget_of(plain: StageModel, share: float) -> int:
     modules = plain.weights.modules
     sizes = [
         sum(part.packed_bytes for part in expert.modules() if isinstance(part, Projection))
-        for mixture in modules.modules()
-        if isinstance(mixture, MixtureMlp)
-        for expert in mixture.experts
+        for experts in modules.modules()
+        if isinstance(experts, Experts)
+        for expert in experts
     ]
     rounded = [in_disk_blocks(size) for size in sizes]
     return plain.parameter_bytes - sum(sizes) + 2 * max(rounded) + int(share * (sum(rounded) - 2 * max(rounded)))
@@ -103,7 +116,15 @@ def store_of(stage: StageModel) -> ExpertStore:
 
 
 @pytest.mark.parametrize(
-    ("config", "quantisation"), [(PLAIN, None), (PLAIN, Quantisation.INT8), (MIXED, Quantisation.INT4)]
+    ("config", "quantisation"),
+    [
+        (PLAIN, None),
+        (PLAIN, Quantisation.INT8),
+        (MIXED, Quantisation.INT4),
+        (GPT_OSS, None),
+        (GPT_OSS, Quantisation.INT4),
+        (MINIMAX, Quantisation.INT8),
+    ],
 )
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("table", [None, TABLE], ids=["even", "table"])

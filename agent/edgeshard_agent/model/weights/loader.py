@@ -68,15 +68,14 @@ class ParameterLoader:
             )
         value = source.read(stored[name])
         numbers = value.values if isinstance(value, QuantizedWeight) else value
-        matrix = matrix_size(modules.context.shape, name, tensor.shape)
-        if numbers is value and tuple(numbers.shape) == tensor.shape != matrix:
-            value = numbers.t()
-        elif tuple(numbers.shape) != matrix:
+        if tuple(numbers.shape) != tensor.shape:
             raise InvalidArgumentError(
                 f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(tensor.shape)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
+        if tensor.shape != matrix_size(modules.context.shape, name, tensor.shape):
+            value = numbers.t()
         try:
             modules.accept(name, value)
         except (RuntimeError, OSError, MemoryError) as error:
