@@ -241,7 +241,8 @@ class Block(nn.Module):
         self.options = options
         hidden, heads = options.hidden_size, options.heads
         self.linear_attn: DeltaMixer | None = None
-        self.q_norm = self.k_norm = None
+        self.q_norm: RmsNorm | None = None
+        self.k_norm: RmsNorm | None = None
         self.gate_row = 0
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
@@ -251,7 +252,8 @@ class Block(nn.Module):
         self.mlp = _mlp(shapes, options)
         self.input_layernorm = _norm(hidden, options) if "input_layernorm.weight" in shapes else None
         self.post_attention_layernorm = _norm(hidden, options)
-        self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
+        self.pre_feedforward_layernorm: RmsNorm | None = None
+        self.post_feedforward_layernorm: RmsNorm | None = None
         if "pre_feedforward_layernorm.weight" in shapes:
             self.pre_feedforward_layernorm = _norm(hidden, options)
         if "post_feedforward_layernorm.weight" in shapes:
@@ -290,7 +292,7 @@ class Block(nn.Module):
             attended = self.linear_attn(normed, step.states(self.layer_idx), step.span_states)
         else:
             attended = self._attend(normed, rotary, step)
-        before_mlp = self.post_attention_layernorm
+        before_mlp: RmsNorm | None = self.post_attention_layernorm
         if self.post_feedforward_layernorm is not None:
             attended, before_mlp = self.post_attention_layernorm(attended), self.pre_feedforward_layernorm
         normed, residual = _added(before_mlp, self._scaled(attended), residual)
