@@ -197,7 +197,7 @@ class MixtureMlp(nn.Module):
         result: torch.Tensor = self.experts(x, *routed(logits, self.routing, self.e_score_correction_bias, x.dtype))
         if self.shared_expert is None:
             return result
-        shared = self.shared_expert(x)
+        shared: torch.Tensor = self.shared_expert(x)
         if self.shared_expert_gate is not None:
             shared = _sigmoid(self.shared_expert_gate(x)) * shared
         return result + shared

@@ -60,7 +60,8 @@ class DeltaMixer(nn.Module):
         inputs, raw = self.inputs(hidden), self.gates(hidden)
         channels = inputs[:, : 2 * keys + values]
         mixed = short_convolution(channels, self.conv1d.weight.squeeze(1), tails, spans.slots, spans.first_rows)
-        log_decay, beta = delta_gates(*raw.chunk(2, dim=1), self.A_log, self.dt_bias)
+        opening, decaying = raw.chunk(2, dim=1)
+        log_decay, beta = delta_gates(opening, decaying, self.A_log, self.dt_bias)
         found = gated_delta_rule(
             mixed[:, :keys].view(rows, self.key_heads, self.key_dim),
             mixed[:, keys : 2 * keys].view(rows, self.key_heads, self.key_dim),
