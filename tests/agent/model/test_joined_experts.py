@@ -127,7 +127,9 @@ def test_experts_of_every_mixture_are_small_integers(variant: str, quantisation:
     for experts in mixtures:
         projections = [part for part in experts.modules() if isinstance(part, Projection)]
         assert len(projections) == 2 * len(experts)
-        assert {part.packed.scheme for part in projections if part.packed is not None} == {quantisation.blocks}
+        assert {str(part.packed.scheme) for part in projections if part.packed is not None} == {
+            str(quantisation.blocks)
+        }
 
 
 @pytest.mark.parametrize("gated", [False, True])
