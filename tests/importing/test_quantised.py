@@ -31,7 +31,7 @@ from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.imported import Imported
 from edgeshard.importing.quantised import Converter, open_quantised, sorted_parts
 from edgeshard.importing.sources import open_directory
-from edgeshard.storage.checkpoint import build_manifest, open_checkpoint, stored_tensors
+from edgeshard.storage.checkpoint import StoredTensor, build_manifest, open_checkpoint, stored_tensors
 from edgeshard.storage.model_directory import ModelDirectory
 from tests.support.gguf_files import DEMO
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
@@ -156,16 +156,20 @@ def test_gpt_oss_as_published_is_the_same_numbers(tmp_path: Path, monkeypatch: p
                 experts[together + end].append(part)
     stored |= {name: torch.stack(parts) for name, parts in experts.items()}
     directory = write_checkpoint(tmp_path / "oss", config | {"quantization_config": {"quant_method": "mxfp4"}}, stored)
-    sizes_read = []
-    monkeypatch.setattr(quantised, "read_array", lambda part: sizes_read.append(part.size) or read_array(part))
+    sizes_read: list[int] = []
+
+    def noting(part: StoredTensor) -> Any:
+        sizes_read.append(part.size)
+        return read_array(part)
+
+    monkeypatch.setattr(quantised, "read_array", noting)
     imported = open_directory(directory, tmp_path, Width.INT8, nothing)
     assert max(sizes_read) == 192 * 64 // 2, "one expert's gate and up"
     manifest, source = tensors_of(imported)
     assert {tensor.name for tensor in manifest.tensors} == means.keys()
-    for tensor in manifest.tensors:
-        assert (tensor.integers is IntegerFormat.INT8) == tensor.name.endswith(("gate_up_proj", "down_proj"))
-        found = whole(source.read(tensor.name))
-        assert torch.equal(found.float(), means[tensor.name].float()), tensor.name
+    for info in manifest.tensors:
+        assert (info.integers is IntegerFormat.INT8) == info.name.endswith(("gate_up_proj", "down_proj"))
+        assert torch.equal(whole(source.read(info.name)).float(), means[info.name].float()), info.name
     means |= {
         name: part.t().contiguous() for name, part in means.items() if name.endswith(("gate_up_proj", "down_proj"))
     }
