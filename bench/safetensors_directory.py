@@ -33,7 +33,7 @@ class SafetensorsDirectory:
 
     def read(self, name: str) -> torch.Tensor:
         if (part := self._parts.get(name)) is not None:
-            return self.read(part.tensor).view(part.count, *part.shape)[part.index]
+            return self.read(part.tensor).view(part.parts, *part.shape)[part.number]
         file = self._files.get(name)
         if file is None:
             raise DataLossError(f"tensor {name} is not in the checkpoint", field=name, reason="MISSING_TENSOR")
@@ -48,11 +48,11 @@ class SafetensorsDirectory:
 
 
 class _Part(NamedTuple):
-    """One of `count` equal parts of a tensor."""
+    """The part with this number of `parts` equal ones of a tensor."""
 
     tensor: str
-    index: int
-    count: int
+    number: int
+    parts: int
     shape: tuple[int, ...]
 
 
@@ -67,7 +67,7 @@ def _parts_by_name(path: Path, files: Mapping[str, Path]) -> dict[str, _Part]:
         with safe_open(str(file), framework="pt", device="cpu") as shard:
             shape = tuple(shard.get_slice(name).get_shape())
         found = parts_of_joined(config, name, shape)
-        parts |= {part: _Part(name, index, len(found), own) for index, (part, own) in enumerate(found.items())}
+        parts |= {part: _Part(name, number, len(found), own) for number, (part, own) in enumerate(found.items())}
     return parts
 
 

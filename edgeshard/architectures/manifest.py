@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
 from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, parts_of_joined, unit_of
+from edgeshard.architectures.weights import matrix_size
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo, units_of_stage
@@ -26,7 +27,8 @@ def check_manifest(manifest: ModelManifest) -> None:
     """
     config = manifest.config
     expected = expected_tensors(config)
-    architecture = parse_config(config).architecture
+    shape = parse_config(config)
+    architecture = shape.architecture
     found: dict[str, TensorInfo] = {}
     for tensor in manifest.tensors:
         if unit_of(architecture, tensor.name, config) is None:
@@ -46,9 +48,11 @@ def check_manifest(manifest: ModelManifest) -> None:
                 reason="DUPLICATE_TENSOR",
             )
         found[name] = tensor
-        if tensor.shape != expected[name].shape:
-            required = list(expected[name].shape)
-            raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {required}")
+        required = expected[name].shape
+        if tensor.integers is not None:
+            required = matrix_size(shape, name, required)
+        if tensor.shape != required:
+            raise _wrong(tensor, f"has shape {list(tensor.shape)}, but config.json requires {list(required)}")
         if tensor.integers is not None and (
             len(tensor.shape) != 2 or tensor.shape[1] % STORED_GROUP or tensor.dtype is not DType.FLOAT32
         ):

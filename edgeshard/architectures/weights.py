@@ -77,19 +77,21 @@ def tensor_bytes(
 ) -> int:
     """Bytes of a tensor that a stage with these layers needs, once loaded; a tied embedding may be there twice."""
     name, elements = canonical_name(shape.architecture, tensor.name), math.prod(tensor.shape)
+    # Small integers are stored by rows of outputs in any family.
+    matrix = matrix_size(shape, name, tensor.shape) if tensor.integers is None else tensor.shape
     if shape.tied and name == architecture_named(shape.architecture).embedding:
         ends = (layers.first == 0, layers.end == shape.layer_count)
         if shares_embedding(shape, quantisation):
             return elements * dtype.itemsize * any(ends)
-        head = _bytes(shape, HEAD_WEIGHT, tensor.shape, dtype, quantisation)
+        head = _bytes(shape, HEAD_WEIGHT, matrix, dtype, quantisation)
         return elements * dtype.itemsize * ends[0] + head * ends[1]
-    return _bytes(shape, name, tensor.shape, dtype, quantisation)
+    return _bytes(shape, name, matrix, dtype, quantisation)
 
 
 def _bytes(shape: ModelShape, name: str, size: tuple[int, ...], dtype: DType, quantisation: Quantisation | None) -> int:
     integers = integers_of(shape, name, len(size), quantisation)
     if integers is not None:
-        rows, columns = matrix_size(shape, name, size)
+        rows, columns = size
         return integers.matrix_bytes(rows, columns, shape.group_of(integers))
     return math.prod(size) * (DType.FLOAT32 if keeps_float32(shape, name) else dtype).itemsize
 

@@ -62,5 +62,4 @@ def _integers(method: str, settings: Mapping[str, Any], width: Width) -> Integer
         if isinstance(weights, Mapping) and weights.get("type") == "int":
             small = weights.get("num_bits") == 4 and weights.get("symmetric", True)
             return IntegerFormat.INT4 if small else IntegerFormat.INT8
-    # MXFP4 is of experts, which stay whole.
-    return None if method == "mxfp4" else width.integers
+    return IntegerFormat.INT8 if method == "mxfp4" else width.integers

@@ -209,11 +209,16 @@ class Converter:
         return found[0], found[1]
 
     def _expert(self, name: str, arrays: dict[str, NDArray[Any]]) -> StoredTensor:
-        """The matrix of an expert in MXFP4, [outputs, inputs], written as [inputs, outputs]."""
+        """The matrix of an expert in MXFP4, [outputs, inputs]: the same numbers as int8, or where float16 does not hold
+        a scale as floats, [inputs, outputs]."""
         if arrays.keys() != {"_blocks", "_scales"} or arrays["_blocks"].ndim < 2:
             raise _refused(f"tensor {name} is stored as {', '.join(sorted(arrays))}, which is not read")
         matrix = packings.mxfp4(name, arrays)
         assert matrix.values is not None
+        used = matrix.values.reshape(*matrix.scales.shape, -1).any(-1)
+        scales = kept_scales(np.where(used, matrix.scales, np.float32(0)))
+        if scales is not None:
+            return self.writer.integers(name, matrix.values.shape, iter([(matrix.values, scales)]), IntegerFormat.INT8)
         with np.errstate(over="ignore"):  # told by name
             numbers = dequantised(matrix.values, matrix.scales).T
         _check_finite(name, numbers)

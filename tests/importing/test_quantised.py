@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,24 @@ import numpy as np
 import pytest
 import torch
 from edgeshard_agent.model.projection import whole
+from edgeshard_agent.model.stage import StageModel
 from safetensors.torch import load_file
 
 from bench.quantisation import VALIDATION, score
 from bench.safetensors_directory import SafetensorsDirectory
-from edgeshard.architectures import expected_tensors, parse_config
+from edgeshard.architectures import expected_tensors, held_bytes, parse_config
 from edgeshard.domain.errors import EdgeShardError, InvalidArgumentError, UnsupportedModelError
-from edgeshard.domain.models.dtypes import DType
-from edgeshard.importing import packings
+from edgeshard.domain.models.dtypes import DType, IntegerFormat
+from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.generation import Sampling
+from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard.importing import packings, quantised
 from edgeshard.importing.arrays import read_array
 from edgeshard.importing.blocks import TensorWriter, Width
 from edgeshard.importing.imported import Imported
 from edgeshard.importing.quantised import Converter, open_quantised, sorted_parts
 from edgeshard.importing.sources import open_directory
-from edgeshard.storage.checkpoint import build_manifest, open_checkpoint, stored_tensors
+from edgeshard.storage.checkpoint import StoredTensor, build_manifest, open_checkpoint, stored_tensors
 from edgeshard.storage.model_directory import ModelDirectory
 from tests.support.gguf_files import DEMO
 from tests.support.imports import nothing, stage_of, tensors_of, write_checkpoint
@@ -99,14 +104,24 @@ def test_perplexity_is_that_of_the_dequantised_weights(
     assert abs(math.exp((nats - expected_nats) / tokens) - 1) < 0.01
 
 
-def test_an_expert_in_mxfp4_is_transposed_and_exact(tmp_path: Path) -> None:
-    """As gpt_oss has them: [outputs, inputs / 32, 16] bytes of each, whole [inputs, outputs]."""
+def logits_of(stage: StageModel, tokens: np.ndarray) -> torch.Tensor:
+    """Of a prompt in one chunk, [tokens, vocabulary]."""
+    span = Span(0, 0, len(tokens), sampling=Sampling())
+    return stage.logits(StepPlan(grants=(KvGrant(0, 0, (0, 1)),), spans=(span,)), tokens)
+
+
+def mxfp4_parts(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Blocks and scales of an expert's matrix [outputs, inputs], as gpt_oss has them, and the numbers they mean."""
+    rows, columns = weight.shape
+    codes, exponents, means = fp4(weight)
+    packed = (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    return {"_blocks": packed.view(rows, columns // 32, 16), "_scales": exponents.view(rows, columns // 32)}, means
+
+
+def test_an_expert_in_mxfp4_whose_scales_float16_does_not_hold_is_transposed_and_exact(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    codes, exponents, means = fp4(torch.randn(8, 64))
-    parts = {
-        "x_blocks": (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8).view(8, 2, 16),
-        "x_scales": exponents.view(8, 2),
-    }
+    made, means = mxfp4_parts(torch.randn(8, 64) * 2.0**-40)
+    parts = {f"x{end}": part for end, part in made.items()}
     directory = write_checkpoint(tmp_path / "experts", {}, parts)
     kept, modules = sorted_parts(stored_tensors(ModelDirectory.at(directory)))
     assert not kept and modules.keys() == {"x"}
@@ -114,6 +129,88 @@ def test_an_expert_in_mxfp4_is_transposed_and_exact(tmp_path: Path) -> None:
         stored = Converter({}, "mxfp4", {}, Width.INT8, writer).stored("x", modules["x"])
     assert stored.shape == (64, 8) and writer.loss.errors == 0
     assert torch.equal(torch.from_numpy(read_array(stored)), means.t())
+
+
+def test_gpt_oss_as_published_is_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All experts of a layer in a tensor of blocks and one of scales: they are read one by one, and kept as int8."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 32, "intermediate_size": 96, "num_local_experts": 3, "num_experts_per_tok": 2}
+    config = {"model_type": "gpt_oss", "vocab_size": 61, "max_position_embeddings": 64} | sizes
+    torch.manual_seed(0)
+    stored: dict[str, torch.Tensor] = {}
+    means: dict[str, torch.Tensor] = {}
+    experts: defaultdict[str, list[torch.Tensor]] = defaultdict(list)
+    for name, tensor in expected_tensors(config).items():
+        full = f"model.{name}" if name != "lm_head.weight" else name
+        weight = torch.randn(tensor.shape) * 0.1
+        together, number = re.subn(r"experts\.\d+\.", "experts.", full)
+        if not number:
+            stored[full] = means[full] = weight.bfloat16()
+        elif full.endswith("_bias"):
+            means[full] = weight.bfloat16()
+            experts[together].append(means[full])
+        else:
+            weight[:32] = 0.0  # blocks of nothing, whose scales mean nothing either
+            parts, means[full] = mxfp4_parts(weight.t().contiguous())
+            for end, part in parts.items():
+                experts[together + end].append(part)
+    stored |= {name: torch.stack(parts) for name, parts in experts.items()}
+    directory = write_checkpoint(tmp_path / "oss", config | {"quantization_config": {"quant_method": "mxfp4"}}, stored)
+    sizes_read: list[int] = []
+
+    def noting(part: StoredTensor) -> Any:
+        sizes_read.append(part.size)
+        return read_array(part)
+
+    monkeypatch.setattr(quantised, "read_array", noting)
+    imported = open_directory(directory, tmp_path, Width.INT8, nothing)
+    assert max(sizes_read) == 192 * 64 // 2, "one expert's gate and up"
+    manifest, source = tensors_of(imported)
+    assert {tensor.name for tensor in manifest.tensors} == means.keys()
+    for info in manifest.tensors:
+        assert (info.integers is IntegerFormat.INT8) == info.name.endswith(("gate_up_proj", "down_proj"))
+        assert torch.equal(whole(source.read(info.name)).float(), means[info.name].float()), info.name
+    means |= {
+        name: part.t().contiguous() for name, part in means.items() if name.endswith(("gate_up_proj", "down_proj"))
+    }
+    plain = write_checkpoint(tmp_path / "plain", config, means)
+    reference = stage_of(build_manifest("plain", open_checkpoint(plain)), SafetensorsDirectory(plain), DType.FLOAT32)
+    tokens = np.arange(20) * 3 % 61
+    wanted = logits_of(reference, tokens)
+    assert torch.equal(logits_of(stage_of(manifest, source, DType.FLOAT32), tokens), wanted), "whole again"
+    stage = stage_of(manifest, source, DType.FLOAT32, parse_config(manifest.config).stored_as)
+    assert torch.corrcoef(torch.stack([logits_of(stage, tokens).flatten(), wanted.flatten()]))[0, 1] > 0.999
+    layers = LayerRange(0, 2)
+    kept = parse_config(manifest.config).stored_as
+    assert stage.parameter_bytes == held_bytes(manifest.config, manifest.tensors, layers, DType.FLOAT32, kept)
+
+
+def test_experts_of_a_layer_in_fp8_are_read_one_by_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 32, "moe_intermediate_size": 128, "num_experts": 3, "num_experts_per_tok": 2}
+    config = {"model_type": "qwen3_5_moe_text", "vocab_size": 61, "max_position_embeddings": 64} | sizes
+    torch.manual_seed(0)
+    settings, quantise, _ = FORMATS["fp8 in blocks"]
+    stored = {
+        name if name == "lm_head.weight" else f"model.{name}": torch.randn(tensor.shape).bfloat16()
+        for name, tensor in expected_tensors(config).items()
+        if ".experts." not in name
+    }
+    means, path = {}, "model.layers.0.mlp.experts"
+    for together, rows in (("gate_up_proj", 256), ("down_proj", 128)):
+        made = [quantise(torch.randn(rows, 128)) for _ in range(3)]
+        stored[f"{path}.{together}"] = torch.stack([each.parts["weight"] for each in made])
+        stored[f"{path}.{together}_scale_inv"] = torch.stack([each.parts["weight_scale_inv"] for each in made])
+        for expert, each in enumerate(made):
+            names = ("gate_proj", "up_proj") if rows == 256 else ("down_proj",)
+            for name, part in zip(names, each.means.chunk(len(names)), strict=True):
+                means[f"{path}.{expert}.{name}.weight"] = part
+    directory = write_checkpoint(tmp_path / "fp8", config | {"quantization_config": settings}, stored)
+    manifest, source = tensors_of(open_directory(directory, tmp_path, Width.FLOAT32, nothing))
+    assert len(manifest.tensors) == len(expected_tensors(config))
+    for name, wanted in means.items():
+        found = source.read(name)
+        assert isinstance(found, torch.Tensor) and torch.equal(found, wanted), name
 
 
 def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:

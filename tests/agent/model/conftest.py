@@ -128,7 +128,7 @@ def _join(file: Path, config: dict[str, Any]) -> None:
         assert names, "nothing to join"
         for name in names:
             prefix = name.removesuffix(joined.parts[0].format(0))
-            parts = []
+            parts: list[torch.Tensor] = []
             while f"{prefix}{joined.parts[0].format(len(parts))}" in tensors:
                 own = [tensors.pop(f"{prefix}{part.format(len(parts))}") for part in joined.parts]
                 parts.append(torch.cat(own))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.model.blocks import Experts
+from edgeshard_agent.model.blocks import Experts, GatedMlp, gating_of
 from edgeshard_agent.model.projection import Projection
 from edgeshard_agent.model.weights import cached_source
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
@@ -127,7 +127,22 @@ def test_experts_of_every_mixture_are_small_integers(variant: str, quantisation:
     for experts in mixtures:
         projections = [part for part in experts.modules() if isinstance(part, Projection)]
         assert len(projections) == 2 * len(experts)
-        assert {part.packed.scheme for part in projections if part.packed is not None} == {quantisation.blocks}
+        assert {str(part.packed.scheme) for part in projections if part.packed is not None} == {
+            str(quantisation.blocks)
+        }
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_an_mlp_computes_with_and_without_a_gate(gated: bool) -> None:
+    torch.manual_seed(0)
+    gate, up, down, x = torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 6), torch.randn(3, 4)
+    mlp = GatedMlp(6, 4, gating_of("relu") if gated else torch.relu, gated=gated)
+    for part, value in {"gate_proj": gate, "up_proj": up, "down_proj": down}.items():
+        if gated or part != "gate_proj":
+            name, first_row = mlp.place(part)
+            mlp.get_submodule(name).fill("weight", first_row, value, torch.float32, "cpu")  # type: ignore[operator]
+    inner = torch.relu(x @ gate.t()) * (x @ up.t()) if gated else torch.relu(x @ up.t())
+    assert torch.allclose(mlp(x), inner @ down.t(), atol=1e-5)
 
 
 def test_a_tensor_of_other_experts_than_config_json_says_is_refused(tmp_path: Path) -> None:

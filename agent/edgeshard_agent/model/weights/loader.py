@@ -67,14 +67,16 @@ class ParameterLoader:
                 reason="MISSING_TENSOR",
             )
         value = source.read(stored[name])
+        matrix = matrix_size(modules.context.shape, name, tensor.shape)
+        required = matrix if isinstance(value, QuantizedWeight) else tensor.shape
         numbers = value.values if isinstance(value, QuantizedWeight) else value
-        if tuple(numbers.shape) != tensor.shape:
+        if tuple(numbers.shape) != required:
             raise InvalidArgumentError(
-                f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(tensor.shape)}",
+                f"tensor {stored[name]} has shape {list(numbers.shape)}, but config.json requires {list(required)}",
                 field=stored[name],
                 reason="WRONG_TENSOR_SHAPE",
             )
-        if tensor.shape != matrix_size(modules.context.shape, name, tensor.shape):
+        if required != matrix:
             value = numbers.t()
         try:
             modules.accept(name, value)
