@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Theirs:
 
         config = Qwen3_5TextConfig(**{key: value for key, value in HYBRID.items() if key != "architectures"})
         with torch.device("meta"):
-            model = module.Qwen3_5ForCausalLM(config)
+            model: Any = module.Qwen3_5ForCausalLM(config)
         self._model: Any = model.to(torch.bfloat16).to_empty(device="cpu").eval()
         for name, tensor in (*self._model.named_parameters(), *self._model.named_buffers()):
             tensor.data.fill_(1.0 if "norm" in name or "inv_freq" in name else 0.01)
@@ -145,8 +146,8 @@ def measure(rounds: int) -> dict[str, float]:
     hybrid, small, llama, theirs = Engine(HYBRID), Engine(HYBRID, "int4"), Engine(LLAMA), Theirs()
     contenders: dict[str, Callable[[], float]] = {
         "memory_s": memory_s(hybrid.bytes),
-        **{f"bf16_x{streams}_s": lambda n=streams: hybrid.step_s(n) for streams in STREAMS},
-        **{f"transformers_x{streams}_s": lambda n=streams: theirs.step_s(n) for streams in STREAMS},
+        **{f"bf16_x{streams}_s": partial(hybrid.step_s, streams) for streams in STREAMS},
+        **{f"transformers_x{streams}_s": partial(theirs.step_s, streams) for streams in STREAMS},
         "int4_x1_s": lambda: small.step_s(1),
         "llama_x1_s": lambda: llama.step_s(1),
         "prompt_s": lambda: hybrid.prompt_s(PROMPT),

@@ -93,6 +93,6 @@ ARCHITECTURE = Architecture(
             (r"^mlp\.gate\.e_score", "mlp.e_score"),
             (r"^mlp\.shared_experts\.", "mlp.shared_expert."),
         ),
-        float32=r"^mlp\.(gate\.weight|e_score_correction_bias)$",
+        float32=r"mlp\.(gate\.weight|e_score_correction_bias)$",
     ),
 )

@@ -16,7 +16,7 @@ from edgeshard.domain.models.dtypes import DType, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
 from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
-from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights
+from tests.agent.model.test_bits import CONFIGS, LAYERS, VOCAB, RandomWeights, has_states
 
 TOKENS = np.random.default_rng(4).integers(0, VOCAB, 40)
 
@@ -56,7 +56,10 @@ def load_stage(source: CountedWeights, name: str, layers: LayerRange, scheme: st
 
 
 def logits(stages: list[StageModel]) -> torch.Tensor:
-    plan = StepPlan(grants=(KvGrant(0, 0, (0, 1, 2)),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),))
+    slot = 0 if has_states(stages) else None
+    plan = StepPlan(
+        grants=(KvGrant(0, 0, (0, 1, 2), slot=slot),), spans=(Span(0, 0, len(TOKENS), sampling=Sampling()),)
+    )
     value: Any = TOKENS
     for stage in stages[:-1]:
         value = stage.execute(plan, value).hidden

@@ -210,7 +210,7 @@ def test_layers_the_model_does_not_have(checkpoint_of: Callable[[str], Any], lay
 
 
 def test_a_config_transformers_refuses_is_a_typed_error(checkpoint_of: Callable[[str], Any]) -> None:
-    checkpoint = checkpoint_of("olmo2-plain")
+    checkpoint = checkpoint_of("apertus-llama3")
     broken = replace(checkpoint, config=checkpoint.config | {"initializer_range": "much"})
     with pytest.raises(UnsupportedModelError):
         load(broken, SafetensorsDirectory(checkpoint.path), LayerRange(0, 1))
