@@ -213,8 +213,9 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
         for tensor, size in record.block(decoder.fields, shape, layer).items():
             place = tensor if isinstance(record.runs, Fused) else record.place(tensor).parameter
             if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
-                place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj(\.weight)?$", "experts.gate_up_proj", place)
-                place = re.sub(r"experts\.\d+\.down_proj(\.weight)?$", "experts.down_proj", place)
+                place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj", "experts.gate_up_proj", place)
+                place = re.sub(r"experts\.\d+\.down_proj", "experts.down_proj", place)
+                place = place.removesuffix(".weight").replace(".bias", "_bias")
             left[place] += math.prod(size)
         assert left == {key: math.prod(size) for key, size in sizes.items()}
 
