@@ -74,7 +74,7 @@ format: $(STAMP) ## fix what ruff can fix, and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-drawings: $(STAMP) ## draw into ARCHITECTURE.md the phases of a deployment, and who may import whom
+drawings: $(STAMP) ## draw into documents what they take from code: phases, imports, keys, published models that run
 	$(BIN)/python tools/draw_architecture.py
 
 proto: $(STAMP) ## generate edgeshard/proto from proto/

@@ -1,8 +1,9 @@
-"""Draw what documents take from code: the phases of a deployment, who may import whom, keys and options.
+"""Draw what documents take from code: the phases of a deployment, who may import whom, keys, options and models.
 
 `make drawings` writes all; `--check`, which `make check` runs, writes nothing and fails when one is not as the code
 says. Phases are the coordinator's transitions table, import rules the layers in `.importlinter`, keys the fields of
-`DeploymentSpec`, options those of `edgectl plan`.
+`DeploymentSpec`, options those of `edgectl plan`, models the cards of `tests/architectures/cards.toml` with what the
+registry says of each.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import configparser
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from enum import Enum
@@ -19,17 +21,24 @@ from typing import Any
 import typer
 from edgeshard_coordinator.core.deployments.transitions import TRANSITIONS, Trigger
 
+from edgeshard.architectures.config import decoder_fields
 from edgeshard.cli.commands.deployments.plan import plan
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
 from edgeshard.domain.deployments.deployment import DeploymentSpec
+from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.options import option_fields
+from edgeshard.importing.blocks import Width
+from edgeshard.importing.outlook import config_of
+from edgeshard.importing.sources import Source
 
 ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "tests" / "architectures"
 DOCUMENTS = {
     "phases": "ARCHITECTURE.md",
     "imports": "ARCHITECTURE.md",
     "keys": "docs/configure.md",
     "options": "docs/planning-reference.md",
+    "cards": "docs/models.md",
 }
 """Where each drawing stands."""
 
@@ -77,6 +86,41 @@ def option_table(command: Callable[..., None]) -> str:
     )
 
 
+def read_cards() -> list[dict[str, Any]]:
+    """The models of cards.toml."""
+    models: list[dict[str, Any]] = tomllib.loads((MODELS / "cards.toml").read_text(encoding="utf-8"))["models"]
+    return models
+
+
+def refusal(card: Mapping[str, Any]) -> str:
+    """Why a model does not run, in the words of `edgectl model add`; empty for one that does.
+
+    Raises ValueError where its model_type runs, but no config.json is there to tell.
+    """
+    path = MODELS / "published" / f"{card.get('config')}.json"
+    try:
+        if path.exists():
+            config_of(Source(path=path), Width.INT8)
+            return ""
+        decoder_fields({"model_type": card["model_type"]})
+    except UnsupportedModelError as error:
+        if path.exists() or error.field == "model_type":
+            return error.message.removeprefix("config.json: ").rpartition(" is not supported: ")[2]
+    raise ValueError(f"{card['original']}: {card['model_type']} runs, so published/ must have its config.json")
+
+
+def card_table(cards: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each model: its repository, how many cards are of it, its model_type, and whether it runs."""
+    why = {card["original"]: refusal(card) for card in cards}
+    count = sum(card["cards"] for card in cards)
+    runs = sum(card["cards"] for card in cards if not why[card["original"]])
+    rows = (
+        (name, str(card["cards"]), card["model_type"], f"no: {why[name]}" if why[name] else "yes")
+        for name, card in ((card["original"], card) for card in cards)
+    )
+    return f"\n{runs} of {count} cards run.\n" + _table(("model", "cards", "model_type", "runs"), *rows)
+
+
 def _shown(flags: Sequence[str], metavar: str) -> str:
     """An option by the first of its names, and what stands for its value."""
     return f"`{f'{flags[0]} {metavar}'.strip()}`" if flags else ""
@@ -106,6 +150,7 @@ def drawings() -> dict[str, str]:
         "imports": import_layers(rules),
         "keys": key_table(DeploymentSpec),
         "options": option_table(plan),
+        "cards": card_table(read_cards()),
     }
 
 

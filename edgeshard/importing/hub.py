@@ -90,13 +90,13 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
 
 
 def config_of(name: str, revision: str) -> dict[str, Any]:
-    """The config.json alone, for planning. Raises as `fetch` does."""
+    """The config.json alone, for planning; the cached one offline, whatever else is there. Raises as `fetch` does."""
     hub = _Hub(name, lambda what, done, total: None)
     with _translated(name, revision):
         found = hub.find(revision)
         if found is not None:
             _check_sizes(found)
-        directory = hub.cached(revision) if found is None else hub.config(found, revision)
+        directory = hub.cached(revision, whole=False) if found is None else hub.config(found, revision)
     return read_config(directory)
 
 
@@ -130,14 +130,15 @@ class _Hub:
             {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None},
         )
 
-    def cached(self, revision: str) -> Path:
-        """The snapshot of the last download. Raises UnavailableError unless all of it is there."""
+    def cached(self, revision: str, whole: bool = True) -> Path:
+        """The snapshot of the last download. Raises UnavailableError unless its config.json is there, and all of it
+        where it must be `whole`."""
         config = self._library.try_to_load_from_cache(self._name, _CONFIG, revision=revision or None)
         directory = Path(config).parent if isinstance(config, str) else None
-        if directory is None or not _is_complete(directory):
+        if directory is None or (whole and not _is_complete(directory)):
             raise UnavailableError(
-                f"the Hub cannot be reached and {self._name} is not wholly in its cache: go online (HF_ENDPOINT names "
-                "another Hub, HF_HUB_OFFLINE=1 forbids asking), or give a directory",
+                f"the Hub cannot be reached and {self._name} is not {'wholly ' * whole}in its cache: go online "
+                "(HF_ENDPOINT names another Hub, HF_HUB_OFFLINE=1 forbids asking), or give a directory",
                 field="model",
             )
         return directory

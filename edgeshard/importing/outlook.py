@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.importing import gguf_config, hub
 from edgeshard.importing.blocks import Width
@@ -30,7 +31,9 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
         config = gguf_config.config_of(file)
         return _stored(config, stored_quantisation(config, stored_types(file, width)))
     else:
-        config = dict(read_json(path, str(path), "model"))
+        config = read_json(path, str(path), "model")
+        if not isinstance(config, dict):
+            raise InvalidArgumentError(f"{path}: holds no object", field="model")
     settings = quantisation_of(config)
     plain = without_quantisation(config)
     parse_config(plain)

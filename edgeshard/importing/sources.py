@@ -35,6 +35,7 @@ class Source:
             text = self.repository.partition("/")[2]
         else:
             path = self.path.absolute()
+            path = path.parent if path.name == "config.json" else path
             text = path.stem if path.is_file() else path.resolve().name
         return re.sub(r"[^a-z0-9._-]+", "-", text.lower())[:63].strip("-._") or "model"
 

@@ -1,9 +1,9 @@
 """The config.json of published models, as they are: each is accepted, and its tensors are those of the checkpoint.
 
-`published/` has those of minimax, step, qwen3-vl, seed-oss and k-exaone as public code quotes them. The others are
-`PUT_TOGETHER`: from the sizes of the models and the keys of transformers' class, so keys may be missing that the
-published file has. Counts of parameters that a comment names are published, too; the others are what transformers'
-layers add up to.
+`published/` has them as public code quotes them, but for those that are `PUT_TOGETHER`: from the sizes of the models
+and the keys of transformers' class, so keys may be missing that the published file has. Counts of parameters that a
+comment names are published, too; the others are what transformers' layers add up to. `cards.toml` says which of them
+people run on clusters.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import pytest
 import torch
 from edgeshard_agent.model.library import library_config, library_of
 
-from edgeshard.architectures import ARCHITECTURES, expected_tensors, parse_config, read_config
+from edgeshard.architectures import ARCHITECTURES, expected_tensors, parse_config, read_config, registry
 from edgeshard.architectures.record import Fused
+from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import ModelManifest, TensorInfo
@@ -27,11 +28,50 @@ from edgeshard.importing.quantised import without_quantisation
 from edgeshard.proto.v1 import store_pb2
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.store import manifest_to_wire
+from tools.draw_architecture import read_cards
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).parent / "published"
 
 MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
+    # Text alone. An 8-bit conversion of the 2B and of the 9B has the bytes of these and of the part for pictures.
+    "qwen3.5-2b": (1_881_825_088, {"layers.23.self_attn.q_proj.weight": (2 * 8 * 256, 2048)}),
+    "qwen3.5-9b": (8_953_803_264, {"layers.0.linear_attn.in_proj_qkv.weight": (8192, 4096)}),
+    "qwen3.5-27b": (26_895_998_464, {"layers.0.linear_attn.conv1d.weight": (10_240, 1, 4)}),
+    "qwen3.6-27b": (26_895_998_464, {"layers.63.self_attn.k_proj.weight": (1024, 5120)}),
+    "qwen3-next-80b-a3b": (79_674_391_296, {"layers.0.linear_attn.in_proj_qkvz.weight": (12_288, 2048)}),
+    "qwen3-coder-next": (79_674_391_296, {"layers.47.mlp.shared_expert_gate.weight": (1, 2048)}),
+    # Their pages say 30.7 and 25.2 billion.
+    "gemma-4-31b": (
+        30_697_345_340,
+        {
+            "layers.0.self_attn.v_proj.weight": (16 * 256, 5376),
+            "layers.5.self_attn.k_proj.weight": (4 * 512, 5376),
+            "layers.5.self_attn.q_proj.weight": (32 * 512, 5376),
+        },
+    ),
+    "gemma-4-26b-a4b": (25_233_141_790, {"layers.29.router.proj.weight": (128, 2816)}),
+    # Both published.
+    "gpt-oss-20b": (20_914_757_184, {"layers.23.self_attn.sinks": (64,)}),
+    "gpt-oss-120b": (116_829_156_672, {"layers.35.mlp.router.weight": (128, 2880)}),
+    # Published without the routers' biases, which choose experts: 106,852,245,504.
+    "glm-4.5-air": (106_852_245_504 + 45 * 128, {"layers.0.mlp.up_proj.weight": (10_944, 4096)}),
+    "glm-4.7": (352_797_829_024, {"layers.91.self_attn.k_norm.weight": (128,)}),
+    # All llamas and qwens as published.
+    "llama-3.1-8b": (8_030_261_248, {"lm_head.weight": (128_256, 4096)}),
+    "llama-3.1-70b": (70_553_706_496, {"layers.79.mlp.up_proj.weight": (28_672, 8192)}),
+    "llama-3.2-1b": (1_235_814_400, {"layers.15.self_attn.k_proj.weight": (512, 2048)}),
+    "llama-3.2-3b": (3_212_749_824, {"layers.27.self_attn.k_proj.weight": (1024, 3072)}),
+    "llama-3.3-70b": (70_553_706_496, {}),
+    "llama-3.1-nemotron-70b": (70_553_706_496, {}),
+    "llama-3.1-nemotron-nano-4b": (4_512_746_496, {"layers.31.self_attn.q_proj.weight": (4096, 3072)}),
+    "qwen3-0.6b": (596_049_920, {"layers.27.self_attn.q_norm.weight": (128,)}),
+    "qwen3-4b": (4_022_468_096, {}),
+    "qwen3-30b-a3b": (30_532_122_624, {"layers.47.mlp.experts.127.up_proj.weight": (768, 2048)}),
+    "qwen3-235b-a22b-2507": (235_093_634_560, {"layers.93.self_attn.k_proj.weight": (512, 4096)}),
+    "qwen3-coder-480b-a35b": (480_154_875_392, {"layers.61.mlp.experts.159.down_proj.weight": (6144, 2560)}),
+    # Its sizes are those of the next one.
+    "minimax-m2.1": (228_689_764_864, {}),
     # The Hub counts 228,703,644,928: with a scale for each of the 128 x 128 blocks of FP8.
     "minimax-m2.5": (
         228_703_644_928 - 13_880_064,
@@ -120,6 +160,11 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
 }
 """The number of parameters, and some tensors with their shapes."""
 
+REFUSED = {
+    "gemma-4-e2b": "text_config.hidden_size_per_layer_input",
+    "gemma-4-e4b": "text_config.hidden_size_per_layer_input",
+}
+"""The key at fault in those that do not run."""
 
 PUT_TOGETHER = {
     "afm-4.5b",
@@ -127,13 +172,36 @@ PUT_TOGETHER = {
     "command-r7b",
     "ernie-4.5-0.3b",
     "ernie-4.5-21b-a3b",
+    "gemma-4-26b-a4b",
+    "gemma-4-e2b",
+    "gemma-4-e4b",
+    "glm-4.5-air",
+    "glm-4.7",
     "hunyuan-7b",
     "hunyuan-a13b",
+    "llama-3.1-70b",
+    "llama-3.1-8b",
+    "llama-3.1-nemotron-70b",
+    "llama-3.1-nemotron-nano-4b",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "llama-3.3-70b",
+    "minimax-m2.1",
     "mistral-small-3.1-24b",
     "olmoe-1b-7b",
     "qwen3.5-122b-a10b",
     "qwen3.5-35b-a3b",
     "qwen3.5-397b-a17b",
+    "qwen3-0.6b",
+    "qwen3-235b-a22b-2507",
+    "qwen3-30b-a3b",
+    "qwen3-4b",
+    "qwen3-coder-480b-a35b",
+    "qwen3-coder-next",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-27b",
+    "qwen3.5-2b",
+    "qwen3.5-9b",
 }
 
 
@@ -143,8 +211,8 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def test_every_file_is_in_the_table() -> None:
-    assert {path.stem for path in PUBLISHED.glob("*.json")} == set(MODELS)
-    assert set(MODELS) >= PUT_TOGETHER
+    assert sorted(path.stem for path in PUBLISHED.glob("*.json")) == sorted([*MODELS, *REFUSED])
+    assert {*MODELS, *REFUSED} >= PUT_TOGETHER
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -153,6 +221,13 @@ def test_a_published_config_is_accepted_with_its_tensors(name: str) -> None:
     found = {tensor.name: tensor.shape for tensor in expected_tensors(config_of(name)).values()}
     assert sum(math.prod(shape) for shape in found.values()) == parameters
     assert {tensor: found.get(tensor) for tensor in some} == some
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_run_is_refused_by_the_key_at_fault(name: str) -> None:
+    with pytest.raises(UnsupportedModelError) as refused:
+        read_config(config_of(name))
+    assert refused.value.field == REFUSED[name]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -167,14 +242,26 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
         for tensor, size in record.block(decoder.fields, shape, layer).items():
             place = tensor if isinstance(record.runs, Fused) and tensor in left else record.place(tensor).parameter
             if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
-                place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj(\.weight)?$", "experts.gate_up_proj", place)
-                place = re.sub(r"experts\.\d+\.down_proj(\.weight)?$", "experts.down_proj", place)
+                place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj", "experts.gate_up_proj", place)
+                place = re.sub(r"experts\.\d+\.down_proj", "experts.down_proj", place)
+                place = place.removesuffix(".weight").replace(".bias", "_bias")
             left[place] += math.prod(size)
         assert left == {key: math.prod(size) for key, size in sizes.items()}
 
 
 def test_a_context_is_the_published_one() -> None:
     assert parse_config(config_of("minimax-m2.7")).max_context == 204_800
+
+
+def test_every_card_is_counted_once_and_has_its_config() -> None:
+    cards = read_cards()
+    assert sum(card["cards"] for card in cards) == 123
+    assert len({card["original"] for card in cards}) == len(cards)
+    for card in cards:
+        path = PUBLISHED / f"{card.get('config')}.json"
+        assert path.exists() or card["model_type"] in registry.REFUSED, card["original"]
+        if path.exists():
+            assert json.loads(path.read_text(encoding="utf-8"))["model_type"] == card["model_type"]
 
 
 def test_documents_name_every_family() -> None:

@@ -287,9 +287,12 @@ def test_a_wrong_cluster_file_exits_2_and_names_the_field(tmp_path: Path, text: 
     ids=["a number of 5,000 digits", "deep", "many values", "a list"],
 )
 def test_a_config_that_would_take_memory_or_the_stack_exits_2(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    result = run("--model", str(tmp_path))
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    result = run("--model", str(path))
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.splitlines()) == 1
+    result = run("--model", str(tmp_path))
+    assert result.exit_code == 2 and "config.json" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
@@ -360,7 +363,7 @@ def test_wrong_models_exit_2(tmp_path: Path, config: Path) -> None:
         assert result.exit_code == 2 and words in result.stderr
     values = json.loads((config / "config.json").read_text())
     for text, words in (
-        ("{", "not JSON"),
+        ("{", "JSON"),
         ("[]", "config.json"),
         (json.dumps({k: v for k, v in values.items() if k != "hidden_size"}), "hidden_size"),
         (json.dumps(values | {"num_hidden_layers": -4}), "num_hidden_layers"),

@@ -25,7 +25,7 @@ from edgeshard.importing.blocks import Width
 from edgeshard.importing.hub import fetch
 from edgeshard.importing.sources import Source, opened, parse_source
 from edgeshard.storage.checkpoint import build_manifest
-from tests.support.hub_server import COMMIT, HubServer, serving
+from tests.support.hub_server import COMMIT, HubServer, point_at, serving
 from tests.support.imports import nothing
 from tests.support.stores import llama_config, llama_tensors
 
@@ -56,21 +56,11 @@ def repository(tmp_path: Path) -> Path:
     return directory
 
 
-def point_at(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As HF_ENDPOINT does, which the library reads when it is imported."""
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-
-
 @pytest.fixture
 def hub(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with serving() as server:
         server.repositories[NAME] = repository
-        point_at(server.address, monkeypatch)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(name, raising=False)
+        point_at(server.address, tmp_path / "cache", monkeypatch)
         yield server
 
 
@@ -173,13 +163,15 @@ def test_what_is_not_there_says_what_to_do(
         fetch(source.repository, source.revision, nothing)
 
 
-def test_without_the_hub_the_cached_snapshot_is_taken(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_hub_the_cached_snapshot_is_taken(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UnavailableError, match=r"cannot be reached and .* is not wholly in its cache: go online"):
         fetch(NAME, "", nothing)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     directory = fetch(NAME, "", nothing)
-    point_at("http://127.0.0.1:1", monkeypatch)
+    point_at("http://127.0.0.1:1", tmp_path / "cache", monkeypatch)
     assert fetch(NAME, "", nothing) == directory
 
 

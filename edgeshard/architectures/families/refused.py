@@ -8,6 +8,8 @@ _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
 _CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
+_INDEXED = f"{_LATENT}, and chooses positions by an indexer with keys of its own"
+_COMPRESSED = f"keeps keys and values of whole spans of tokens beside those of a window, {_NOT_HELD}"
 _CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
@@ -34,11 +36,12 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     _LATENT: (
         "deepseek_v2",
         "deepseek_v3",
-        "deepseek_v32",
         "glm4_moe_lite",
-        "glm_moe_dsa",
         "kimi_k2",
+        "kimi_k25",
         "longcat_flash",
         "youtu",
     ),
+    _INDEXED: ("deepseek_v32", "glm_moe_dsa"),
+    _COMPRESSED: ("deepseek_v4",),
 }

@@ -152,7 +152,10 @@ def plan(
     *,
     cluster: Annotated[Path | None, option("FILE", "Nodes and links as TOML, instead of the site's own.")] = None,
     model: Annotated[
-        str, spec_option("model", "Of the store; with --cluster llama2-7b, -13b, -70b or a config.json.")
+        str,
+        spec_option(
+            "model", "Of the store, or ./config.json, ./DIR, OWNER/NAME of the Hub; with --cluster llama2-7b, too."
+        ),
     ] = "",
     options: Annotated[dict[str, Any], _SPEC],
     quantise: Quantise = None,

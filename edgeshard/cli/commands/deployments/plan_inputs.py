@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,8 +18,8 @@ from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
 from edgeshard.domain.deployments.rules import RuledNode, resolve
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
-from edgeshard.domain.errors import InvalidArgumentError, UnavailableError
-from edgeshard.domain.ids import Digest
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.packed import NOTHING_HELD, Held
 from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
@@ -26,10 +28,12 @@ from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
 from edgeshard.planning.inputs.site import SiteCluster, profile_command, site_cluster, site_problem
 from edgeshard.planning.inputs.what_if import typical_link
-from edgeshard.storage.inputs import read_json, read_toml
+from edgeshard.storage.inputs import read_toml
 
 if TYPE_CHECKING:
-    from edgeshard.client import Site
+    from edgeshard.client import Client, Site
+    from edgeshard.domain.control.site import NodeDetails
+    from edgeshard.domain.nodes.profile import ComputeProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +84,13 @@ class Asked:
 
 
 def offline_problem(path: Path, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """The nodes of a file and a model known by name or of a file, and what there is to know of the figures, in words.
+    """The nodes of a file and any model, and what there is to know of the figures, in words.
 
-    Raises InvalidArgumentError naming what is wrong.
+    Raises InvalidArgumentError naming what is wrong, and as `read_model` does.
     """
-    return planned_offline(path, read_model(asked.model), asked)
+    model = read_model(asked.model)
+    problem, notes = planned_offline(path, model, replace(asked, quantisation=_as_stored(asked, model)))
+    return problem, (*_format_notes(problem, asked), *notes)
 
 
 def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
@@ -102,27 +108,67 @@ def planned_offline(path: Path, model: ModelSpec, asked: Asked) -> tuple[PlanPro
 
 
 def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
-    """A model of the store on the site's connected nodes, and what there is to know of its figures, in words.
+    """A model on the site's connected nodes, and what there is to know of its figures, in words.
+
+    Names of the store have no slash: a path or OWNER/NAME is planned as `unstored_problem` does.
 
     Raises FailedPreconditionError naming the nodes nobody has measured and the command that does so, NotFoundError or
     UnavailableError for the model or the source, InvalidArgumentError naming the option at fault.
     """
+    if "/" in asked.model:
+        return unstored_problem(context, read_model(asked.model), asked)
     if asked.source is None:
         raise InvalidArgumentError(
             "--source is missing: name the node where prompts come in, or give a --cluster FILE", field="source"
         )
+    site = _fetch_site(context, asked.model)
+    problem, found, asked = _on_site(site, model_from_config(asked.model, site.config), asked)
+    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+
+
+def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> tuple[PlanProblem, tuple[str, ...]]:
+    """A model that has been read, of which no node was measured, on the site's connected nodes: they count as what they
+    took for other models, or by their data sheets. Prompts come in at the largest node unless a source is named.
+
+    Raises as `online_problem` does.
+    """
+    site, details = ask(context, _fetch_details)
+    there = [node for node in site.nodes if node.placeable]
+    if not there:
+        raise UnavailableError("no node of the site is there: start one, or plan a file of nodes with --cluster FILE")
+    source = asked.source or str(max(there, key=lambda node: node.free_bytes).name)
+    # A node without a data sheet goes by another model.
+    others = {
+        found.node.node_id: max(found.profiles, key=lambda profile: -profile.age_s).profile
+        for found in details
+        if found.profiles
+    }
+    problem, found, asked = _on_site(site, model, replace(asked, given={**asked.given, "source": source}), others)
+    estimated = ", ".join(sorted(found.estimated))
+    notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(found, asked)]
+    return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
+
+
+async def _fetch_details(client: Client) -> tuple[Site, list[NodeDetails]]:
+    site = await client.site()
+    return site, [await client.node_details(node.node_id) for node in site.nodes if node.placeable]
+
+
+def _on_site(
+    site: Site, model: ModelSpec, asked: Asked, others: Mapping[NodeId, ComputeProfile] = MappingProxyType({})
+) -> tuple[PlanProblem, SiteCluster, Asked]:
+    """The problem, its nodes, and what is asked with the weights as they would be deployed."""
     if asked.given.get("head_on_source"):
         raise InvalidArgumentError(
             "--head-on-source: a site runs the head on the last node only; leave it out, or plan a --cluster FILE",
             field="head_on_source",
         )
-    site = _fetch_site(context, asked.model)
     for option in _BY_NODE:
         _check_known(site, option, asked.given.get(option, ()))
-    dtype, model = asked.weights_dtype(None), model_from_config(asked.model, site.config)
-    if asked.quantisation is None and all(node.facts.kind == "cpu" for node in site.nodes):
-        asked = replace(asked, quantisation=model.shape.stored_as)  # as it would be deployed
-    found = _measured_cluster(site, asked, dtype)
+    dtype = asked.weights_dtype(None)
+    if all(node.facts.kind == "cpu" for node in site.nodes):
+        asked = replace(asked, quantisation=_as_stored(asked, model))
+    found = _measured_cluster(site, asked, dtype, others)
     fields = _of_nodes(found.cluster, asked.fields(_seen_workload(site.traffic)))
     energies = {stored.node_id: stored.profile.energy for stored in site.profiles}
     watts = {node_id: energy.working_w for node_id, energy in energies.items() if energy is not None}
@@ -130,12 +176,24 @@ def online_problem(context: typer.Context, asked: Asked) -> tuple[PlanProblem, t
     fields["rules"] = resolve(asked.given.get("rule", ()), nodes)
     problem = site_problem(found, model, held=_held(site, asked, dtype), **fields)
     problem.check()
-    return problem, (*_notes(found, problem, asked), *_lengths_notes(problem, asked, site.traffic))
+    return problem, found, asked
+
+
+def _as_stored(asked: Asked, model: ModelSpec) -> Quantisation | None:
+    """The form that is asked for, or else that of the store, in which it would be deployed."""
+    return model.shape.stored_as if asked.quantisation is None else asked.quantisation
+
+
+def _format_notes(problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
+    """That weights are planned in the form of the store, where nobody asked for it."""
+    if problem.quantisation is None or asked.quantisation is not None:
+        return ()
+    return (f"its weights would be stored as {problem.quantisation}, and are planned so",)
 
 
 def _held(site: Site, asked: Asked, dtype: DType) -> dict[str, Held]:
     """The packed parts of the model on each node, in the form that is asked for."""
-    if not site.packed:
+    if not (site.packed and site.manifest_digest):
         return {}
     names = {node.node_id: str(node.name) for node in site.nodes}
     form = UnitForm(Digest(site.manifest_digest), dtype, asked.quantisation, parse_config(site.config))
@@ -204,7 +262,7 @@ def _among(named: Any, names: Sequence[str]) -> Any:
     return tuple(name for name in named if name in names)
 
 
-def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
+def _measured_cluster(site: Site, asked: Asked, dtype: DType, others: Mapping[NodeId, ComputeProfile]) -> SiteCluster:
     return site_cluster(
         site.nodes,
         [stored.link for stored in site.links],
@@ -214,29 +272,36 @@ def _measured_cluster(site: Site, asked: Asked, dtype: DType) -> SiteCluster:
         quantisation=asked.quantisation,
         source=asked.source or "",
         exclude=asked.exclude,
+        others=others,
     )
 
 
 def _notes(found: SiteCluster, problem: PlanProblem, asked: Asked) -> tuple[str, ...]:
-    notes, dtype = [], problem.dtype
-    if any(change.lstrip().startswith("+") for change in asked.what_if):
-        link = typical_link(found.cluster)
-        rate = human_rate(link.bandwidth_bps)
-        notes.append(f"nodes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
-    if found.starting:
-        notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
+    notes, dtype = _link_notes(found, asked), problem.dtype
     if found.estimated:
         command = profile_command(asked.model, dtype, asked.quantisation, found.estimated)
         notes.append(f"{', '.join(found.estimated)}: not measured, figures are of data sheets; run `{command}`")
     if doubted := doubtful(problem):
         command = profile_command(asked.model, dtype, asked.quantisation, tuple(doubted))
         notes.append(f"doubtful figures of {doubts_line(doubted)}; run `{command} --again` when these nodes are idle")
+    return tuple(notes)
+
+
+def _link_notes(found: SiteCluster, asked: Asked) -> list[str]:
+    """What there is to know of the nodes and links, whatever the model."""
+    notes = []
+    if any(change.lstrip().startswith("+") for change in asked.what_if):
+        link = typical_link(found.cluster)
+        rate = human_rate(link.bandwidth_bps)
+        notes.append(f"nodes to come have the median of the site's links: {rate}, {human_seconds(link.latency_s)}")
+    if found.starting:
+        notes.append(f"{', '.join(found.starting)}: left out, still starting; ask again in a moment")
     if found.unmeasured:
         shown = ", ".join(f"{sender} -> {receiver}" for sender, receiver in found.unmeasured[:4])
         more = f" and {len(found.unmeasured) - 4} more" if len(found.unmeasured) > 4 else ""
         senders = " ".join(sorted({str(sender) for sender, _ in found.unmeasured}))
         notes.append(f"no link was measured for {shown}{more}: none is planned with; run `edgectl profile {senders}`")
-    return tuple(notes)
+    return notes
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -248,17 +313,26 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def read_model(name: str) -> ModelSpec:
-    """A model known by name, or of a config.json. Raises InvalidArgumentError naming the key at fault."""
+    """A model known by name, of a config.json or a GGUF file's header, or of the Hub, in the form of the store.
+
+    No weights are read or fetched. Raises InvalidArgumentError naming the key at fault, and as adding it does.
+    """
+    from edgeshard.importing.blocks import Width
+    from edgeshard.importing.outlook import config_of
+    from edgeshard.importing.sources import parse_source
+
     known = built_in_model(name)
     if known is not None:
         return known
-    path = Path(name)
-    if path.is_dir():
-        path /= "config.json"
-    if not name or not path.exists():
+    source = None
+    with suppress(NotFoundError):
+        source = parse_source(name)
+    path = None if source is None else source.path
+    if source is None or (path is not None and path.is_dir() and not (path / "config.json").exists()):
         raise InvalidArgumentError(
-            f"--model {name!r} is neither {', '.join(BUILT_IN_CONFIGS)} nor a config.json or a directory with one",
+            f"--model {name!r} is neither {', '.join(BUILT_IN_CONFIGS)} nor a config.json, a directory with one, a "
+            ".gguf file or OWNER/NAME of the Hub",
             field="model",
             reason="UNKNOWN_MODEL",
         )
-    return model_from_config(path.resolve().parent.name, read_json(path, f"--model {path}", "model"))
+    return model_from_config(source.name, config_of(source, Width.INT8))
