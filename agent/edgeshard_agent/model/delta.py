@@ -10,7 +10,7 @@ from torch import nn
 from edgeshard.architectures import StateSize
 from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.model.projection import Integers, Piece, Projection
-from edgeshard_agent.ops.elementwise import gated_norm
+from edgeshard_agent.ops.elementwise import gated_head_norm
 from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
 
 
@@ -72,7 +72,7 @@ class DeltaMixer(nn.Module):
             spans.slots,
             spans.first_rows,
         )
-        gated = gated_norm(found, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
+        gated = gated_head_norm(found, inputs[:, 2 * keys + values :], self.norm.weight, self._eps)
         result: torch.Tensor = self.output(gated.view(rows, values))
         return result
 

@@ -120,7 +120,7 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     return out
 
 
-def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def gated_head_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / rms(x) * weight * silu(gate), [rows, heads, width], of x as it is and a gate [rows, heads * width].
 
     As transformers' Qwen3_5RMSNormGated: rounded to the dtype before either multiplication, and at the end.
@@ -137,7 +137,7 @@ def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: f
         normed, _ = rms_norm(x.reshape(-1, width), weight, eps)
         return (normed.view(x.shape) * silu(gate.reshape(x.shape).float())).to(x.dtype)
     out = torch.empty_like(x)
-    library.edgeshard_gated_norm(
+    library.edgeshard_gated_head_norm(
         x.data_ptr(),
         gate.data_ptr(),
         gate.stride(0),

@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, silu
 
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
-from edgeshard_agent.ops.elementwise import gated_norm, rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import gated_head_norm, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
@@ -101,7 +101,7 @@ def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
     states = _made(1, 2, _HEAD_DIM, _HEAD_DIM)
     found = gated_delta_rule(query, key, value, *gates, states, slots, edges)
     yield from (mixed, *gates, states)
-    yield gated_norm(found, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
+    yield gated_head_norm(found, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
 
 
 def _made(*shape: int) -> torch.Tensor:

@@ -122,7 +122,7 @@ _SIGNATURES = {
     "edgeshard_idle_spin": (None, (_INT, _LONG)),
     "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
     "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT, _INT)),
-    "edgeshard_gated_norm": (
+    "edgeshard_gated_head_norm": (
         None,
         (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _INT, _INT, _INT, c_float, _INT),
     ),

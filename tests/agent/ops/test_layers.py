@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgeshard_agent.ops.elementwise import gated_norm, rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import gated_head_norm, rms_norm, rotary_, sigmoid_gate, swiglu
 from torch.nn.functional import silu
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
@@ -55,13 +55,13 @@ def test_rms_norm_with_a_unit_offset_is_transformers(width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [(1, 1), (3, 24), (4, 128)])
-def test_gated_norm_is_transformers(heads: int, width: int, dtype: torch.dtype, kernels: str) -> None:
+def test_gated_head_norm_is_transformers(heads: int, width: int, dtype: torch.dtype, kernels: str) -> None:
     x, packed = made(5, heads, width, dtype=dtype) * 3, made(5, 2 * heads * width, seed=1, dtype=dtype) * 4
     gate = packed[:, heads * width :]
     module = Qwen3_5RMSNormGated(width, eps=1e-6)
     module.weight.data = made(width, seed=2, dtype=dtype)
     before = x.clone()
-    close(gated_norm(x, gate, module.weight.data, 1e-6), module(x, gate.reshape(x.shape)).detach())
+    close(gated_head_norm(x, gate, module.weight.data, 1e-6), module(x, gate.reshape(x.shape)).detach())
     assert torch.equal(x, before)
 
 
@@ -113,7 +113,7 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x", lambda: rms_norm(x, made(7), 1e-5)),
         ("x", lambda: rms_norm(x, weight, 1e-5, made(3, 8))),
-        ("gate", lambda: gated_norm(made(2, 3, 4), made(2, 8), made(4), 1e-5)),
+        ("gate", lambda: gated_head_norm(made(2, 3, 4), made(2, 8), made(4), 1e-5)),
         ("gate", lambda: sigmoid_gate(made(2, 8), made(2, 4))),
         ("gate_up", lambda: swiglu(made(2, 7))),
         ("gate_up", lambda: swiglu(x, made(2, 8))),

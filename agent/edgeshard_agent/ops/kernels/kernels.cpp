@@ -221,14 +221,14 @@ void rms_norm(const void* x, const void* residual, const void* weight, void* nor
 }
 
 template <class T>
-void gated_norm_of(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps) {
-    gated_norm_row(static_cast<const T*>(x), static_cast<const T*>(gate), static_cast<const T*>(weight),
+void gated_head_norm_of(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps) {
+    gated_head_norm_row(static_cast<const T*>(x), static_cast<const T*>(gate), static_cast<const T*>(weight),
                    static_cast<T*>(out), width, eps);
 }
 
-void gated_norm(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
+void gated_head_norm(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
                 int32_t element) {
-    (element == ELEMENT_BF16 ? gated_norm_of<uint16_t> : gated_norm_of<float>)(x, gate, weight, out, width, eps);
+    (element == ELEMENT_BF16 ? gated_head_norm_of<uint16_t> : gated_head_norm_of<float>)(x, gate, weight, out, width, eps);
 }
 
 void sigmoid_gate(void* values, const void* gate, int32_t width, int32_t element) {
@@ -322,5 +322,5 @@ void delta_gates(const void* beta, const void* step, const float* a_log, const f
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear,   quantize,  rms_norm,        gated_norm, sigmoid_gate, swiglu,     rotary,
+const Kernels ES_ISA = {linear,   quantize,  rms_norm,        gated_head_norm, sigmoid_gate, swiglu,     rotary,
                         write_kv, attention, merge_attention, sample,     convolution,  delta_rule, delta_gates};

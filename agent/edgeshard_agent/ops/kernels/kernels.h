@@ -165,7 +165,7 @@ struct Kernels {
     // One row of rms_norm; `residual` may be null. Both outputs are written.
     void (*rms_norm)(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
                      int32_t width, float eps, bool unit_offset, int32_t element);
-    void (*gated_norm)(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
+    void (*gated_head_norm)(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
                        int32_t element);
     void (*sigmoid_gate)(void* values, const void* gate, int32_t width, int32_t element);
     void (*swiglu)(const void* gate_up, void* out, int32_t inner, int32_t element);

@@ -50,7 +50,7 @@ void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised,
 
 // The norm of a row times silu(gate), which is not rounded.
 template <class T>
-void gated_norm_row(const T* x, const T* gate, const T* weight, T* out, int width, float eps) {
+void gated_head_norm_row(const T* x, const T* gate, const T* weight, T* out, int width, float eps) {
     rms_norm_row(x, static_cast<const T*>(nullptr), weight, out, out, width, eps, false);
     for (int i = 0; i < width; i += LANES) {
         const Float16 opened = load_some(gate + i, width - i);

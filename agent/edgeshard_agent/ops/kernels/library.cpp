@@ -172,13 +172,13 @@ void edgeshard_rms_norm(const void* x, const void* residual, const void* weight,
                                  unit_offset != 0, element);
 }
 
-void edgeshard_gated_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
+void edgeshard_gated_head_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
                           int32_t rows, int32_t heads, int32_t width, float eps, int32_t element) {
     const int64_t size = size_of(element);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t h = 0; h < heads; h++) {
             const int64_t offset = (r * heads + h) * width * size;
-            chosen.kernels->gated_norm(static_cast<const char*>(x) + offset,
+            chosen.kernels->gated_head_norm(static_cast<const char*>(x) + offset,
                                        static_cast<const char*>(gate) + (r * gate_stride + h * width) * size, weight,
                                        static_cast<char*>(out) + offset, width, eps, element);
         }

@@ -24,7 +24,7 @@ void edgeshard_rms_norm(const void* x, const void* residual, const void* weight,
                         int32_t rows, int32_t width, float eps, int32_t unit_offset, int32_t element);
 
 // `out` and x are [rows][heads][width], a row of gates begins every `gate_stride`; `values` are [rows][width].
-void edgeshard_gated_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
+void edgeshard_gated_head_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
                           int32_t rows, int32_t heads, int32_t width, float eps, int32_t element);
 void edgeshard_sigmoid_gate(void* values, const void* gate, int64_t gate_stride, int32_t rows, int32_t width,
                             int32_t element);
