@@ -29,7 +29,16 @@ from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
 from tests.agent.model.conftest import Checkpoint
-from tests.agent.model.families import LAYERS, decoder_of, first_rows, keeping_float32, rotary, windowed
+from tests.agent.model.families import (
+    LAYERS,
+    VARIANTS,
+    attends,
+    decoder_of,
+    first_rows,
+    keeping_float32,
+    rotary,
+    windowed,
+)
 
 CUTS = [
     tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, LAYERS), strict=True))
@@ -161,6 +170,7 @@ def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, t
 # -- mutants ---------------------------------------------------------------------------------------------------------
 
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
+ATTENDING = [name for name in VARIANTS if attends(name)]
 
 
 def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> None:
@@ -171,6 +181,7 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
+@pytest.mark.parametrize("variant", ATTENDING)
 @pytest.mark.one_in(3)
 def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = scaled_dot_product_attention
@@ -187,6 +198,7 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.parametrize("variant", ATTENDING)
 @pytest.mark.one_in(3)
 def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch

@@ -32,9 +32,12 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
 // arena, before anything is written, or -1.
 int32_t edgeshard_attention(const Attention* attention, int32_t thread_count);
 
-// Both return the first span whose slot there is not, before anything is written, or -1.
+// These return the first span whose slot there is not, before anything is written, or -1.
 int32_t edgeshard_convolution(const Convolution* convolution, int32_t thread_count);
 int32_t edgeshard_delta_rule(const DeltaRule* rule, int32_t thread_count);
+int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count);
+
+void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count);
 
 // CRC32C of so many bytes.
 uint32_t edgeshard_crc32c(const void* data, int64_t size);
