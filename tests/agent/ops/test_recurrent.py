@@ -295,7 +295,8 @@ class Mix:
             convolved[rows] = short_convolution(self.x[rows], self.weight, tails, *where)
             found = self.scan.rows(rows, memory).run(*where).flatten(1)
             gates = self.scan.x[rows].flatten(1)
-            scanned[rows] = gated_norm(found, gates, gates[0].contiguous(), 1e-5, 2).view(len(rows), *scanned.shape[1:])
+            weight = made(gates.shape[1], seed=8, dtype=gates.dtype)
+            scanned[rows] = gated_norm(found, gates, weight, 1e-5, 2).view(len(rows), *scanned.shape[1:])
         return [delta, convolved, scanned, states, memory, tails]
 
 
