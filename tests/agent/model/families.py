@@ -760,7 +760,7 @@ VARIANTS = {
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 24,
             "moe_shared_expert_intermediate_size": 20,
-            "moe_latent_size": 14,
+            "moe_latent_size": 12,
             "norm_topk_prob": False,
             "mlp_bias": True,
             "use_bias": True,
@@ -810,7 +810,7 @@ VARIANTS = {
         | _GRANITE
         | _MAMBA
         | {
-            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 24,
@@ -823,7 +823,7 @@ VARIANTS = {
         "GraniteMoeHybridConfig",
         **_GRANITE,
         **_MAMBA | {"mamba_conv_bias": False},
-        layer_types=["linear_attention", "full_attention"] * 2,
+        layer_types=["full_attention", "linear_attention"] * 2,
         num_local_experts=0,
         num_experts_per_tok=0,
         shared_intermediate_size=28,

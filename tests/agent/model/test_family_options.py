@@ -287,7 +287,7 @@ def test_published_keys_that_contradict_one_another_are_refused(changes: dict[st
         ("nemotron_h-groups", {"num_hidden_layers": 9}, ()),
         ("nemotron_h-groups", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, ()),
         ("nemotron_h-groups", {"time_step_limit": [0.0, float("inf")]}, ()),
-        ("granitemoehybrid-dense", {"layers_block_type": ["mamba", "attention"] * 2}, ("layer_types",)),
+        ("granitemoehybrid-dense", {"layers_block_type": ["attention", "mamba"] * 2}, ("layer_types",)),
         ("bamba-partial", {"mamba_d_head": "auto", "time_step_limit": None}, ()),
     ],
 )
