@@ -69,8 +69,17 @@ class Mamba:
         even_split(fields, keys.heads, heads, keys.groups, groups)
         if taps < 2:
             raise fields.refuse(keys.taps, "is 1; it must be 2 or more")
-        biases = (fields.flag(key) for key in (keys.conv_bias, keys.input_bias, keys.output_bias))
-        made = cls(heads, head_dim, groups, fields.size(keys.state), taps, *biases, normed)
+        made = cls(
+            heads,
+            head_dim,
+            groups,
+            fields.size(keys.state),
+            taps,
+            fields.flag(keys.conv_bias),
+            fields.flag(keys.input_bias),
+            fields.flag(keys.output_bias),
+            normed,
+        )
         if made.inner + made.channels + heads > MAX_SIZE:
             why = f"is {heads}, of {head_dim} numbers each; a layer's input may have {MAX_SIZE} numbers with its gate"
             raise fields.refuse(keys.heads, why)

@@ -65,7 +65,7 @@ _GEMMA = {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
     },
 }
-_GRANITE = {
+_GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
@@ -140,7 +140,7 @@ _MAMBA2: dict[str, Any] = {
     "eos_token_id": 3,
     "pad_token_id": None,
 }
-_FALCON = {
+_FALCON: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.4,
     "key_multiplier": 0.7,

@@ -66,7 +66,8 @@ class Definition:
         return torch.stack(found)
 
     def _linear(self, name: str, row: Tensor) -> Tensor:
-        return linear(row, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        found: Tensor = linear(row, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+        return found
 
     def _gated(self, row: Tensor, gate: Tensor, groups: int) -> Tensor:
         if "norm.weight" not in self.weights:

@@ -280,7 +280,8 @@ class Mix:
     @classmethod
     def of(cls, lengths: Sequence[int], dtype: torch.dtype) -> Mix:
         rows, size = sum(lengths), (1, 2, 16, 80)
-        rule, scan = (kind.of(rows, size, dtype, slots=len(lengths)) for kind in (Rule, Scan))
+        rule = Rule.of(rows, size, dtype, slots=len(lengths))
+        scan = Scan.of(rows, size, dtype, slots=len(lengths))
         x, tails = made(rows, 40, seed=5, dtype=dtype), made(len(lengths), 3, 40, seed=6, dtype=dtype)
         return cls(rule, scan, made(40, 4, seed=7, dtype=dtype), x, tails, [0, *accumulate(lengths)])
 

@@ -59,7 +59,7 @@ class Mamba2(nn.Module):
         rows, where = hidden.shape[1], (spans.slots, spans.first_rows)
         gate, inputs, step = self._projected(hidden[0])
         # Only in a layer that is timed with random numbers have these another dtype.
-        heads = (own.float() for own in (self.dt_bias, self.A_log, self.D))
+        heads = ScanHeads(self.dt_bias.float(), self.A_log.float(), self.D.float(), self.step_limits)
         mixed = short_convolution(inputs, self.conv1d.weight.squeeze(1), tails, *where, self.conv1d.bias)
         x, b, c = mixed.split([self.inner, self.group_width, self.group_width], dim=1)
         found = selective_scan(
@@ -67,7 +67,7 @@ class Mamba2(nn.Module):
             b.view(rows, self.group_count, -1),
             c.view(rows, self.group_count, -1),
             step,
-            ScanHeads(*heads, self.step_limits),
+            heads,
             memory,
             *where,
         ).view(rows, self.inner)
