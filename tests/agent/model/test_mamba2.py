@@ -75,8 +75,8 @@ class Definition:
         gate_first = not self.values.get("mamba_norm_before_gate", False)
         eps = self.values.get("rms_norm_eps") or self.values["layer_norm_epsilon"]
         grouped = (row * silu(gate) if gate_first else row).view(groups, -1)
-        normed = (grouped / (grouped.square().mean(-1, keepdim=True) + eps).sqrt()).flatten()
-        normed = normed * self.weights["norm.weight"]
+        roots: Tensor = (grouped.square().mean(-1, keepdim=True) + eps).sqrt()
+        normed: Tensor = (grouped / roots).flatten() * self.weights["norm.weight"]
         return normed if gate_first else normed * silu(gate)
 
 

@@ -331,8 +331,8 @@ def _steps(
 LENGTHS = (17, 6, 9)
 
 
-# The kernels in use are the same for all examples.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The kernels in use are the same for all examples. In torch one takes a tenth of a second, and more beside others.
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
 def test_bits_do_not_depend_on_cuts_company_or_threads(
     kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
@@ -357,8 +357,8 @@ def test_many_tokens_of_many_heads_have_the_same_bits_on_threads(kernels: str) -
     before = torch.get_num_threads()
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        both = [kind.of(40, (4, 8, 64, 128), torch.bfloat16) for kind in (Rule, Scan)]
-        found = [one.run(slots_of(1, 2), edges_of((30, 10))) for one in both]
+        both = [kind.of(24, (4, 8, 64, 128), torch.bfloat16) for kind in (Rule, Scan)]
+        found = [one.run(slots_of(1, 2), edges_of((16, 8))) for one in both]
         gated = gated_norm(found[1].clone().flatten(1), found[0].flatten(1), None)
         results.append([*found, gated, *(one.states for one in both)])
     torch.set_num_threads(before)
