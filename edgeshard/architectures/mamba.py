@@ -12,7 +12,6 @@ from edgeshard.architectures.limits import MAX_SIZE
 from edgeshard.architectures.parts import even_split, linear, norms
 from edgeshard.architectures.record import Shapes
 from edgeshard.architectures.shape import StateSize
-from edgeshard.architectures.windows import FULL
 
 LINEAR = "linear_attention"
 """The type of a Mamba2 layer in transformers' configuration classes."""
@@ -20,7 +19,8 @@ FLOAT32 = r"(^|\.)(A_log|D|dt_bias)$"
 SILU = frozenset({"silu", "swish"})
 """What the convolution's outcome goes through."""
 _LIMITS = "time_step_limit"
-_OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
+MIXER = "selective_scan"
+"""The agent's own, in place of transformers'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +127,15 @@ def expanded_head_dim(fields: ConfigFields) -> int:
     return head_dim
 
 
-def plain(values: Mapping[str, Any], kinds: str = "") -> dict[str, Any]:
+def plain(values: Mapping[str, Any], kinds: str = "", names: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A config.json with an infinite `time_step_limit` as a number, which transformers writes as an object, and with
-    the layer types under the key `kinds` by their present names."""
+    the layer types under the key `kinds` by the names of today, which `names` has for others."""
     found = dict(values)
     limits = found.get(_LIMITS)
     if isinstance(limits, list | tuple):
         found[_LIMITS] = [math.inf if limit == {"__float__": "Infinity"} else limit for limit in limits]
-    if isinstance(listed := found.get(kinds), list):
-        found[kinds] = [_OLDER_KINDS.get(kind, kind) if isinstance(kind, str) else kind for kind in listed]
+    if names and isinstance(listed := found.get(kinds), list):
+        found[kinds] = [names.get(kind, kind) if isinstance(kind, str) else kind for kind in listed]
     return found
 
 

@@ -68,5 +68,5 @@ ARCHITECTURE = Architecture(
     kv=_kv,
     states=_states,
     library=Library("bamba", "Bamba"),
-    runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": "mamba2"}),
+    runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": mamba.MIXER}),
 )

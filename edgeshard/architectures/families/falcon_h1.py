@@ -81,6 +81,6 @@ ARCHITECTURE = Architecture(
     block=_block,
     states=lambda fields, shape, layer: _mamba(fields).states,
     library=Library("falcon_h1", "FalconH1"),
-    runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": "mamba2"}),
+    runs=Plugged(float32=mamba.FLOAT32, mixers={"mamba": mamba.MIXER}),
     ends=_ends,
 )

@@ -26,13 +26,14 @@ from edgeshard.architectures.windows import FULL
 _KINDS, _PATH, _SWITCH = "layer_types", "block_sparse_moe", "has_experts"
 _EXPERTS = Experts(count=("num_local_experts",), tensors=rf"\b{_PATH}\.(input|output)_linear\.", switch=_SWITCH)
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_NAMES_OF_KINDS = {"mamba": LINEAR, "attention": FULL}
 _KEYS = MambaKeys()
 
 
 def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """With a flag of our own, for no experts at all is a count of 0."""
     found = {_KINDS if key == "layers_block_type" else key: value for key, value in values.items()}
-    return mamba.plain(found, _KINDS) | {_SWITCH: found.get("num_local_experts") != 0}
+    return mamba.plain(found, _KINDS, _NAMES_OF_KINDS) | {_SWITCH: found.get("num_local_experts") != 0}
 
 
 def _mamba(fields: ConfigFields) -> Mamba:
@@ -108,7 +109,7 @@ ARCHITECTURE = Architecture(
             (r"\.router\.layer\.", ".router."),
         ),
         float32=mamba.FLOAT32,
-        mixers={"mamba": "mamba2"},
+        mixers={"mamba": mamba.MIXER},
     ),
     ends=scaled_ends,
     whole=r"router\.layer\.weight$",

@@ -60,6 +60,6 @@ ARCHITECTURE = Architecture(
     kv=lambda fields, shape, layer: KvHeads(0, 0),
     states=lambda fields, shape, layer: _mamba(fields).states,
     library=Library("mamba2", "Mamba2", layer="Mamba2Block"),
-    runs=Plugged(float32=mamba.FLOAT32, mixers={"mixer": "mamba2"}),
+    runs=Plugged(float32=mamba.FLOAT32, mixers={"mixer": mamba.MIXER}),
     ends=lambda fields, shape: Ends(fields.number("layer_norm_epsilon")),
 )

@@ -18,7 +18,7 @@ from edgeshard.domain.models.model import Part
 
 _EXPERTS = Experts(count=("n_routed_experts",))
 _KINDS, _PATTERN, _LATENT = "layers_block_type", "hybrid_override_pattern", "moe_latent_size"
-_LETTERS = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}
+_NAMES_OF_KINDS = {"M": LINEAR, "mamba": LINEAR, "*": FULL, "attention": FULL, "-": "mlp", "E": "moe"}
 _NAMES = {
     "attention_head_dim": "head_dim",
     "layer_types": _KINDS,
@@ -35,10 +35,10 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
     found = {_NAMES.get(key, key): value for key, value in values.items()}
     pattern = found.pop(_PATTERN, None)
     if found.get(_KINDS) is None and isinstance(pattern, str):
-        found[_KINDS] = [_LETTERS.get(letter, letter) for letter in pattern[: MAX_LAYERS + 1]]
+        found[_KINDS] = list(pattern[: MAX_LAYERS + 1])
     if isinstance(found.get(_KINDS), list):
         found["num_hidden_layers"] = len(found[_KINDS])
-    return mamba.plain(found, _KINDS)
+    return mamba.plain(found, _KINDS, _NAMES_OF_KINDS)
 
 
 def _mamba(fields: ConfigFields) -> Mamba:
@@ -88,7 +88,7 @@ def _states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateS
 def _check(fields: ConfigFields, layer_count: int) -> None:
     if not fields.given(_KINDS):
         raise fields.refuse(_PATTERN, "is missing; use the complete config.json of the checkpoint")
-    mamba.check_kinds(fields, _KINDS, frozenset(_LETTERS.values()), layer_count)
+    mamba.check_kinds(fields, _KINDS, frozenset(_NAMES_OF_KINDS.values()), layer_count)
     mamba.check_limits(fields, layer_count)
     _mamba(fields)
     fields.choice("mamba_hidden_act", mamba.SILU)
@@ -148,7 +148,7 @@ ARCHITECTURE = Architecture(
             Stack(r"mixer\.experts\.(\d+)\.down_proj\.weight", "mixer.experts.down_proj"),
         ),
         float32=rf"{mamba.FLOAT32}|gate\.(weight|e_score_correction_bias)$",
-        mixers={"mixer": "mamba2"},
+        mixers={"mixer": mamba.MIXER},
     ),
     ends=lambda fields, shape: Ends(fields.number("layer_norm_epsilon")),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.model.attention.states import SpanStates
-from edgeshard_agent.model.mixers.mamba2 import Mamba2
+from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
 from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 from transformers import AutoModelForCausalLM
@@ -85,7 +85,7 @@ def test_the_mixer_is_its_definition_in_any_chunks(variant: str, checkpoint: Any
     decoder, source = decoder_of(variant), SafetensorsDirectory(checkpoint.path)
     layer = next(index for index, states in enumerate(decoder.shape.states) if states)
     blocks: Any = checkpoint.stage(WHOLE)._modules.layers
-    mixer = next(part for part in blocks[str(layer)].modules() if isinstance(part, Mamba2))
+    mixer = next(part for part in blocks[str(layer)].modules() if isinstance(part, SelectiveScan))
     path = re.compile(rf".*layers\.{layer}\.(?:mamba|mixer)\.(.+)")
     names = {found[1]: name for name in source.names() if (found := path.fullmatch(name)) is not None}
     weights = {name: source.read(full).double() for name, full in names.items()}

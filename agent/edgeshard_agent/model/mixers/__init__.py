@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from edgeshard_agent.model.mixers.gated_delta import GatedDelta
-from edgeshard_agent.model.mixers.mamba2 import mamba2
+from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
 
 MIXERS: Mapping[str, Callable[[Any, Any], nn.Module]] = {
     "gated_delta": lambda theirs, config: GatedDelta(theirs),
-    "mamba2": mamba2,
+    "selective_scan": SelectiveScan.instead_of,
 }
 """By kind, what makes ours of the module of transformers, which is on the meta device, and of its configuration."""

@@ -1,4 +1,4 @@
-"""Mamba2's mixer, in place of the module of transformers' decoder layers of any family that has it.
+"""Mamba2's mixer, a convolution before a selective scan, in place of the module of transformers' decoder layers.
 
 It has that module's parts under their names, so that tensors find their places and matrices become projections of our
 kernels; what a request leaves behind is in the step's states instead of a cache.
@@ -18,7 +18,7 @@ from edgeshard_agent.ops.elementwise import gated_norm
 from edgeshard_agent.ops.recurrent import ScanHeads, selective_scan, short_convolution
 
 
-class Mamba2(nn.Module):
+class SelectiveScan(nn.Module):
     """The mixer of a layer whose states are the convolution's last inputs [slots, taps - 1, channels], in the model's
     dtype, and the matrices [slots, heads, N, P], in float32."""
 
@@ -47,6 +47,11 @@ class Mamba2(nn.Module):
         self.widths = [self.inner, self.inner, self.group_width, self.group_width, self.heads]
         """Of gate, x, b, c and step in a row, which `scales` multiply."""
         self.scales: list[float] = getattr(config, "ssm_multipliers", None) or [1.0] * 5
+
+    @staticmethod
+    def instead_of(theirs: Any, config: Any) -> nn.Module:
+        """Ours for a module with a scan. Any other, as families have in layers of other kinds, is returned."""
+        return SelectiveScan(theirs, config) if hasattr(theirs, "A_log") else theirs
 
     def forward(self, hidden_states: torch.Tensor, step: StepAttention, **_: object) -> torch.Tensor:
         """As transformers' layers call it, with the step among their keyword arguments."""
@@ -83,8 +88,3 @@ class Mamba2(nn.Module):
             if scale != 1.0:
                 part.mul_(scale)
         return list(projected.split([self.inner, self.inner + 2 * self.group_width, self.heads], dim=1))
-
-
-def mamba2(theirs: Any, config: Any) -> nn.Module:
-    """Ours in place of a module with a scan; any other, as nemotron_h has in layers of other kinds, is returned."""
-    return Mamba2(theirs, config) if hasattr(theirs, "A_log") else theirs
