@@ -220,6 +220,23 @@ def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.parametrize("forgotten", [0, 1])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if decoder_of(name).shape.states])
+@pytest.mark.one_in(3)
+def test_a_state_that_no_step_leaves_to_the_next_is_caught(
+    checkpoint: Any, forgotten: int, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The convolution's last inputs, or the matrices."""
+    real = StepAttention.states
+
+    def states(self: StepAttention, layer: int) -> tuple[torch.Tensor, ...]:
+        kept = real(self, layer)
+        return tuple(torch.zeros_like(one) if index == forgotten else one for index, one in enumerate(kept))
+
+    monkeypatch.setattr(StepAttention, "states", states)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
 @pytest.mark.parametrize("variant", windowed())
 def test_full_attention_instead_of_a_window_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
