@@ -45,7 +45,7 @@ class Rope:
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
     type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
     (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
-    only families on the agent's own blocks need them.
+    only families on the agent's own blocks need them. With a `switch`, a key and its value, there are none without it.
     """
 
     kinds: frozenset[str] = STATIC
@@ -55,6 +55,11 @@ class Rope:
     unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
+    switch: tuple[str, str] | None = None
+
+    def turns(self, fields: ConfigFields) -> bool:
+        """Whether there is a rotary embedding at all."""
+        return self.switch is None or fields.values.get(self.switch[0]) == self.switch[1]
 
     def rotations(self, fields: ConfigFields, head_dim: int, max_context: int) -> dict[str, Rotation]:
         """The rotary embedding of each layer type, or of all layers under "", of a config that `check` lets through.

@@ -4,6 +4,11 @@
 and the keys of transformers' class, so keys may be missing that the published file has. Counts of parameters that a
 comment names are published, too; the others are what transformers' layers add up to. `cards.toml` says which of them
 people run on clusters.
+`published/` has those of minimax, step, qwen3-vl, seed-oss, k-exaone, nemotron-3 and falcon-h1 as public code quotes
+them. The others are
+`PUT_TOGETHER`: from the sizes of the models and the keys of transformers' class, so keys may be missing that the
+published file has. Counts of parameters that a comment names are published, too; the others are what transformers'
+layers add up to.
 """
 
 from __future__ import annotations
@@ -15,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from edgeshard_agent.model.library import library_config, library_of
+from edgeshard_agent.model.modules import StageContext
+from edgeshard_agent.model.plugged import make_layer
 
 from edgeshard.architectures import ARCHITECTURES, expected_tensors, parse_config, read_config, registry
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.model import ModelManifest, TensorInfo
+from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.importing.quantised import without_quantisation
 from edgeshard.proto.v1 import store_pb2
 from edgeshard.rpc.channel import is_sendable
@@ -157,6 +163,55 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.47.mlp.shared_experts.up_proj.weight": (2048, 6144),
         },
     ),
+    # Published: 31,577,937,344, without the 128 correction biases of each of 23 mixtures.
+    "nemotron-3-nano-30b-a3b": (
+        31_577_937_344 + 23 * 128,
+        {
+            "embeddings.weight": (131_072, 2688),
+            "norm_f.weight": (2688,),
+            "layers.0.mixer.in_proj.weight": (2 * 4096 + 2 * 8 * 128 + 64, 2688),
+            "layers.0.mixer.conv1d.weight": (6144, 1, 4),
+            "layers.1.mixer.gate.e_score_correction_bias": (128,),
+            "layers.5.mixer.k_proj.weight": (256, 2688),
+            "layers.51.mixer.experts.127.down_proj.weight": (2688, 1856),
+            "layers.51.mixer.shared_experts.up_proj.weight": (3712, 2688),
+        },
+    ),
+    # Published: 8,888,227,328.
+    "nemotron-nano-9b-v2": (
+        8_888_227_328,
+        {
+            "layers.0.mixer.norm.weight": (128 * 80,),
+            "layers.14.mixer.o_proj.weight": (4480, 40 * 128),
+            "layers.55.mixer.up_proj.weight": (15_680, 4480),
+        },
+    ),
+    # Published: 6,939,037,248.
+    "granite-4.0-h-tiny": (
+        6_939_037_248,
+        {
+            "layers.0.mamba.A_log": (48,),
+            "layers.5.self_attn.q_proj.weight": (1536, 1536),
+            "layers.39.block_sparse_moe.input_linear.weight": (64, 1024, 1536),
+            "layers.39.shared_mlp.output_linear.weight": (1536, 1024),
+        },
+    ),
+    # Published: 32,207,337,984.
+    "granite-4.0-h-small": (32_207_337_984, {"layers.0.block_sparse_moe.router.layer.weight": (72, 4096)}),
+    "bamba-9b": (
+        9_780_235_392,
+        {
+            "layers.0.mamba.in_proj.weight": (2 * 8192 + 2 * 128 + 128, 4096),
+            "layers.27.self_attn.k_proj.weight": (1024, 4096),
+            "final_layernorm.weight": (4096,),
+        },
+    ),
+    # Published: 521,411,104.
+    "falcon-h1-0.5b": (
+        521_411_104,
+        {"layers.35.mamba.conv1d.bias": (1792,), "layers.35.self_attn.q_proj.weight": (512, 1024)},
+    ),
+    "mamba2-2.7b": (2_702_599_680, {"layers.63.mixer.conv1d.weight": (5376, 1, 4), "norm_f.weight": (2560,)}),
 }
 """The number of parameters, and some tensors with their shapes."""
 
@@ -169,6 +224,7 @@ REFUSED = {
 PUT_TOGETHER = {
     "afm-4.5b",
     "apertus-8b",
+    "bamba-9b",
     "command-r7b",
     "ernie-4.5-0.3b",
     "ernie-4.5-21b-a3b",
@@ -187,7 +243,11 @@ PUT_TOGETHER = {
     "llama-3.2-3b",
     "llama-3.3-70b",
     "minimax-m2.1",
+    "granite-4.0-h-small",
+    "granite-4.0-h-tiny",
+    "mamba2-2.7b",
     "mistral-small-3.1-24b",
+    "nemotron-nano-9b-v2",
     "olmoe-1b-7b",
     "qwen3.5-122b-a10b",
     "qwen3.5-35b-a3b",
@@ -234,12 +294,15 @@ def test_what_does_not_run_is_refused_by_the_key_at_fault(name: str) -> None:
 def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
     decoder = read_config(config_of(name))
     record, shape = decoder.architecture, decoder.shape
-    config, layer_class = library_config(decoder), getattr(library_of(decoder), record.library.layer_class)
-    for layer in (0, 1, shape.layer_count - 1):
-        with torch.device("meta"):
-            sizes = {key: tuple(part.shape) for key, part in layer_class(config, layer_idx=layer).state_dict().items()}
+    context = StageContext(
+        decoder, LayerRange(0, 1), DType.FLOAT32, "cpu", config=library_config(decoder), library=library_of(decoder)
+    )
+    blocks = [record.block(decoder.fields, shape, layer) for layer in range(shape.layer_count)]
+    kinds = {tuple(block.items()): layer for layer, block in enumerate(blocks)}
+    for layer in {0, 1, *kinds.values()}:
+        sizes = {key: tuple(part.shape) for key, part in make_layer(context, layer).state_dict().items()}
         left = dict.fromkeys(sizes, 0)
-        for tensor, size in record.block(decoder.fields, shape, layer).items():
+        for tensor, size in blocks[layer].items():
             place = tensor if isinstance(record.runs, Fused) and tensor in left else record.place(tensor).parameter
             if record.expert_index(tensor) is not None:  # transformers has all experts in one parameter
                 place = re.sub(r"experts\.\d+\.(gate|up|gate_up)_proj", "experts.gate_up_proj", place)

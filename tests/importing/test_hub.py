@@ -142,7 +142,7 @@ def test_a_file_that_would_not_be_read_is_not_fetched(hub: HubServer, repository
 
 
 def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, repository: Path) -> None:
-    (repository / "config.json").write_text(json.dumps({"model_type": "mamba2"}))
+    (repository / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     with pytest.raises(UnsupportedModelError, match="model_type"):
         fetch(NAME, "", nothing)
     assert set(hub.served) == {"config.json"}

@@ -312,6 +312,29 @@ def test_memory_short_says_how_much_and_what_would_do() -> None:
     assert plan(problem_of(cluster, dtype=DType.BFLOAT16)).feasible
 
 
+def test_memory_short_of_layers_that_differ_is_theirs() -> None:
+    config = {"model_type": "nemotron_h", "hidden_size": 1024, "hybrid_override_pattern": "MEM*EMEMEME" * 2}
+    config |= {"n_routed_experts": 64, "moe_intermediate_size": 1024, "moe_shared_expert_intermediate_size": 1024}
+    model = model_from_config("unlike", config | {"vocab_size": 4096, "max_position_embeddings": 1024})
+    sizes = [block.weight_bytes(DType.FLOAT32) for block in model.blocks]
+    assert max(sizes) > 4 * min(sizes)
+    nodes = [
+        {"name": name, "memory_bytes": 2e9 + sum(sizes) / 3, "bandwidth_bytes_per_s": 1e11, "flops": 1e12}
+        for name in "ab"
+    ]
+    nodes = [node | {"system_bytes": 1e9} for node in nodes]
+    result = plan(problem_of(cluster_of(*nodes), model=model))
+    assert result.shortage is not None and result.shortage.constraint == "memory"
+    text = result.shortage.text
+    assert result.shortage.amount < sum(sizes) / 2, text
+    new = nodes[0] | {
+        "name": "new",
+        "memory_bytes": float(text.partition("one more ")[2].split()[0]) * 1e9,
+        "system_bytes": 3e9,
+    }
+    assert plan(problem_of(cluster_of(*nodes, new), model=model)).feasible
+
+
 @pytest.mark.parametrize(
     ("more", "constraint", "words"),
     [

@@ -1,4 +1,4 @@
-"""A model whose layers keep states of requests, over two real nodes: its tokens are those of transformers."""
+"""A model whose layers keep states of requests, over real nodes: its tokens are those of transformers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,28 @@ def _alone(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
     return tuple(ids[len(prompt) :])
 
 
+@pytest.mark.parametrize(
+    ("row", "layers"),
+    [
+        ("qwen3_5-text", "a=0:1,b=1:4"),
+        ("nemotron_h-latent", "a=0:1,b=1:3,c=3:4"),  # b has an MLP and experts, of which nothing is kept
+        ("falcon_h1-bare", "a=0:1,b=1:4"),
+        ("mamba2-tied", "a=0:1,b=1:4"),  # without attention
+    ],
+)
 @pytest.mark.asyncio
-async def test_a_hybrid_over_two_nodes_gives_the_tokens_of_transformers(tmp_path: Path) -> None:
+async def test_a_hybrid_over_real_nodes_gives_the_tokens_of_transformers(row: str, layers: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    config = VARIANTS["qwen3_5-text"].library_config()
+    config = VARIANTS[row].library_config()
     config.initializer_range = 0.15
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     model.save_pretrained(tmp_path / "model")
-    cluster = LocalCluster(tmp_path, ("a", "b"), threads=1)
+    cluster = LocalCluster(tmp_path, [part[0] for part in layers.split(",")], threads=1)
     await cluster.start()
     try:
         async with cluster.client() as client:
             await client.add_model(tmp_path / "model", "hybrid")
-            values = {"model": "hybrid", "source": "a", "layers": "a=0:1,b=1:4", "dtype": "float32", "max_context": 48}
+            values = {"model": "hybrid", "source": "a", "layers": layers, "dtype": "float32", "max_context": 48}
             await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
             ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
             found = [tuple(answer.token_ids) for answer in await asyncio.gather(*ways)]

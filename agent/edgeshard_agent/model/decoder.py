@@ -123,16 +123,16 @@ class DecoderModules(StageModules):
     def accept(self, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         if name == "lm_head.weight":
             self._fill(self.lm_head, "weight", 0, value)
-        elif name == "embed_tokens.weight":
+        elif name == self.context.architecture.embedding:
             if hasattr(self, "embed_tokens") and EMBEDDING_UNIT not in self.ends_there:
-                self._assign((name,), whole(value))
+                self._assign(("embed_tokens.weight",), whole(value))
             if self.context.shape.tied and self.context.is_last and HEAD_UNIT not in self.ends_there:
                 self._fill(self.lm_head, "weight", 0, value)
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
             self._accept_in_block(index, inner, value)
-        else:  # the final norm
-            self._assign((name,), whole(value))
+        else:  # the final norm, whatever its name
+            self._assign((f"norm.{name.rpartition('.')[2]}",), whole(value))
 
     @property
     def shareable_blocks(self) -> frozenset[int]:
@@ -166,7 +166,7 @@ class DecoderModules(StageModules):
     def has(self, name: str, shared: frozenset[str]) -> bool:
         if name.startswith("layers."):
             return name.split(".", 2)[1] in shared
-        if name != "embed_tokens.weight":
+        if name != self.context.architecture.embedding:
             return HEAD_UNIT in shared  # the head and its norm
         embeds = not hasattr(self, "embed_tokens") or EMBEDDING_UNIT in shared
         heads = not (self.context.shape.tied and self.context.is_last) or HEAD_UNIT in shared

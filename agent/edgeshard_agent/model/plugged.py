@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -36,13 +37,14 @@ def make_layer(context: StageContext, index: int) -> nn.Module:
     """transformers' decoder layer of this global index, on the meta device, with mixers of ours."""
     runs = context.architecture.runs
     mixers = runs.mixers if isinstance(runs, Plugged) else {}
+    made: Any = getattr(context.library, context.architecture.library.layer_class)
+    # Some classes are told what the layer is, others look it up.
+    told = {"layer_type": context.config.layer_types[index]} if "layer_type" in signature(made).parameters else {}
     with torch.device("meta"):
-        layer: nn.Module = getattr(context.library, context.architecture.library.layer_class)(
-            context.config, layer_idx=index
-        )
+        layer: nn.Module = made(context.config, layer_idx=index, **told)
         for part, kind in mixers.items():
             if (theirs := getattr(layer, part, None)) is not None:
-                setattr(layer, part, MIXERS[kind](theirs))
+                setattr(layer, part, MIXERS[kind](theirs, context.config))
     return layer
 
 
@@ -88,7 +90,7 @@ class PluggedBlock(nn.Module):
         self, hidden: torch.Tensor, positions: torch.Tensor, rotary: object, step: StepAttention
     ) -> torch.Tensor:
         """[1, T, width] from [1, T, width]."""
-        result: torch.Tensor = self.layer(
+        result: Any = self.layer(
             hidden,
             attention_mask=None,
             position_ids=positions,
@@ -97,7 +99,16 @@ class PluggedBlock(nn.Module):
             step=step,
             layer_window=self._window,
         )
-        return result
+        made: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        # Some layers add in float32. Between two of them is the dtype of frames, so that a cut there changes nothing.
+        return made.to(hidden.dtype)
+
+
+class _NoPositions(nn.Module):
+    """In place of a rotary embedding, for attention without one."""
+
+    def forward(self, *_: object) -> None:
+        return None
 
 
 class PluggedModules(DecoderModules):
@@ -145,7 +156,9 @@ class PluggedModules(DecoderModules):
         return LayerProjection((linear.out_features,), linear.in_features, bias=has_bias, integers=integers)
 
     def _rotary_embedding(self) -> nn.Module:
-        context = self.context
+        context, rope = self.context, self.context.architecture.rope
+        if rope is None or not rope.turns(context.decoder.fields):
+            return _NoPositions()
         made: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
         return made
 

@@ -168,6 +168,56 @@ def sigmoid_gate(values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def gated_norm(
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float = 0.0,
+    groups: int = 1,
+    gate_first: bool = True,
+) -> torch.Tensor:
+    """[rows, width] in gate's dtype: x silu(gate), over the root mean square of its group of the row, times `weight`.
+
+    Without `gate_first` silu(gate) multiplies what the norm gives, without a `weight` [width] there is no norm.
+    `x` [rows, width] is float32, as all numbers up to the end, and is overwritten; `gate` may be a view into wider
+    rows. Raises InvalidArgumentError where shapes do not fit.
+    """
+    rows, width = x.shape
+    fits = gate.shape == x.shape and (weight is None or weight.shape == (width,)) and width % groups == 0
+    if not fits or x.dtype is not torch.float32:
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)} {x.dtype}, gate {tuple(gate.shape)}: both must be [rows, width], x in float32, "
+            f"weight [width], and width a multiple of {groups} groups",
+            field="x",
+        )
+    gate = gate if gate.stride(1) == 1 else gate.contiguous()
+    library = _library(gate[:1], *(() if weight is None else (weight,)))
+    if library is None or not x.is_contiguous():
+        opened = gate.float() / (1 + (-gate.float()).exp())
+        found = x * opened if gate_first else x
+        if weight is not None:
+            grouped = found.view(rows, groups, -1)
+            grouped = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)
+            found = grouped.view(rows, width) * weight.float()
+        return (found if gate_first else found * opened).to(gate.dtype)
+    out = torch.empty(x.shape, dtype=gate.dtype)
+    call = native.GatedNormStruct(
+        x=x.data_ptr(),
+        gate=gate.data_ptr(),
+        weight=None if weight is None else weight.data_ptr(),
+        out=out.data_ptr(),
+        gate_stride=gate.stride(0),
+        eps=eps,
+        rows=rows,
+        width=width,
+        groups=groups,
+        gate_first=gate_first,
+        element=native.ELEMENTS[gate.dtype],
+    )
+    library.edgeshard_gated_norm(ctypes.addressof(call), torch.get_num_threads())
+    return out
+
+
 def _library(first: torch.Tensor, *others: torch.Tensor) -> ctypes.CDLL | None:
     """The native kernels where they take these: contiguous, on the CPU, of one dtype they know."""
     if first.dtype not in native.ELEMENTS:

@@ -108,8 +108,31 @@ class DeltaRuleStruct(ctypes.Structure):
     )
 
 
-# `MOST_TAPS` and `MOST_KEY_DIM` of kernels.h.
-MOST_TAPS, MOST_KEY_DIM = 8, 512
+class SelectiveScanStruct(ctypes.Structure):
+    """`SelectiveScan` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "b", "c", "step", "step_bias", "log_rate", "skip", "states", "out")),
+        *((name, c_void_p) for name in ("slots", "first_rows")),
+        *((name, c_int64) for name in ("x_stride", "b_stride", "c_stride", "step_stride")),
+        *((name, c_float) for name in ("least_step", "most_step")),
+        *((name, c_int32) for name in ("spans", "slot_count", "groups", "heads", "head_dim", "state_dim", "element")),
+    )
+
+
+class GatedNormStruct(ctypes.Structure):
+    """`GatedNorm` of kernels.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "gate", "weight", "out")),
+        ("gate_stride", c_int64),
+        ("eps", c_float),
+        *((name, c_int32) for name in ("rows", "width", "groups", "gate_first", "element")),
+    )
+
+
+# `MOST_TAPS`, `MOST_KEY_DIM` and `MOST_STATE_DIM` of kernels.h.
+MOST_TAPS, MOST_KEY_DIM, MOST_STATE_DIM = 8, 512, 512
 
 # What `Sampled` has instead of a token; kernels.h says why.
 NOT_FINITE, NOT_TAKEN = -1, -2
@@ -137,6 +160,8 @@ _SIGNATURES = {
         None,
         (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     ),
+    "edgeshard_selective_scan": (_INT, (_POINTER, _INT)),
+    "edgeshard_gated_norm": (None, (_POINTER, _INT)),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }

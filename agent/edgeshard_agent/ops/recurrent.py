@@ -1,6 +1,7 @@
-"""Operators whose past is a state of fixed size for each request: a short convolution and the gated delta rule.
+"""Operators whose past is a state of fixed size for each request: a short convolution, the gated delta rule and the
+selective scan.
 
-Both take the packed rows of a step's spans. Row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens
+All take the packed rows of a step's spans. Row first_rows[s] up to first_rows[s + 1] - 1 are span s, the next tokens
 of the request whose state is in slot slots[s]; each slot is of one span. Tokens are computed one after the other,
 whatever the length of a span, so that a token's bits do not depend on how its prompt was cut (docs/kernels.md).
 """
@@ -8,7 +9,9 @@ whatever the length of a span, so that a token's bits do not depend on how its p
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -160,6 +163,77 @@ def delta_gates(beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor) -> t
     return log_decay, opened
 
 
+@dataclass(frozen=True, slots=True)
+class ScanHeads:
+    """What the heads of a selective scan have of their own, each [heads] in float32, and the least and the most step
+    of any."""
+
+    step_bias: Tensor
+    log_rate: Tensor
+    skip: Tensor
+    step_limits: tuple[float, float] = (0.0, math.inf)
+
+
+def selective_scan(
+    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor, slots: Tensor, first_rows: Tensor
+) -> Tensor:
+    """[T, heads, P] in float32 from x [T, heads, P], b and c [T, groups, N] and step [T, heads].
+
+    Each token's step d is softplus(step + step_bias), kept within the limits. It multiplies its request's state S,
+    [N, P] in each head, by exp(-d exp(log_rate)), adds b (d x)^T, and gives c^T S + skip x:
+    docs/papers.md#selective-scan. Heads share b and c in groups. `states` [slots, heads, N, P] are float32 and are
+    brought up to date. Raises InvalidArgumentError where shapes do not fit or there is no such slot.
+    """
+    rows, heads, head_dim = x.shape
+    groups, state_dim = b.shape[1:]
+    fits = b.shape == c.shape and len(b) == rows and heads % groups == 0 and step.shape == (rows, heads)
+    by_head = (own.step_bias, own.log_rate, own.skip)
+    fits = fits and all(one.shape == (heads,) for one in by_head) and states.shape[1:] == (heads, state_dim, head_dim)
+    if not fits or any(one.dtype is not torch.float32 for one in (*by_head, states)):
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)}, b {tuple(b.shape)}, c {tuple(c.shape)}, step {tuple(step.shape)}, states "
+            f"{tuple(states.shape)}: groups must divide heads, and step_bias, log_rate, skip and states be float32 of "
+            "heads",
+            field="states",
+        )
+    _check_spans(rows, slots, first_rows)
+    library = _library(states, *by_head) if state_dim <= native.MOST_STATE_DIM else None
+    if library is None:
+        return _scanned(x, b, c, step, own, states, slots, first_rows)
+    dtype = x.dtype if x.dtype in native.ELEMENTS else torch.float32
+    x, b, c, step = (one.to(dtype) for one in (x, b, c, step))
+    x, b, c, step = (one if one[0].is_contiguous() else one.contiguous() for one in (x, b, c, step))
+    out = torch.empty(x.shape, dtype=torch.float32)
+    call = native.SelectiveScanStruct(
+        x=x.data_ptr(),
+        b=b.data_ptr(),
+        c=c.data_ptr(),
+        step=step.data_ptr(),
+        step_bias=own.step_bias.data_ptr(),
+        log_rate=own.log_rate.data_ptr(),
+        skip=own.skip.data_ptr(),
+        states=states.data_ptr(),
+        out=out.data_ptr(),
+        slots=slots.data_ptr(),
+        first_rows=first_rows.data_ptr(),
+        x_stride=x.stride(0),
+        b_stride=b.stride(0),
+        c_stride=c.stride(0),
+        step_stride=step.stride(0),
+        least_step=own.step_limits[0],
+        most_step=own.step_limits[1],
+        spans=len(slots),
+        slot_count=len(states),
+        groups=groups,
+        heads=heads,
+        head_dim=head_dim,
+        state_dim=state_dim,
+        element=native.ELEMENTS[dtype],
+    )
+    _check_slot(library.edgeshard_selective_scan(ctypes.addressof(call), torch.get_num_threads()))
+    return out
+
+
 def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:
     """The native kernels where they take these: contiguous, on the CPU, of one dtype that they know."""
     if first.dtype not in native.ELEMENTS or not first.is_cpu:
@@ -242,6 +316,25 @@ def _advanced(
             out[at] = (state * queries[at].unsqueeze(-1)).sum(-2)
         states[own] = state
     return out.to(value.dtype)
+
+
+def _scanned(
+    x: Tensor, b: Tensor, c: Tensor, step: Tensor, own: ScanHeads, states: Tensor, slots: Tensor, first_rows: Tensor
+) -> Tensor:
+    group, values = x.shape[1] // b.shape[1], x.float()
+    raw = step.float() + own.step_bias
+    steps = torch.where(raw > 20, raw, raw.exp().log1p()).clamp(*own.step_limits)
+    decays = (-steps * own.log_rate.exp())[..., None, None].exp()
+    taken, out = values * steps.unsqueeze(-1), values * own.skip.unsqueeze(-1)
+    into, outof = (one.float().repeat_interleave(group, dim=1).unsqueeze(-1) for one in (b, c))
+    for held, rows, count in _batches(slots, first_rows, len(x), len(states)):
+        state = states[held]
+        for token in range(count):
+            at = slice(rows.start + token, rows.stop, count)  # a row of each state
+            state = state * decays[at] + into[at] * taken[at].unsqueeze(-2)
+            out[at] += (state * outof[at]).sum(-2)
+        states[held] = state
+    return out
 
 
 def _unit(x: Tensor) -> Tensor:

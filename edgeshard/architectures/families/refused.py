@@ -14,16 +14,11 @@ _CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (
-        "bamba",
-        "falcon_h1",
         "falcon_mamba",
-        "granitemoehybrid",
         "jamba",
         "mamba",
         "kimi_linear",
-        "mamba2",
         "minimax",
-        "nemotron_h",
         "olmo_hybrid",
         "recurrent_gemma",
         "rwkv",

@@ -163,19 +163,36 @@ def _memory(costs: Costs, load: Load, instance: Instance, room: _Room) -> Shorta
     # With no node for the head at all, it is missing as well.
     homeless = instance.head_bytes if not (room.with_head >= 1).any() and not instance.head_on_source else 0.0
     short = missing * layer + homeless
-    hints = [_one_more_node(costs, instance, missing, homeless)]
+    if (left := _left_in_order(instance)) and layer > instance.layer_bytes.min():
+        # Where layers differ much, the largest one says little of how many a node holds. The head follows the last one.
+        missing, short = len(left), sum(left) + instance.head_bytes * (not instance.head_on_source)
+    hints = [_one_more_node(costs, instance, missing, short, homeless)]
     if costs.problem.dtype is DType.FLOAT32 and _fits_in_half(costs, load):
         hints.append("bfloat16 would fit as it is")
     text = f"{gibibytes(short)} short: {_layers(missing)} of {instance.layers} find no room; {', or '.join(hints)}"
     return Shortage("memory", short, "bytes", text)
 
 
-def _one_more_node(costs: Costs, instance: Instance, missing: int, homeless: float) -> str:
+def _left_in_order(instance: Instance) -> list[float]:
+    """Bytes of the layers that are left over where the source and then the largest nodes take as many as they hold."""
+    source = instance.source
+    free = instance.capacity_bytes * (1 + SLACK) - instance.stage_bytes
+    free[source] -= instance.embed_bytes
+    if instance.head_on_source:
+        free[source] -= instance.head_bytes - instance.tied_bytes
+    left = [float(size) for size in instance.layer_bytes]
+    for room in (free[source], *sorted(free[list(instance.others)], reverse=True)):
+        held = 0.0
+        while left and held + left[0] <= room:
+            held += left.pop(0)
+    return left
+
+
+def _one_more_node(costs: Costs, instance: Instance, missing: int, short: float, homeless: float) -> str:
     layer = float(instance.layer_bytes.max())
     unit = costs.loading_bytes(costs.nodes[costs.source])
     for size in _NODE_SIZES_GB:
-        held = int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes - homeless) // layer)
-        if held >= missing:
+        if size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes >= short:
             return f"one more {size} GB node would do"
     size = next((s for s in (32, *_NODE_SIZES_GB) if s * GB > _SYSTEM_BYTES + unit + instance.stage_bytes + layer), 256)
     held = max(1, int((size * GB - _SYSTEM_BYTES - unit - instance.stage_bytes) // layer))

@@ -39,6 +39,7 @@ from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.profiles.fit import fit_layer, fit_profile
 from edgeshard.profiles.grid import FIRST_GRID, FULL_GRID, QUICK_GRID, Grid, Repeats
 from edgeshard.profiles.texts import parse_profile, profile_text
+from tests.agent.model.families import LAYERS, VARIANTS
 
 pytestmark = pytest.mark.timing
 
@@ -123,6 +124,19 @@ def test_more_work_takes_longer(measured: tuple[ComputeProfile, float, list[tupl
 def test_copies_outweigh_the_caches(measured: tuple[ComputeProfile, float, list[tuple[str, int, int]]]) -> None:
     for layer in measured[0].layers:
         assert layer.rotated_bytes > FULL_GRID.caches * CACHE
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
+@pytest.mark.parametrize(
+    "row", ["nemotron_h-groups", "nemotron_h-latent", "bamba-partial", "falcon_h1-bare", "mamba2-tied", "qwen3_5-text"]
+)
+def test_layers_that_keep_states_or_nothing_are_measured(row: str, dtype: DType) -> None:
+    values = json.loads(VARIANTS[row].library_config().to_json_string(use_diff=False))
+    grid = Grid((1, 8), (0, 16), (1, 2), (16, 32), Repeats(1, 1, 1, 0.01))
+    profile = Profiler(LayerForm(values, dtype, "cpu"), 1, grid, cache=1 << 10).run()
+    blocks = {block.parameters for block in model_from_config("tiny", values).blocks}
+    assert {layer.parameters for layer in profile.layers[1:-1]} == blocks
+    assert sum(layer.layers for layer in profile.layers[1:-1]) == LAYERS
 
 
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 3 << 20, 127 << 20, 128 << 20, 1 << 30])

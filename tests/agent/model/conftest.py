@@ -66,7 +66,7 @@ class Checkpoint:
         )
 
 
-def _build(variant: Variant, path: Path) -> Checkpoint:
+def build(variant: Variant, path: Path) -> Checkpoint:
     torch.manual_seed(7)
     auto = getattr(transformers, variant.auto)
     model = auto.from_config(variant.library_config(), attn_implementation="eager", dtype=torch.float32).eval()
@@ -198,7 +198,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], C
 
     def get(name: str) -> Checkpoint:
         if name not in made:
-            made[name] = _build(VARIANTS[name], tmp_path_factory.mktemp(name))
+            made[name] = build(VARIANTS[name], tmp_path_factory.mktemp(name))
         return made[name]
 
     return get

@@ -16,6 +16,7 @@ import transformers
 
 from edgeshard.architectures import Decoder, read_config
 from edgeshard.architectures.record import Plugged
+from edgeshard.domain.models.model import LayerRange
 
 LAYERS = 4
 WINDOW = 6
@@ -64,7 +65,7 @@ _GEMMA = {
         "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
     },
 }
-_GRANITE = {
+_GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
@@ -105,6 +106,50 @@ _DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_conv_kernel_dim": 3,
+}
+_SCAN: dict[str, Any] = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 10,
+    "ssm_state_size": 12,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    # transformers' form for prompts has no shorter step than this, that for single tokens has any.
+    "time_step_min": 1e-9,
+}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 8,
+}
+_MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": LAYERS,
+    "hidden_size": 32,
+    "num_heads": 8,
+    "head_dim": 8,
+    "state_size": 12,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "chunk_size": 8,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 3,
+    "pad_token_id": None,
+}
+_FALCON: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.6,
+    "mlp_multipliers": [0.9, 0.5],
+    "ssm_multipliers": [0.4, 1.2, 0.5, 0.6, 1.5],
 }
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
@@ -729,6 +774,112 @@ VARIANTS = {
         auto="AutoModelForImageTextToText",
         joined=True,
     ),
+    "nemotron_h-groups": Variant(
+        "NemotronHConfig",
+        _BASE
+        | _SCAN
+        | {
+            "layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"],
+            "head_dim": 12,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        sharded=True,
+    ),
+    "nemotron_h-latent": Variant(
+        "NemotronHConfig",
+        _BASE
+        | _SCAN
+        | {
+            "layers_block_type": ["linear_attention", "mlp", "moe", "full_attention"],
+            "head_dim": 16,
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 20,
+            "moe_latent_size": 12,
+            "norm_topk_prob": False,
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "mlp_hidden_act": "silu",
+        },
+    ),
+    "bamba-partial": _rotary(
+        "BambaConfig", sharded=True, **_MAMBA, mamba_d_head=8, attn_layer_indices=[1, 3], head_dim=16
+    ),
+    "bamba-options": _rotary(
+        "BambaConfig",
+        **_MAMBA | {"mamba_n_heads": 4, "mamba_conv_bias": False},
+        attn_layer_indices=[2],
+        mamba_expand=3,
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        time_step_limit=[0.3, 0.9],
+    ),
+    "falcon_h1-norm-first": _rotary(
+        "FalconH1Config", sharded=True, **_MAMBA, **_FALCON, mamba_d_ssm=48, mamba_rms_norm=True
+    ),
+    "falcon_h1-gate-first": _rotary(
+        "FalconH1Config",
+        **_MAMBA | {"mamba_conv_bias": False},
+        mamba_d_ssm=None,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+        mamba_proj_bias=True,
+        tie_word_embeddings=True,
+        head_dim=12,
+    ),
+    "falcon_h1-bare": _rotary(
+        "FalconH1Config",
+        **_MAMBA | {"mamba_n_groups": 1},
+        **_FALCON,
+        mamba_d_ssm=72,
+        projectors_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "granitemoehybrid-experts": Variant(
+        "GraniteMoeHybridConfig",
+        _BASE
+        | _GRANITE
+        | _MAMBA
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+            "position_embedding_type": "nope",
+            "head_dim": 12,
+        },
+        sharded=True,
+    ),
+    "granitemoehybrid-dense": _rotary(
+        "GraniteMoeHybridConfig",
+        **_GRANITE,
+        **_MAMBA | {"mamba_conv_bias": False},
+        layer_types=["full_attention", "linear_attention"] * 2,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=28,
+        position_embedding_type="rope",
+        mamba_proj_bias=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        time_step_limit=[0.3, 0.9],
+    ),
+    "mamba2-tied": Variant("Mamba2Config", _MAMBA2 | {"tie_word_embeddings": True}, sharded=True),
+    "mamba2-options": Variant(
+        "Mamba2Config",
+        _MAMBA2 | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "time_step_limit": [0.3, 0.9]},
+    ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(
         "GPT2Config",
@@ -768,15 +919,25 @@ def windowed() -> list[str]:
     return [name for name in VARIANTS if any(decoder_of(name).windows())]
 
 
+def _turns(name: str) -> bool:
+    decoder = decoder_of(name)
+    return decoder.architecture.rope is not None and decoder.architecture.rope.turns(decoder.fields)
+
+
 def rotary() -> list[str]:
     """Of each family with a rotary embedding the rows without windows, or its first: a window hides far positions."""
     narrow = set(windowed())
     chosen = []
     for family in dict.fromkeys(map(family_of, VARIANTS)):
-        rows = [name for name in VARIANTS if family_of(name) == family]
-        if decoder_of(rows[0]).architecture.rope is not None:
-            chosen += [name for name in rows if name not in narrow] or rows[:1]
+        rows = [name for name in VARIANTS if family_of(name) == family and _turns(name)]
+        chosen += [name for name in rows if name not in narrow] or rows[:1]
     return chosen
+
+
+def attends(name: str) -> bool:
+    """Whether any layer of a row has attention."""
+    shape = decoder_of(name).shape
+    return any(own.heads for own in shape.kv_in(LayerRange(0, LAYERS)))
 
 
 def first_rows() -> list[str]:

@@ -240,7 +240,7 @@ def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model_type", "lacks"),
     [
-        ("nemotron_h", "recurrent state per request"),
+        ("jamba", "recurrent state per request"),
         ("mamba", "recurrent state per request"),
         ("lfm2", "convolution's state per request"),
         ("deepseek_v3", "compressed (latent) state per token"),

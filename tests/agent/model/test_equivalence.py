@@ -29,7 +29,16 @@ from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
 from tests.agent.model.conftest import Checkpoint
-from tests.agent.model.families import LAYERS, decoder_of, first_rows, keeping_float32, rotary, windowed
+from tests.agent.model.families import (
+    LAYERS,
+    VARIANTS,
+    attends,
+    decoder_of,
+    first_rows,
+    keeping_float32,
+    rotary,
+    windowed,
+)
 
 CUTS = [
     tuple(LayerRange(a, b) for a, b in zip((0, *inner), (*inner, LAYERS), strict=True))
@@ -163,6 +172,7 @@ def test_a_restarted_request_truncates_and_continues_the_same(checkpoint: Any, t
 # -- mutants ---------------------------------------------------------------------------------------------------------
 
 HALVES = (LayerRange(0, 2), LayerRange(2, 4))
+ATTENDING = [name for name in VARIANTS if attends(name)]
 
 
 def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> None:
@@ -173,6 +183,7 @@ def assert_caught(checkpoint: Any, stages: Sequence[Any], tiny_head: Any) -> Non
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
+@pytest.mark.parametrize("variant", ATTENDING)
 @pytest.mark.one_in(3)
 def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real: Any = scaled_dot_product_attention
@@ -189,6 +200,7 @@ def test_no_mask_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.parametrize("variant", ATTENDING)
 @pytest.mark.one_in(3)
 def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +220,23 @@ def test_a_chunk_whose_tokens_see_none_before_it_is_caught(
     monkeypatch.setattr(attention_module, "attend", shortsighted)
     monkeypatch.setattr(FusedModules, "_native_blocks", lambda *_: [])
     assert "Δlogit" in run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
+@pytest.mark.parametrize("forgotten", [0, 1])
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if decoder_of(name).shape.states])
+@pytest.mark.one_in(3)
+def test_a_state_that_no_step_leaves_to_the_next_is_caught(
+    checkpoint: Any, forgotten: int, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The convolution's last inputs, or the matrices."""
+    real = StepAttention.states
+
+    def states(self: StepAttention, layer: int) -> tuple[torch.Tensor, ...]:
+        kept = real(self, layer)
+        return tuple(torch.zeros_like(one) if index == forgotten else one for index, one in enumerate(kept))
+
+    monkeypatch.setattr(StepAttention, "states", states)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
 @pytest.mark.parametrize("variant", windowed())

@@ -99,6 +99,41 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exaone_moe-windows", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
     ("exaone_moe-windows", {"is_moe_layer": [True] * 4}, "is_moe_layer"),
     ("exaone_moe-windows", {"num_shared_experts": 0}, "num_shared_experts"),
+    ("nemotron_h-groups", {"layers_block_type": ["mamba", "mlp", "moe", "conv"]}, "layers_block_type"),
+    ("nemotron_h-groups", {"layers_block_type": MISSING}, "hybrid_override_pattern"),
+    ("nemotron_h-groups", {"layers_block_type": MISSING, "hybrid_override_pattern": "M*EX"}, "layers_block_type"),
+    ("nemotron_h-groups", {"layers_block_type": MISSING, "hybrid_override_pattern": "M" * 5000}, "num_hidden_layers"),
+    ("nemotron_h-groups", {"n_groups": 4}, "mamba_num_heads"),
+    ("nemotron_h-groups", {"n_group": 3}, "n_routed_experts"),
+    ("nemotron_h-groups", {"conv_kernel": 1}, "conv_kernel"),
+    ("nemotron_h-groups", {"mamba_head_dim": 1 << 20}, "mamba_num_heads"),
+    ("nemotron_h-groups", {"mamba_hidden_act": "relu"}, "mamba_hidden_act"),
+    ("nemotron_h-groups", {"mlp_hidden_act": "xielu"}, "mlp_hidden_act"),
+    ("nemotron_h-groups", {"attention_bias": True}, "attention_bias"),
+    ("nemotron_h-groups", {"sliding_window": 6}, "sliding_window"),
+    ("nemotron_h-groups", {"moe_latent_size": 0}, "moe_latent_size"),
+    ("nemotron_h-groups", {"time_step_limit": [0.1]}, "time_step_limit"),
+    ("nemotron_h-groups", {"time_step_limit": [0.2, 0.1]}, "time_step_limit"),
+    ("nemotron_h-groups", {"time_step_limit": [0.0, "Infinity"]}, "time_step_limit"),
+    ("bamba-partial", {"attn_layer_indices": [4]}, "attn_layer_indices"),
+    ("bamba-partial", {"mamba_d_head": 16}, "mamba_d_head"),
+    ("bamba-partial", {"mamba_n_heads": 7}, "mamba_expand"),
+    ("bamba-partial", {"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+    ("bamba-partial", {"hidden_act": "gelu"}, "hidden_act"),
+    ("falcon_h1-bare", {"mamba_d_ssm": 30}, "mamba_d_ssm"),
+    ("falcon_h1-bare", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+    ("falcon_h1-bare", {"mlp_multipliers": [1.0, None]}, "mlp_multipliers"),
+    ("falcon_h1-bare", {"key_multiplier": None}, "key_multiplier"),
+    ("falcon_h1-bare", {"mamba_use_mlp": False}, "mamba_use_mlp"),
+    ("falcon_h1-bare", {"attn_layer_indices": [1]}, "attn_layer_indices"),
+    ("granitemoehybrid-experts", {"layer_types": ["mamba"] * 3}, "layer_types"),
+    ("granitemoehybrid-experts", {"layer_types": ["mamba", "moe"] * 2}, "layer_types"),
+    ("granitemoehybrid-experts", {"normalization_function": "layernorm"}, "normalization_function"),
+    ("granitemoehybrid-experts", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("granitemoehybrid-experts", {"residual_multiplier": None}, "residual_multiplier"),
+    ("mamba2-tied", {"expand": 3}, "expand"),
+    ("mamba2-tied", {"num_heads": 6}, "expand"),
+    ("mamba2-tied", {"hidden_act": "gelu"}, "hidden_act"),
     ("ministral3-plain", {"rope_parameters.mscale": -1.0}, "rope_parameters.mscale"),
     ("ministral3-plain", {"rope_parameters.factor": 0.0}, "rope_parameters.factor"),
     ("ministral3-plain", {"rope_scaling": {"rope_type": "default"}}, "rope_scaling.llama_4_scaling_beta"),
@@ -237,6 +272,38 @@ def test_published_keys_that_contradict_one_another_are_refused(changes: dict[st
     with pytest.raises(UnsupportedModelError) as caught:
         parse_config(STEP | changes)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("name", "older", "gone"),
+    [
+        (
+            "nemotron_h-groups",
+            {"hybrid_override_pattern": "M*EM", "attention_head_dim": 12, "mamba_d_conv": 3, "mamba_n_groups": 2},
+            ("layers_block_type", "num_hidden_layers", "head_dim", "conv_kernel", "n_groups"),
+        ),
+        ("nemotron_h-groups", {"layers_block_type": ["mamba", "attention", "moe", "mamba"]}, ()),
+        ("nemotron_h-groups", {"layer_types": ["mamba", "attention", "moe", "mamba"]}, ("layers_block_type",)),
+        ("nemotron_h-groups", {"num_hidden_layers": 9}, ()),
+        ("nemotron_h-groups", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, ()),
+        ("nemotron_h-groups", {"time_step_limit": [0.0, float("inf")]}, ()),
+        ("granitemoehybrid-dense", {"layers_block_type": ["attention", "mamba"] * 2}, ("layer_types",)),
+        ("bamba-partial", {"mamba_d_head": "auto", "time_step_limit": None}, ()),
+    ],
+)
+def test_older_keys_of_mamba2_mean_what_those_of_transformers_do(
+    name: str, older: dict[str, Any], gone: tuple[str, ...]
+) -> None:
+    expected = decoder_of(name)
+    config = {key: value for key, value in expected.fields.values.items() if key not in gone} | older
+    found = read_config(config)
+    assert found.shape == expected.shape
+    for layer in range(LAYERS):
+        block, other = (one.architecture.block(one.fields, one.shape, layer) for one in (found, expected))
+        assert block == other
+    mine, theirs = library_config(found), library_config(expected)
+    assert tuple(mine.time_step_limit or (0.0, float("inf"))) == tuple(theirs.time_step_limit)
+    assert mine.layer_types == theirs.layer_types
 
 
 def test_queries_may_stay_as_they_are() -> None:

@@ -6,6 +6,10 @@ from typing import Any
 from torch import nn
 
 from edgeshard_agent.model.mixers.gated_delta import GatedDelta
+from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
 
-MIXERS: Mapping[str, Callable[[Any], nn.Module]] = {"gated_delta": GatedDelta}
-"""By kind, what makes ours of the module of transformers, which is on the meta device."""
+MIXERS: Mapping[str, Callable[[Any, Any], nn.Module]] = {
+    "gated_delta": lambda theirs, config: GatedDelta(theirs),
+    "selective_scan": SelectiveScan.instead_of,
+}
+"""By kind, what makes ours of the module of transformers, which is on the meta device, and of its configuration."""

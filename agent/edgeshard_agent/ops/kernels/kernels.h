@@ -127,6 +127,36 @@ struct DeltaRule {
 // Items of work for each span and value head.
 static inline int32_t delta_pieces(const DeltaRule& d) { return (d.value_dim + DELTA_COLUMNS - 1) / DELTA_COLUMNS; }
 
+// The selective scan of Mamba2 for the rows of several spans; each group's b and c serve heads / groups heads.
+constexpr int32_t MOST_STATE_DIM = 512, SCAN_COLUMNS = 64;
+struct SelectiveScan {
+    const void* x;                               // [rows][heads][head_dim]
+    const void *b, *c;                           // [rows][groups][state_dim]
+    const void* step;                            // [rows][heads]
+    const float *step_bias, *log_rate, *skip;    // [heads]
+    float* states;                               // [slots][heads][state_dim][head_dim]
+    float* out;                                  // [rows][heads][head_dim]
+    const int32_t* slots;                        // [spans]
+    const int32_t* first_rows;                   // [spans + 1]
+    int64_t x_stride, b_stride, c_stride, step_stride;
+    float least_step, most_step;
+    int32_t spans, slot_count, groups, heads, head_dim, state_dim, element;
+};
+
+// Items of work for each span and head.
+static inline int32_t scan_pieces(const SelectiveScan& s) { return (s.head_dim + SCAN_COLUMNS - 1) / SCAN_COLUMNS; }
+
+// Rows times silu of their gates, with an RMS norm of each group of a row behind that, before it, or without one.
+struct GatedNorm {
+    float* x;            // [rows][width], overwritten
+    const void* gate;    // [rows][width]
+    const void* weight;  // [width], or null without a norm
+    void* out;           // [rows][width]
+    int64_t gate_stride;
+    float eps;
+    int32_t rows, width, groups, gate_first, element;
+};
+
 // How the tokens of one request are chosen, as `Sampling` of generation.py says.
 struct Choice {
     double temperature, top_p, penalty;
@@ -182,4 +212,6 @@ struct Kernels {
     // One row of all value heads.
     void (*delta_gates)(const void* beta, const void* step, const float* a_log, const float* dt_bias, float* log_decay,
                         float* opened, int32_t heads, int32_t element);
+    void (*selective_scan)(const SelectiveScan&, int32_t first, int32_t end);  // of spans * heads * scan_pieces
+    void (*gated_norm)(const GatedNorm&, int32_t first, int32_t end);          // of rows
 };

@@ -78,6 +78,37 @@ void swiglu_row(const T* gate_up, T* out, int inner) {
     }
 }
 
+// In float32 up to the end, whatever the element type.
+template <class T>
+void gated_norm_row(const GatedNorm& n, int64_t row) {
+    const T* gates = static_cast<const T*>(n.gate) + row * n.gate_stride;
+    const T* weight = static_cast<const T*>(n.weight);
+    T* out = static_cast<T*>(n.out) + row * n.width;
+    float* x = n.x + row * n.width;
+    auto opened = [&](Float16 values, int i, int left) {
+        const Float16 gate = load_some(gates + i, left);
+        return values * (gate / (splat(1.0f) + exp16(-gate)));
+    };
+    const int size = n.width / n.groups;
+    for (int begin = 0; begin < n.width; begin += size) {
+        const int end = begin + size;
+        Float16 squares = {};
+        for (int i = begin; i < end; i += LANES) {
+            Float16 values = load_some(x + i, end - i);
+            if (n.gate_first) values = opened(values, i, end - i);
+            store_some(x + i, values, end - i);
+            squares = fma16(values, values, squares);
+        }
+        const float scale = weight ? 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(size) + n.eps) : 1.0f;
+        for (int i = begin; i < end; i += LANES) {
+            Float16 values = load_some(x + i, end - i);
+            if (weight) values = values * scale * load_some(weight + i, end - i);
+            if (!n.gate_first) values = opened(values, i, end - i);
+            store_some(out + i, values, end - i);
+        }
+    }
+}
+
 // The angles are rounded to the element type first, as transformers does.
 template <class T, class Angle>
 void rotary_head(T* head, const Angle* cos, const Angle* sin, int rotary_dim) {

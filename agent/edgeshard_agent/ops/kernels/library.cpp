@@ -253,6 +253,19 @@ void edgeshard_delta_gates(const void* beta, const void* step, int64_t stride, c
                                     log_decay + r * heads, opened + r * heads, heads, element);
 }
 
+int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count) {
+    const int32_t refused = without_slot(*scan);
+    if (refused < 0)
+        threads->share(scan->spans * scan->heads * scan_pieces(*scan), thread_count,
+                       [&](int32_t first, int32_t end) { chosen.kernels->selective_scan(*scan, first, end); });
+    return refused;
+}
+
+void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count) {
+    threads->share(norm->rows, thread_count,
+                   [&](int32_t first, int32_t end) { chosen.kernels->gated_norm(*norm, first, end); });
+}
+
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {
     threads->share(rows, thread_count,
                    [&](int32_t first, int32_t end) { chosen.kernels->sample(*sampled, first, end); });

@@ -38,9 +38,12 @@ void edgeshard_rotary(void* x, int64_t row_stride, int32_t rows, int32_t heads, 
 // arena, before anything is written, or -1.
 int32_t edgeshard_attention(const Attention* attention, int32_t thread_count);
 
-// Both return the first span whose slot there is not, before anything is written, or -1.
+// These return the first span whose slot there is not, before anything is written, or -1.
 int32_t edgeshard_convolution(const Convolution* convolution, int32_t thread_count);
 int32_t edgeshard_delta_rule(const DeltaRule* rule, int32_t thread_count);
+int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count);
+
+void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count);
 
 // The last two of the rule from raw ones: `beta` and `step` have `stride` between rows, the outputs are [rows][heads].
 void edgeshard_delta_gates(const void* beta, const void* step, int64_t stride, const float* a_log, const float* dt_bias,

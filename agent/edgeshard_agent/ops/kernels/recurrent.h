@@ -1,4 +1,5 @@
-// What blocks compute whose past is a state of fixed size: a short convolution and the gated delta rule, token by token.
+// What blocks compute whose past is a state of fixed size, token by token: a short convolution, the gated delta rule and
+// the selective scan.
 #pragma once
 
 #include <cmath>
@@ -130,6 +131,63 @@ void advance(const DeltaRule& d, int32_t first, int32_t end) {
         for (int column = begin; column < d.value_dim; column += LANES) {
             const int left = d.value_dim - column;
             advance_columns<T, 1>(d, span, head, column, left < LANES ? left : LANES);
+        }
+    }
+}
+
+// log(1 + e^x), which is x in float32 from 20 on.
+ES_INLINE float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+// As `advance_columns`, by the scan's rule.
+template <class T, int VECTORS>
+void scan_columns(const SelectiveScan& s, int32_t span, int head, int column, int width) {
+    alignas(64) float b[MOST_STATE_DIM], c[MOST_STATE_DIM];
+    const int64_t group_at = int64_t{head / (s.heads / s.groups)} * s.state_dim;
+    float* state = s.states + (int64_t{s.slots[span]} * s.heads + head) * s.state_dim * s.head_dim + column;
+    const float rate = std::exp(s.log_rate[head]);
+    for (int64_t row = s.first_rows[span]; row < s.first_rows[span + 1]; row++) {
+        for (int i = 0; i < s.state_dim; i++) {
+            b[i] = as_float(static_cast<const T*>(s.b)[row * s.b_stride + group_at + i]);
+            c[i] = as_float(static_cast<const T*>(s.c)[row * s.c_stride + group_at + i]);
+        }
+        float step = softplus(as_float(static_cast<const T*>(s.step)[row * s.step_stride + head]) + s.step_bias[head]);
+        step = step < s.least_step ? s.least_step : step > s.most_step ? s.most_step : step;
+        const Float16 decay = splat(std::exp(-step * rate));
+        const T* x = static_cast<const T*>(s.x) + row * s.x_stride + int64_t{head} * s.head_dim + column;
+        float* out = s.out + (row * s.heads + head) * s.head_dim + column;
+        Float16 taken[VECTORS], found[VECTORS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            const Float16 values = load_some(x + v * LANES, width - v * LANES);
+            taken[v] = values * step;
+            found[v] = values * s.skip[head];
+        }
+        for (int i = 0; i < s.state_dim; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                float* at = state + int64_t{i} * s.head_dim + v * LANES;
+                const Float16 updated = fma16(splat(b[i]), taken[v], load_some(at, width - v * LANES) * decay);
+                store_some(at, updated, width - v * LANES);
+                found[v] = fma16(splat(c[i]), updated, found[v]);
+            }
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) store_some(out + v * LANES, found[v], width - v * LANES);
+    }
+}
+
+template <class T>
+void scan(const SelectiveScan& s, int32_t first, int32_t end) {
+    const int32_t pieces = scan_pieces(s);
+    for (int32_t item = first; item < end; item++) {
+        const int32_t span = item / pieces / s.heads, head = item / pieces % s.heads;
+        const int begin = item % pieces * SCAN_COLUMNS;
+        if (s.head_dim - begin >= SCAN_COLUMNS) {
+            scan_columns<T, SCAN_COLUMNS / LANES>(s, span, head, begin, SCAN_COLUMNS);
+            continue;
+        }
+        for (int column = begin; column < s.head_dim; column += LANES) {
+            const int left = s.head_dim - column;
+            scan_columns<T, 1>(s, span, head, column, left < LANES ? left : LANES);
         }
     }
 }

@@ -1,0 +1,116 @@
+"""granitemoehybrid: granite with Mamba2 in most layers, an MLP that every token uses and, mostly, experts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgeshard.architectures import mamba
+from edgeshard.architectures.fields import ConfigFields
+from edgeshard.architectures.mamba import LINEAR, Mamba, MambaKeys
+from edgeshard.architectures.parts import (
+    LLAMA_NORMS,
+    attention,
+    expert_count,
+    fixed_values,
+    linear,
+    never_null,
+    norms,
+    scaled_ends,
+)
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
+from edgeshard.architectures.rope import Rope
+from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
+from edgeshard.architectures.windows import FULL
+
+_KINDS, _PATH, _SWITCH = "layer_types", "block_sparse_moe", "has_experts"
+_EXPERTS = Experts(count=("num_local_experts",), tensors=rf"\b{_PATH}\.(input|output)_linear\.", switch=_SWITCH)
+_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+_NAMES_OF_KINDS = {"mamba": LINEAR, "attention": FULL}
+_KEYS = MambaKeys()
+
+
+def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With a flag of our own, for no experts at all is a count of 0."""
+    found = {_KINDS if key == "layers_block_type" else key: value for key, value in values.items()}
+    return mamba.plain(found, _KINDS, _NAMES_OF_KINDS) | {_SWITCH: found.get("num_local_experts") != 0}
+
+
+def _mamba(fields: ConfigFields) -> Mamba:
+    return Mamba.read(fields, _KEYS, mamba.expanded_head_dim(fields))
+
+
+def _attends(fields: ConfigFields, layer: int) -> bool:
+    kinds = fields.values.get(_KINDS)
+    return kinds is not None and bool(kinds[layer] == FULL)
+
+
+def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
+    hidden, shared, bias = shape.hidden_size, fields.size("shared_intermediate_size"), fields.flag("attention_bias")
+    block = (
+        norms(hidden, *LLAMA_NORMS)
+        | linear("shared_mlp.input_linear", 2 * shared, hidden)
+        | linear("shared_mlp.output_linear", hidden, shared)
+    )
+    if count := expert_count(_EXPERTS, fields):
+        inner = fields.size("intermediate_size")
+        block |= linear(f"{_PATH}.router.layer", count, hidden)
+        block |= {
+            f"{_PATH}.input_linear.weight": (count, 2 * inner, hidden),
+            f"{_PATH}.output_linear.weight": (count, hidden, inner),
+        }
+    if _attends(fields, layer):
+        return block | attention(shape, input_bias=bias, output_bias=bias)
+    return block | _mamba(fields).tensors(hidden, "mamba")
+
+
+def _kv(fields: ConfigFields, shape: ModelShape, layer: int) -> KvHeads:
+    return KvHeads(shape.kv_heads, shape.head_dim) if _attends(fields, layer) else KvHeads(0, 0)
+
+
+def _states(fields: ConfigFields, shape: ModelShape, layer: int) -> tuple[StateSize, ...]:
+    return () if _attends(fields, layer) else _mamba(fields).states
+
+
+def _check(fields: ConfigFields, layer_count: int) -> None:
+    mamba.check_kinds(fields, _KINDS, frozenset({LINEAR, FULL}), layer_count)
+    _mamba(fields)
+
+
+ARCHITECTURE = Architecture(
+    name="granitemoehybrid",
+    current=_current,
+    defaults=mamba.DEFAULTS
+    | {
+        "num_key_value_heads": "num_attention_heads",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+        "eos_token_id": 2,
+    }
+    | dict.fromkeys(_MULTIPLIERS, 1.0),
+    activations=mamba.SILU,
+    flags=("attention_bias", _SWITCH),
+    sizes=("intermediate_size", "shared_intermediate_size"),
+    numbers=("rms_norm_eps", *_MULTIPLIERS),
+    checks=(_check, mamba.check_limits, never_null(*_MULTIPLIERS), fixed_values(normalization_function="rmsnorm")),
+    rope=Rope(switch=("position_embedding_type", "rope")),
+    experts=_EXPERTS,
+    block=_block,
+    kv=_kv,
+    states=_states,
+    library=Library("granitemoehybrid", "GraniteMoeHybrid"),
+    runs=Plugged(
+        renames=(
+            (rf"^{_PATH}\.input_linear\.weight$", f"{_PATH}.experts.gate_up_proj"),
+            (rf"^{_PATH}\.output_linear\.weight$", f"{_PATH}.experts.down_proj"),
+            (r"\.router\.layer\.", ".router."),
+        ),
+        float32=mamba.FLOAT32,
+        mixers={"mamba": mamba.MIXER},
+    ),
+    ends=scaled_ends,
+    whole=r"router\.layer\.weight$",
+)
