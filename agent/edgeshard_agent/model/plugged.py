@@ -99,6 +99,13 @@ class PluggedBlock(nn.Module):
         return result
 
 
+class _NoPositions(nn.Module):
+    """In place of a rotary embedding, for attention without one."""
+
+    def forward(self, *_: object) -> None:
+        return None
+
+
 class PluggedModules(DecoderModules):
     """A stage of any family whose layers take hidden states, position ids and position embeddings."""
 
@@ -144,6 +151,8 @@ class PluggedModules(DecoderModules):
 
     def _rotary_embedding(self) -> nn.Module:
         context = self.context
+        if context.architecture.rope is None:
+            return _NoPositions()
         made: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
         return made
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
-_CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
 _STACKED = "stores all experts of a layer as one tensor beside a recurrent state, which is not read yet"
 _CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
@@ -19,7 +18,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "granitemoehybrid",
         "jamba",
         "mamba",
-        "kimi_linear",
         "mamba2",
         "minimax",
         "nemotron_h",
@@ -32,7 +30,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
     ),
     _STACKED: ("qwen3_5_moe", "qwen3_5_moe_text"),
     _CHUNKED: ("llama4", "llama4_text"),
-    _CONVOLUTION: ("lfm2", "lfm2_moe"),
     _LATENT: (
         "deepseek_v2",
         "deepseek_v3",
