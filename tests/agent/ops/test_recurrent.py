@@ -1,4 +1,5 @@
-"""The short convolution and the gated delta rule: their definition, transformers' forms, the same bits in any cut."""
+"""The short convolution and the gated delta rule, with a decay of each head or channel: their definition, transformers'
+forms, the same bits in any cut."""
 
 from __future__ import annotations
 
@@ -248,7 +249,7 @@ LENGTHS = (17, 6, 9)
 
 
 # The kernels in use are the same for all examples.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
 def test_bits_do_not_depend_on_cuts_company_or_threads(
     kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
