@@ -124,6 +124,8 @@ BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
 """The keys and values that the block of this index keeps."""
 BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
 """The states that the block of this index keeps of a request."""
+BlockChunk = Callable[[ConfigFields, int], int]
+"""The positions of the chunks within which the block of this index attends; 0 where it attends to all."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -238,6 +240,7 @@ class Architecture:
     checks: tuple[Check, ...] = ()
     rope: Rope | None = _ROPE
     windows: Windows | None = None
+    chunks: BlockChunk | None = None
     experts: Experts | None = None
 
     prefixes: tuple[str, ...] = ("model.",)

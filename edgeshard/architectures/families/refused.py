@@ -8,7 +8,6 @@ _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
 _STACKED = "stores all experts of a layer as one tensor beside a recurrent state, which is not read yet"
-_CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (
@@ -29,7 +28,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "zamba2",
     ),
     _STACKED: ("qwen3_5_moe", "qwen3_5_moe_text"),
-    _CHUNKED: ("llama4", "llama4_text"),
     _LATENT: (
         "deepseek_v2",
         "deepseek_v3",

@@ -117,6 +117,15 @@ _KIMI: dict[str, Any] = {
     "linear_conv_kernel_dim": 3,
     "moe_intermediate_size": 24,
 }
+_LLAMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "attention_chunk_size": 16,
+    "floor_scale": 5,
+    "attn_scale": 0.5,
+}
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 
@@ -162,6 +171,22 @@ def _with_patches(text: Any) -> Any:
     made: Any = transformers.Step3p7Config
     tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _with_tiles(text: Any) -> Any:
+    vision: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    }
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _with_frames(text: Any) -> Any:
@@ -765,6 +790,27 @@ VARIANTS = {
             "linear_conv_kernel_dim": 4,
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4-nested": Variant(
+        "Llama4TextConfig",
+        _BASE | _LLAMA4 | {"rope_parameters": _LLAMA3, "no_rope_layer_interval": 2, "num_experts_per_tok": 2},
+        sharded=True,
+        wrap=_with_tiles,
+        auto="AutoModelForImageTextToText",
+    ),
+    "llama4-options": Variant(
+        "Llama4TextConfig",
+        _BASE
+        | _LLAMA4
+        | {
+            "rope_parameters": _ROPE,
+            "no_rope_layers": [0, 1, 1, 1],
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
         },
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),

@@ -243,7 +243,6 @@ def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
         ("nemotron_h", "recurrent state per request"),
         ("mamba", "recurrent state per request"),
         ("deepseek_v3", "compressed (latent) state per token"),
-        ("llama4", "within chunks of positions"),
     ],
 )
 def test_a_family_that_cannot_run_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from edgeshard_agent.model.attention import attention as attention_module
 from edgeshard_agent.model.attention import gathered as gathered_module
 from edgeshard_agent.model.attention import kv as kv_module
-from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.attention import SpansInChunks, StepAttention
 from edgeshard_agent.model.attention.gathered import GatheredSpans, explicit_attention
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.blocks import Block
@@ -101,6 +101,7 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
+        self._in_chunks = SpansInChunks(pool, spans, lambda pool, spans: GatheredSpans(pool, spans, device))
         self._layer_states = pool.layer_states
         self.span_states = attention_module._span_states(pool, spans, device) if pool.states.slots else None
 
