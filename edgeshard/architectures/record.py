@@ -211,12 +211,14 @@ class Architecture:
     configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key,
     `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
-    null or false, with the reason. Families with learned positions have no `rope`.
+    null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
+    families with blocks that attend within chunks of positions.
 
     Of a checkpoint:
     `prefixes` are taken off names, and `aliases` (regular expressions and what stands instead) turn further names into
-    canonical ones. `block_list` is the name of the blocks' list, `computed` names in a block that are not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
-    tensors outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
+    canonical ones. `block_list` is the name of the blocks' list, `computed` names in a block that are not read.
+    `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all tensors
+    outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
     whose blocks do not all have the same heads; a block without attention has none. `states` is for those that keep
     something of fixed size of each request: it cannot be cut to fewer positions, as keys and values can.
 

@@ -111,6 +111,15 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.27.mlp.shared_experts.up_proj.weight": (3072, 2560),
         },
     ),
+    "llama-4-scout-17b-16e": (
+        107_769_861_120,
+        {
+            "layers.47.feed_forward.experts.gate_up_proj": (16, 5120, 16_384),
+            "layers.47.feed_forward.experts.down_proj": (16, 8192, 5120),
+            "layers.47.feed_forward.shared_expert.up_proj.weight": (8192, 5120),
+            "layers.0.feed_forward.router.weight": (16, 5120),
+        },
+    ),
     "command-r7b": (8_028_033_024, {"layers.31.mlp.up_proj.weight": (14_336, 4096)}),
     "olmoe-1b-7b": (6_919_161_856, {"layers.15.self_attn.k_norm.weight": (2048,)}),
     # 4.6 billion by its page. Not found in full: its keys are those of transformers' class.
@@ -139,6 +148,7 @@ PUT_TOGETHER = {
     "hunyuan-7b",
     "hunyuan-a13b",
     "lfm2-8b-a1b",
+    "llama-4-scout-17b-16e",
     "mistral-small-3.1-24b",
     "olmoe-1b-7b",
 }

@@ -100,20 +100,22 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far<|tool_call_end|>"
      "<|tool_calls_section_end|>", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far"
      "<|tool_call_end|><|tool_calls_section_end|>", "", []),
-    ("gemma", '<|channel>thought\nhm\n<channel|><|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n", ASKED),
+    ("gemma", '<|channel>thought\nhm\n<channel|><|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n",
+     ASKED),
     ("gemma", '<|tool_call>call:go{far:[1,-2.5,<|"|>{a}, "b"<|"|>],by:{<|"|>x y<|"|>:true,z:null}}<tool_call|>'
      "<|tool_call>call:go{}<tool_call|>", "", "",
      [("go", {"far": [1, -2.5, '{a}, "b"'], "by": {"x y": True, "z": None}}), ("go", {})]),
     ("gemma", "<|tool_call>call:go{far}<tool_call|>", "<|tool_call>call:go{far}<tool_call|>", "", []),
     ("gemma", "<|channel>final", "<|channel>final", "", []),
-    ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': (True,)})]<|tool_call_end|>So.',
+    ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': (True,)})]'
+     "<|tool_call_end|>So.",
      "Yes.So.", "", [*ASKED, ("go", {"far": [1, 2.5], "by": {"x": None, "y": [True]}})]),
     ("lfm", "<|tool_call_start|>[go(far='it\\'s\\n\\u00e9 \\d', by=\"\"\"a \"b\" \"\"\")]<|tool_call_end|>", "", "",
      [("go", {"far": "it's\né \\d", "by": 'a "b" '})]),
     ("lfm", f"<|tool_call_start|>[{FIND}]<|tool_call_end|>", "", "", ASKED),
     ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
-    ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "",
-     []),
+    ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
+     "", []),
     ("listed", f"[TOOL_CALLS] [{FIND}]", "", "", ASKED),
     ("listed", f"Yes [TOOL_CALLS][{FIND}, {FIND}]", "Yes ", "", ASKED * 2),
     ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": 7}', "", "", [*ASKED, ("go", {"far": 7})]),
@@ -140,7 +142,8 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
 ]  # fmt: skip
 MARKERS = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "<|channel|>", "<|message|>",
-    *(tag for one in FORMATS.values() for tag in (one.call_begin, one.call_end) if tag), "<|channel>thought\n", "<channel|>",
+    *(tag for one in FORMATS.values() for tag in (one.call_begin, one.call_end) if tag),
+    "<|channel>thought\n", "<channel|>",
 )  # fmt: skip
 
 
@@ -193,8 +196,13 @@ def test_no_piece_of_an_answer_holds_the_beginning_of_a_marker(
     form=st.sampled_from(sorted(FORMATS)),
     parts=st.lists(
         st.sampled_from(
-            [*MARKERS, "<|end|>", FIND, " ", "\n", "Yes", "<", "[", "find", '{"a": 1}', "[go(a=1)]", "call:go{a:1}"]
-            + ['<invoke name="go"></invoke>', "<|tool_call_begin|>go<|tool_call_argument_begin|>{}<|tool_call_end|>"]
+            [
+                *(*MARKERS, "<|end|>", FIND, " ", "\n", "Yes", "<", "[", "find", '{"a": 1}'),
+                "[go(a=1)]",
+                "call:go{a:1}",
+                '<invoke name="go"></invoke>',
+                "<|tool_call_begin|>go<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            ]
         ),
         max_size=12,
     ),

@@ -145,11 +145,7 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
 def _check(fields: ConfigFields, layer_count: int) -> None:
     for key, kinds in (("layer_types", (FULL, LINEAR)), ("mlp_layer_types", (_DENSE, _SPARSE))):
         types = fields.values.get(key)
-        if (
-            not isinstance(types, list | tuple)
-            or len(types) != layer_count
-            or any(kind not in kinds for kind in types)
-        ):
+        if not isinstance(types, list | tuple) or len(types) != layer_count or any(kind not in kinds for kind in types):
             raise fields.refuse(key, f"must name {kinds[0]} or {kinds[1]} for each of the {layer_count} layers")
     _check_linear(fields)
     heads = fields.size("num_attention_heads")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.limits import MAX_CONTEXT, MAX_LAYERS
+from edgeshard.architectures.limits import CHUNK_MULTIPLE, MAX_CONTEXT, MAX_LAYERS
 from edgeshard.architectures.parts import LLAMA_NORMS, attention, expert_count, gated_mlp, linear, norms
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
@@ -39,7 +39,8 @@ def _current(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _chunk(fields: ConfigFields, layer: int) -> int:
-    return fields.size("attention_chunk_size") if fields.values["layer_types"][layer] == _CHUNKED else 0
+    chunked = fields.values["layer_types"][layer] == _CHUNKED
+    return fields.size("attention_chunk_size", most=MAX_CONTEXT) if chunked else 0
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
@@ -73,8 +74,8 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
         or any(kind not in (_CHUNKED, FULL) for kind in types)
     ):
         raise fields.refuse("layer_types", f"must name {_CHUNKED} or {FULL} for each of the {layer_count} layers")
-    if _CHUNKED in types:
-        fields.size("attention_chunk_size", most=MAX_CONTEXT)
+    if _CHUNKED in types and (chunk := fields.size("attention_chunk_size", most=MAX_CONTEXT)) % CHUNK_MULTIPLE:
+        raise fields.refuse("attention_chunk_size", f"is {chunk}; it must be a multiple of {CHUNK_MULTIPLE}")
     for key in ("no_rope_layer_interval", "interleave_moe_layer_step"):
         fields.size(key)
     fields.layer_list("moe_layers", layer_count)

@@ -236,6 +236,18 @@ def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkey
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.parametrize("variant", ["llama4-nested", "llama4-options"])
+def test_attention_beyond_a_chunk_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = StepAttention.attend
+
+    def attend(*given: Any) -> Any:
+        *same, _ = given
+        return real(*same)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
 @pytest.mark.parametrize("variant", ["gemma2-capped", "gpt_oss-yarn", "gpt_oss-options"])
 def test_scores_without_their_cap_or_sinks_are_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch

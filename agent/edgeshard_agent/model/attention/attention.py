@@ -68,8 +68,7 @@ class StepAttention:
         scoring: Scoring,
         chunk: int = 0,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend; with a `chunk`, to positions of the token's own chunk of so many
-        alone.
+        """Write the step's keys and values, then attend; with a `chunk`, to the token's own chunk of so many positions.
 
         `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
         Returns [T, heads, head_dim], contiguous.
@@ -130,7 +129,7 @@ class _ChunkView:
         self.block_tokens = pool.block_tokens
         if chunk % self.block_tokens:
             raise InvalidArgumentError(
-                f"block_tokens is {self.block_tokens}; it must divide {chunk}, the positions within which layers attend",
+                f"block_tokens is {self.block_tokens}; it must divide {chunk}, within which layers attend",
                 field="block_tokens",
             )
         self.pieces: list[Span] = []

@@ -63,7 +63,7 @@ class Llama4Attention(nn.Module):
 
 
 class Llama4Experts(nn.Module):
-    """A mixture: a token goes through the MLP of all tokens, and multiplied by its score through those of its experts."""
+    """A mixture: a token goes through the MLP of all tokens and, times its scores, through those of its experts."""
 
     router: Any
     experts: Any
