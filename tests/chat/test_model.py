@@ -18,7 +18,7 @@ DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
 TOKENIZER = (DEMO / "tokenizer.json").read_bytes()
 HELLO = Conversation(json.dumps([{"role": "developer", "content": "Hello"}]))
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
-TAGS = {"call_begin": "<tool_call>", "call_end": "</tool_call>"}
+TAGS: dict[str, Any] = {"call_begin": "<tool_call>", "call_end": "</tool_call>"}
 
 
 def model_with(

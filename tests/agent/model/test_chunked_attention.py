@@ -54,8 +54,10 @@ def run(steps: list[list[tuple[int, int, int]]], chunk: int, gathered: bool) -> 
         if gathered:
             attention = StepAttention.gathered(pool, GatheredSpans(pool, spans, HERE))
             attention._in_chunks = SpansInChunks(pool, spans, lambda view, pieces: GatheredSpans(view, pieces, HERE))
-        rows = [torch.cat([part[request, first:end] for request, first, end in step]) for part in (QUERY, KEY, VALUE)]
-        attended = attention.attend(0, *rows, SCORING, chunk)
+        query, key, value = (
+            torch.cat([part[request, first:end] for request, first, end in step]) for part in (QUERY, KEY, VALUE)
+        )
+        attended = attention.attend(0, query, key, value, SCORING, chunk)
         for (request, first, end), part in zip(
             step, attended.split([end - first for _, first, end in step]), strict=True
         ):

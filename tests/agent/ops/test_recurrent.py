@@ -146,8 +146,8 @@ def test_the_delta_rule_is_transformers(
 def test_the_delta_rule_with_a_decay_of_each_channel_is_transformers(
     form: Callable[..., tuple[Tensor, Tensor]], size: tuple[int, int, int, int], kernels: str
 ) -> None:
-    _, *widths = size
-    rule = Rule.of(150, (widths[0], *widths), slots=1, by_channel=True)
+    _, heads, key_dim, value_dim = size
+    rule = Rule.of(150, (heads, heads, key_dim, value_dim), slots=1, by_channel=True)
     whole = (x.unsqueeze(0) for x in (rule.query, rule.key, rule.value, rule.log_decay, rule.beta))
     expected, state = form(
         *whole, initial_state=rule.states.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True

@@ -41,7 +41,7 @@ class StepAttention:
         self._tables = _tables(pool, spans) if on_cpu else None
         self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
         made = _tables if on_cpu else partial(GatheredSpans, device=device)
-        self._in_chunks = SpansInChunks(pool, spans, made)
+        self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, made)
         self._layer_states = pool.layer_states
         self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
         """Where the spans' states are; None for models without."""

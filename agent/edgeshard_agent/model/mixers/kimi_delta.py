@@ -42,7 +42,7 @@ class KimiDelta(nn.Module):
         for name, part in theirs.named_children():
             setattr(self, name, part)
         channels, _, taps = theirs.conv1d.weight.shape
-        self.conv1d = nn.Module()
+        self.conv1d: Any = nn.Module()
         """The convolutions of queries, keys and values, which a checkpoint has in a tensor each."""
         self.conv1d.weight = nn.Parameter(theirs.conv1d.weight.view(3, channels // 3, 1, taps))
 
