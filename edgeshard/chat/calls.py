@@ -117,7 +117,7 @@ def _call_of(value: Any) -> Called | None:
         return None
     if isinstance(value.get("function"), dict):
         value = value["function"]
-    name = value.get("name")
+    name = value.get("name", value.get("tool_name"))
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _json_or(arguments, None)

@@ -46,8 +46,10 @@ _TAGS = (
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     ("<|tool_call>", "<tool_call|>"),
     ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ("<seed:tool_call>", "</seed:tool_call>"),
+    ("<|START_ACTION|>", "<|END_ACTION|>"),
 )
-"""What templates write around calls of tools. Those that write none, as LFM2's, leave the last ones to the model."""
+"""What templates write around calls of tools."""
 _LIST, _CHANNEL = "[TOOL_CALLS]", "<|channel|>"
 _LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
 _IN_TAGS = (*SECTION_MARKERS, '<|"|>')
@@ -196,11 +198,14 @@ class ChatModel:
         if "tools" not in source:
             return ToolFormat.NONE, ("", "")
         written = next((tags for tags in _TAGS if tags[0] in source), None)
-        if written is None and _LIST not in source and self._tokenizer.token_to_id(_TAGS[-1][0]) is not None:
-            written = _TAGS[-1]
-        if written is not None:
-            return ToolFormat.TAGGED, written
-        return ToolFormat.LISTED if _LIST in source else ToolFormat.BARE, ("", "")
+        if written is None and _LIST in source:
+            return ToolFormat.LISTED, ("", "")
+        if written is None:
+            # Some templates leave that to the model, LFM2's and Kimi K2's among them. The first tags are in the
+            # vocabularies of many models that were not taught them.
+            known = self._tokenizer.token_to_id
+            written = next((tags for tags in _TAGS[1:] if known(tags[0]) is not None), None)
+        return (ToolFormat.BARE, ("", "")) if written is None else (ToolFormat.TAGGED, written)
 
     def _answer_format(self, source: str, tools: ToolFormat, tags: tuple[str, str], prompt: str) -> AnswerFormat:
         if tools is ToolFormat.CHANNELS:

@@ -43,6 +43,7 @@ FORMATS = {
     "kimi": tagged("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", **THINK),
     "gemma": tagged("<|tool_call>", "<tool_call|>", reasoning_begin="<|channel>thought\n", reasoning_end="<channel|>"),
     "lfm": tagged("<|tool_call_start|>", "<|tool_call_end|>"),
+    "cohere": tagged("<|START_ACTION|>", "<|END_ACTION|>"),
     "listed": AnswerFormat(ToolFormat.LISTED),
     "channels": AnswerFormat(ToolFormat.CHANNELS),
     "bare": AnswerFormat(ToolFormat.BARE, **THINK),
@@ -116,6 +117,8 @@ CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
     ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
      "", []),
+    ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", "parameters": {"what": "7"}}\n]'
+     "<|END_ACTION|>", "", "", ASKED),
     ("listed", f"[TOOL_CALLS] [{FIND}]", "", "", ASKED),
     ("listed", f"Yes [TOOL_CALLS][{FIND}, {FIND}]", "Yes ", "", ASKED * 2),
     ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": 7}', "", "", [*ASKED, ("go", {"far": 7})]),
