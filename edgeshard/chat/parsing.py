@@ -14,7 +14,7 @@ from typing import Any
 from edgeshard.chat.calls import Called, calls_in_bare, calls_in_list, calls_in_tag
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
 
-_LIST = "[TOOL_CALLS]"
+_TAG, _END_TAG, _LIST = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
 _LONGEST_CALL = 1 << 20
 """Characters of one call, or of what may still become one; longer ones are content."""
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -102,7 +102,7 @@ class _Tagged:
 
     def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
         self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
-        self._tag_begin, self._tag_end = answer_format.call_begin, answer_format.call_end
+        self._tag_begin, self._tag_end = answer_format.call_begin or _TAG, answer_format.call_end or _END_TAG
         self._tools = tools
         self._format = answer_format.tools if tools else ToolFormat.NONE
         self._held = ""

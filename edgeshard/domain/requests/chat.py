@@ -39,7 +39,7 @@ class AnswerFormat:
 
     What stands between `reasoning_begin` and `reasoning_end` is reasoning; both are "" where the template marks none.
     `in_reasoning` is whether the prompt has begun it already. `call_begin` and `call_end` are the tags of a format that
-    has them.
+    has them; empty ones are `<tool_call>` and its end.
     """
 
     tools: ToolFormat = ToolFormat.NONE
