@@ -1,4 +1,4 @@
-"""lfm2: short convolutions between two gates in most layers, attention in the others."""
+"""lfm2: short convolutions between two gates in most layers, attention in the others. Of lfm2_vl the text runs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def _check(fields: ConfigFields, layer_count: int) -> None:
 
 ARCHITECTURE = Architecture(
     name="lfm2",
+    nested={"lfm2_vl": "lfm2"},
     current=short_convolution.current,
     defaults=short_convolution.DEFAULTS
     | {"block_auto_adjust_ff_dim": True, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0},
@@ -45,6 +46,7 @@ ARCHITECTURE = Architecture(
         _check,
         fixed_values(block_use_swiglu=True, use_pos_enc=True),
     ),
+    prefixes=("model.", "language_model."),
     outer_names=short_convolution.OUTER_NAMES,
     outer=short_convolution.outer,
     block=_block,

@@ -189,6 +189,14 @@ def _with_tiles(text: Any) -> Any:
     return transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
+def _with_patch_grids(text: Any) -> Any:
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"num_patches": 16, "patch_size": 2}
+    made: Any = transformers.Lfm2VlConfig
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return made(text_config=text.to_dict(), vision_config=vision, projector_hidden_size=16, tie_word_embeddings=tied)
+
+
 def _with_frames(text: Any) -> Any:
     vision: dict[str, Any] = {
         "depth": 1,
@@ -739,6 +747,13 @@ VARIANTS = {
         conv_L_cache=4,
         block_auto_adjust_ff_dim=False,
         tie_word_embeddings=False,
+    ),
+    "lfm2-nested": Variant(
+        "Lfm2Config",
+        _BASE | {"rope_parameters": _ROPE, "layer_types": ["full_attention", "conv"] * 2},
+        sharded=True,
+        wrap=_with_patch_grids,
+        auto="AutoModelForImageTextToText",
     ),
     "lfm2_moe-dense-layer": _rotary(
         "Lfm2MoeConfig",
