@@ -397,6 +397,9 @@ def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
         ("qwen2_moe", "mlp.experts.12.down_proj.weight", Place("mlp.experts.down_proj", 12)),
         ("qwen2_moe", "mlp.shared_expert.up_proj.weight", Place("mlp.shared_expert.up_proj.weight")),
         ("step3p5", "moe.up_proj.weight", Place("mlp.experts.gate_up_proj", None, 1)),
+        ("kimi_linear", "self_attn.k_conv1d.weight", Place("self_attn.conv1d.weight", 1)),
+        ("kimi_linear", "self_attn.A_log", Place("self_attn.forget_gate.A_log")),
+        ("kimi_linear", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
         ("step3p5", "moe.down_proj.weight", Place("mlp.experts.down_proj")),
         ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.gate_up_proj", 3, 1)),
     ],
@@ -452,6 +455,24 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 )
 def test_the_unit_of_a_tensor(config: dict[str, Any], name: str, unit: object) -> None:
     assert unit_of(str(config["model_type"]), name, config) == unit
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "canonical"),
+    [
+        ("kimi_linear", "model.layers.0.block_sparse_moe.up_proj.weight", "layers.0.mlp.up_proj.weight"),
+        ("kimi_linear", "model.layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight"),
+        (
+            "kimi_linear",
+            "model.layers.1.block_sparse_moe.shared_experts.up_proj.weight",
+            "layers.1.block_sparse_moe.shared_experts.up_proj.weight",
+        ),
+        ("llama4", "language_model.model.layers.1.self_attn.q_proj.weight", "layers.1.self_attn.q_proj.weight"),
+        ("lfm2", "model.embedding_norm.weight", "embedding_norm.weight"),
+    ],
+)
+def test_the_canonical_name_of_a_tensor(family: str, stored: str, canonical: str) -> None:
+    assert canonical_name(family, stored) == canonical
 
 
 def test_no_torch_is_imported() -> None:
