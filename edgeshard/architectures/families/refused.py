@@ -6,18 +6,15 @@ from collections.abc import Mapping
 
 _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
-_CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
 _INDEXED = f"{_LATENT}, and chooses positions by an indexer with keys of its own"
 _COMPRESSED = f"keeps keys and values of whole spans of tokens beside those of a window, {_NOT_HELD}"
-_CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (
         "falcon_mamba",
         "jamba",
         "mamba",
-        "kimi_linear",
         "minimax",
         "olmo_hybrid",
         "recurrent_gemma",
@@ -26,8 +23,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "zamba",
         "zamba2",
     ),
-    _CHUNKED: ("llama4", "llama4_text"),
-    _CONVOLUTION: ("lfm2", "lfm2_moe"),
     _LATENT: (
         "deepseek_v2",
         "deepseek_v3",

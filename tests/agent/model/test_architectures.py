@@ -242,9 +242,7 @@ def test_every_needed_key_is_asked_for_by_name(base: dict[str, Any]) -> None:
     [
         ("jamba", "recurrent state per request"),
         ("mamba", "recurrent state per request"),
-        ("lfm2", "convolution's state per request"),
         ("deepseek_v3", "compressed (latent) state per token"),
-        ("llama4", "within chunks of positions"),
     ],
 )
 def test_a_family_that_cannot_run_is_refused_with_what_is_missing(model_type: str, lacks: str) -> None:
@@ -340,7 +338,8 @@ def test_each_missing_tensor_is_named(checkpoint: Any) -> None:
     for name in needed:
         with pytest.raises(DataLossError) as caught:
             check_manifest(without(manifest, name))
-        assert caught.value.field == name
+        canonical = canonical_name(manifest.architecture, name)
+        assert caught.value.field == (name if name.endswith(canonical) else f"model.{canonical}")
 
 
 def test_a_wrong_shape_is_named(checkpoint: Any) -> None:
@@ -400,6 +399,9 @@ def test_blocks_beyond_the_ones_that_run_are_left_alone() -> None:
         ("minimax_m2", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.3.up_proj.weight")),
         ("gpt_oss", "mlp.experts.3.gate_up_proj_bias", Place("mlp.experts.3.gate_up_proj.bias")),
         ("qwen3_vl_moe", "mlp.experts.3.down_proj", Place("mlp.experts.3.down_proj.weight")),
+        ("kimi_linear", "self_attn.k_conv1d.weight", Place("self_attn.conv1d.weight", 1)),
+        ("kimi_linear", "self_attn.A_log", Place("self_attn.forget_gate.A_log")),
+        ("kimi_linear", "block_sparse_moe.experts.3.w3.weight", Place("mlp.experts.3.up_proj.weight")),
     ],
 )
 def test_the_place_of_a_tensor(family: str, name: str, place: Place) -> None:
@@ -453,6 +455,24 @@ TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 )
 def test_the_unit_of_a_tensor(config: dict[str, Any], name: str, unit: object) -> None:
     assert unit_of(str(config["model_type"]), name, config) == unit
+
+
+@pytest.mark.parametrize(
+    ("family", "stored", "canonical"),
+    [
+        ("kimi_linear", "model.layers.0.block_sparse_moe.up_proj.weight", "layers.0.mlp.up_proj.weight"),
+        ("kimi_linear", "model.layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight"),
+        (
+            "kimi_linear",
+            "model.layers.1.block_sparse_moe.shared_experts.up_proj.weight",
+            "layers.1.block_sparse_moe.shared_experts.up_proj.weight",
+        ),
+        ("llama4", "language_model.model.layers.1.self_attn.q_proj.weight", "layers.1.self_attn.q_proj.weight"),
+        ("lfm2", "model.embedding_norm.weight", "embedding_norm.weight"),
+    ],
+)
+def test_the_canonical_name_of_a_tensor(family: str, stored: str, canonical: str) -> None:
+    assert canonical_name(family, stored) == canonical
 
 
 def test_no_torch_is_imported() -> None:
