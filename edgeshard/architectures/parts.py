@@ -150,6 +150,13 @@ TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"
 """From the names of `transposed_mlps` to those of gated MLPs."""
 
 
+EXPERT_RENAMES = tuple(
+    (rf"(experts\.\d+)\.{old}\.", rf"\1.{new}.")
+    for old, new in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
+)
+"""The names of experts' matrices where checkpoints number them."""
+
+
 # -- styles and ends --------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.gated_delta import LINEAR
 from edgeshard.architectures.limits import MAX_LAYERS, MAX_SIZE
 from edgeshard.architectures.parts import (
+    EXPERT_RENAMES,
     LLAMA_NORMS,
     expert_count,
     expert_groups,
@@ -251,16 +252,15 @@ ARCHITECTURE = Architecture(
         renames=(
             (rf"^{_PATH}\.", "mlp."),
             (r"^self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r"self_attn.forget_gate.\1"),
+            *EXPERT_RENAMES,
         ),
         stacks=(
             *(
                 Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
                 for index, name in enumerate("qkv")
             ),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w1\.weight", "mlp.experts.gate_up_proj", 0),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w3\.weight", "mlp.experts.gate_up_proj", 1),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w2\.weight", "mlp.experts.down_proj"),
         ),
+        experts="mlp.experts",
         float32=r"(A_log|dt_bias|e_score_correction_bias)$",
         mixers={"self_attn": "kimi_delta"},
     ),

@@ -150,6 +150,7 @@ _FALCON: dict[str, Any] = {
     "ssm_out_multiplier": 0.6,
     "mlp_multipliers": [0.9, 0.5],
     "ssm_multipliers": [0.4, 1.2, 0.5, 0.6, 1.5],
+}
 _KIMI: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 20,
@@ -220,6 +221,21 @@ def _with_patches(text: Any) -> Any:
 
 
 def _with_frames(text: Any, family: str = "Qwen3VL") -> Any:
+    vision: dict[str, Any] = {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+    }
+    vision |= {"num_position_embeddings": 16}
+    if "VL" in family:
+        vision["deepstack_visual_indexes"] = [0]
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    made: Any = getattr(transformers, f"{family}Config")
+    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
 def _with_tiles(text: Any) -> Any:
     vision: dict[str, Any] = {
         "hidden_size": 16,
@@ -242,22 +258,6 @@ def _with_patch_grids(text: Any) -> Any:
     made: Any = transformers.Lfm2VlConfig
     tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, projector_hidden_size=16, tie_word_embeddings=tied)
-
-
-def _with_frames(text: Any) -> Any:
-    vision: dict[str, Any] = {
-        "depth": 1,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_heads": 2,
-        "out_hidden_size": 32,
-    }
-    vision |= {"num_position_embeddings": 16}
-    if "VL" in family:
-        vision["deepstack_visual_indexes"] = [0]
-    tied = text.to_dict().get("tie_word_embeddings", False)
-    made: Any = getattr(transformers, f"{family}Config")
-    return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _rotary(config_class: str, *, sharded: bool = False, **options: Any) -> Variant:
@@ -923,6 +923,7 @@ VARIANTS = {
     "mamba2-options": Variant(
         "Mamba2Config",
         _MAMBA2 | {"n_groups": 1, "use_bias": True, "use_conv_bias": False, "time_step_limit": [0.3, 0.9]},
+    ),
     "lfm2-adjusted": _rotary(
         "Lfm2Config",
         layer_types=["conv", "conv", "full_attention", "conv"],

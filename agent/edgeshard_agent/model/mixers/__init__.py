@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from edgeshard_agent.model.mixers.gated_delta import GatedDelta
 from edgeshard_agent.model.mixers.kimi_delta import kimi_delta
 from edgeshard_agent.model.mixers.llama4 import Llama4Attention, llama4_experts
 from edgeshard_agent.model.mixers.selective_scan import SelectiveScan
