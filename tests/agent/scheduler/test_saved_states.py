@@ -156,7 +156,7 @@ def test_whoever_gave_way_goes_on_from_what_was_saved(make_rig: type[Rig], alone
 
 
 def test_a_request_that_was_swapped_out_goes_on_where_it_was(make_rig: type[Rig], alone: Alone) -> None:
-    """Its states were saved in the step that takes its memory, and others begin from them meanwhile."""
+    """With its states, whatever was saved of them before."""
     rig = hybrid(
         make_rig, states=20, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
         swapping=Swapping(blocks=100),
@@ -166,7 +166,7 @@ def test_a_request_that_was_swapped_out_goes_on_where_it_was(make_rig: type[Rig]
     rig.run_all()
     assert all(rig.tokens(f"r{number}") == alone([number % 2] * 6, 16) for number in range(4))
     stats = rig.scheduler.stats
-    assert stats.preemptions == stats.swaps > 0 and stats.prefix_hit_tokens > 0
+    assert stats.preemptions == stats.swaps > 0 == stats.prefix_hit_tokens
     ran = [place for number in range(4) for place in spans_of(rig, number)]
     assert all(pair[0] != pair[1] for pair in pairwise(ran)), "no position was run twice"
     rig.check_empty()
