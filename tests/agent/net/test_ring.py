@@ -128,7 +128,7 @@ async def open_ring(
         for i, (address, cut) in enumerate(zip(addresses, cuts, strict=True))
     ]
     placement = Placement(
-        tuple(placed), kv_block_tokens=16, kv_blocks=kv_blocks, micro_batch=2, micro_batches=3, saved_states=2
+        tuple(placed), kv_block_tokens=16, kv_blocks=kv_blocks, micro_batch=2, micro_batches=3, saved_states=8
     )
     spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
     config = json.loads((model / "config.json").read_text())
