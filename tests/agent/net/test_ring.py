@@ -110,7 +110,7 @@ class Ring:
 
 @asynccontextmanager
 async def open_ring(
-    model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, **options: Any
+    model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, saved_states: int = 8, **options: Any
 ) -> AsyncIterator[Ring]:
     """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes."""
     torch.set_num_threads(1)
@@ -128,7 +128,12 @@ async def open_ring(
         for i, (address, cut) in enumerate(zip(addresses, cuts, strict=True))
     ]
     placement = Placement(
-        tuple(placed), kv_block_tokens=16, kv_blocks=kv_blocks, micro_batch=2, micro_batches=3, saved_states=8
+        tuple(placed),
+        kv_block_tokens=16,
+        kv_blocks=kv_blocks,
+        micro_batch=2,
+        micro_batches=3,
+        saved_states=saved_states,
     )
     spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
     config = json.loads((model / "config.json").read_text())
@@ -189,11 +194,11 @@ def reference(tiny_llama: Path) -> list[list[int]]:
     return unsplit(tiny_llama, PROMPTS)
 
 
-async def generate_all(ring: Ring) -> list[list[int]]:
-    ended = [ring.front.start(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+async def generate_all(ring: Ring, name: str = "r") -> list[list[int]]:
+    ended = [ring.front.start(f"{name}{i}", prompt) for i, prompt in enumerate(PROMPTS)]
     async with asyncio.timeout(60):
         await asyncio.gather(*ended)
-    return [ring.front.tokens[f"r{i}"] for i in range(len(PROMPTS))]
+    return [ring.front.tokens[f"{name}{i}"] for i in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 2), LayerRange(2, 4)], [LayerRange(0, 4)]], ids=len)
@@ -268,12 +273,17 @@ class Mishaps:
 async def test_mishaps_on_the_hops_never_change_a_token(
     model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Links break and come back in the middle of answers, of a model with states, too."""
+    """Links break and come back in the middle of answers, also of a model with states: its slots are used again, and
+    the longest prompt begins from saved states the second time."""
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
-    async with open_ring(model, CUTS, tmp_path, prefix_cache=True) as ring:
-        assert await generate_all(ring) == unsplit(model, PROMPTS)
+    async with open_ring(model, CUTS, tmp_path, saved_states=3, prefix_cache=True) as ring:
+        right = unsplit(model, PROMPTS)
+        assert await generate_all(ring) == right
+        assert await generate_all(ring, "again") == right
+        head = ring.stages[0].head
+        assert head is not None and head.stats.prefix_hit_tokens == 48
         assert not ring.broken and len(mishaps.seen) == 4
         await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
 

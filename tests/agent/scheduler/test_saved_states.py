@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -141,34 +140,28 @@ def test_saved_states_stay_while_a_request_is_to_begin_from_them(make_rig: type[
     assert allocator.save(3, 4, b"b") is None, "saved already"
 
 
-def test_whoever_gave_way_goes_on_from_what_was_saved(make_rig: type[Rig], alone: Alone) -> None:
-    """Without swap: from the last save before where it was."""
+@pytest.mark.parametrize("swap_blocks", [0, 100], ids=["", "swap"])
+def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_blocks: int) -> None:
+    """Without swap from the last save before where it was, with swap from there; others begin from its saves, too."""
     rig = hybrid(
-        make_rig, states=20, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2)
-    )
-    for number in range(3):
-        rig.submit(f"r{number}", [number + 1] * 3, 16)
-    rig.run_all()
-    assert all(rig.tokens(f"r{number}") == alone([number + 1] * 3, 16) for number in range(3))
-    stats = rig.scheduler.stats
-    assert stats.preemptions > 0 == stats.swaps and stats.prefix_hit_tokens > 0
-    rig.check_empty()
-
-
-def test_a_request_that_was_swapped_out_goes_on_where_it_was(make_rig: type[Rig], alone: Alone) -> None:
-    """With its states, whatever was saved of them before."""
-    rig = hybrid(
-        make_rig, states=20, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
-        swapping=Swapping(blocks=100),
+        make_rig, states=6, save_every=BLOCK, blocks=9, overcommit=True, batching=Batching(Mode.NO_BUBBLES, 2, 8, 2),
+        swapping=Swapping(blocks=swap_blocks),
     )  # fmt: skip
-    for number in range(4):
+    for number in range(2):
+        rig.submit(f"r{number}", [number] * 6, 16)
+    for _ in range(3):
+        rig.take(rig.next_step())
+    for number in range(2, 4):
         rig.submit(f"r{number}", [number % 2] * 6, 16)
     rig.run_all()
-    assert all(rig.tokens(f"r{number}") == alone([number % 2] * 6, 16) for number in range(4))
-    stats = rig.scheduler.stats
-    assert stats.preemptions == stats.swaps > 0 == stats.prefix_hit_tokens
-    ran = [place for number in range(4) for place in spans_of(rig, number)]
-    assert all(pair[0] != pair[1] for pair in pairwise(ran)), "no position was run twice"
+    for number in range(4):
+        assert rig.tokens(f"r{number}") == alone([number % 2] * 6, 16)
+    stats, ran = rig.scheduler.stats, [place for number in range(4) for place in spans_of(rig, number)]
+    assert stats.preemptions > 0 and stats.swaps == (stats.preemptions if swap_blocks else 0)
+    if swap_blocks:
+        assert stats.prefix_hit_tokens == 2 * 4 and sum(end - first for first, end in ran) == 4 * (6 + 15) - 2 * 4
+    else:
+        assert stats.prefix_hit_tokens > 2 * 4
     rig.check_empty()
 
 
