@@ -45,6 +45,14 @@ def run(rig: Rig, name: str, prompt: list[int], new: int) -> int:
     return rig.scheduler.stats.prefix_hit_tokens - before
 
 
+def check_slots(rig: Rig, alone: Alone) -> None:
+    """Nothing is left of any request, and whoever gets a slot begins anew, as often as there are slots."""
+    rig.check_empty()
+    for number in range(rig.allocator.slots):
+        run(rig, f"new{number}", [60 + number], 2)
+        assert rig.tokens(f"new{number}") == alone([60 + number], 2)
+
+
 @given(st.integers(0, 60), st.integers(1, 60), st.sampled_from([1, 4, 16]), st.integers(1, 3))
 def test_spans_end_where_states_are_saved(first: int, more: int, block: int, blocks: int) -> None:
     end, distance = first + more, blocks * block
@@ -162,7 +170,7 @@ def test_whoever_gives_way_goes_on(make_rig: type[Rig], alone: Alone, swap_block
         assert stats.prefix_hit_tokens == 2 * 4 and sum(end - first for first, end in ran) == 4 * (6 + 15) - 2 * 4
     else:
         assert stats.prefix_hit_tokens > 2 * 4
-    rig.check_empty()
+    check_slots(rig, alone)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -177,7 +185,7 @@ def test_a_cancel_at_any_time_leaves_no_slot_behind(make_rig: type[Rig], alone: 
     assert rig.cancel("second")
     rig.run_all()
     assert rig.tokens("third") == alone([*PROMPT, 8, 8, 8, 8], 6)
-    rig.check_empty()
+    check_slots(rig, alone)
     assert run(rig, "again", [*PROMPT, 8, 8, 8, 8], 2) == 12
     assert rig.tokens("again") == alone([*PROMPT, 8, 8, 8, 8], 2)
 
