@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType, ExpertWidths, IntegerFormat, KvFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
+from edgeshard.domain.requests.step import STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,16 @@ class ModelShape:
     def state_bytes(self, layers: LayerRange, dtype: DType) -> int:
         """Bytes of the states of one request in these layers."""
         return sum(size.bytes_in(dtype) for sizes in self.states_in(layers) for size in sizes)
+
+    def save_every(self, dtype: DType, kept: KvFormat | DType, block_tokens: int) -> int:
+        """Positions between two saves of a request's states, in whole KV blocks; 0 without states.
+
+        Their keys and values take about as many bytes as a save, and they are at least those of a step: the head ends
+        spans where it saves.
+        """
+        whole = LayerRange(0, self.layer_count)
+        alike = self.state_bytes(whole, dtype) // max(1, self.kv_bytes_per_token(whole, kept))
+        return -(-max(alike, STEP_TOKENS) // block_tokens) * block_tokens if self.states else 0
 
     def at(self, layer: int) -> ModelShape:
         """These sizes with the heads of one block."""

@@ -24,6 +24,7 @@ from edgeshard.domain.requests.step import (
     SampledToken,
     Span,
     SpanLogprobs,
+    StateCopy,
     StepPlan,
     StepResult,
     Targets,
@@ -303,13 +304,18 @@ class FrameReader:
 
 def _check_plan(step: pb.Step, max_tokens: int) -> int:
     """Tokens of a plan; refuses one whose lists or spans are impossible."""
-    if max(len(part) for part in (step.spans, step.frees, step.grants, step.swap_outs)) > MAX_SPANS:
-        raise FrameRefusedError(f"step has more than {MAX_SPANS} spans, grants, frees or swap-outs", field="spans")
+    parts = (step.spans, step.frees, step.grants, step.swap_outs, step.saves, step.restores)
+    if max(map(len, parts)) > MAX_SPANS:
+        raise FrameRefusedError(
+            f"step has more than {MAX_SPANS} spans, grants, frees, swap-outs, saves or restores", field="spans"
+        )
     tokens = 0
     for span in step.spans:
         count = span.token_count
         if count == 0:
             raise FrameRefusedError("span holds no token", field="token_count")
+        if span.HasField("guesses"):
+            raise FrameRefusedError("span has guessed tokens, which no stage takes yet", field="guesses")
         if span.HasField("sampling") and len(span.sampling.seen_tokens) > MAX_SEEN_TOKENS:
             raise FrameRefusedError("span names too many seen tokens", field="seen_tokens")
         if span.HasField("targets"):
@@ -352,7 +358,13 @@ def _plan_to_wire(plan: StepPlan, timings: Iterable[StageTiming]) -> pb.Step:
         timings=timings_to_wire(timings),
         following=plan.following,
         swap_outs=plan.swap_outs,
+        saves=map(_copy_to_wire, plan.saves),
+        restores=map(_copy_to_wire, plan.restores),
     )
+
+
+def _copy_to_wire(copy: StateCopy) -> pb.StateCopy:
+    return pb.StateCopy(request=copy.request, position=copy.position, slot=copy.slot)
 
 
 def _span_to_wire(span: Span) -> pb.Span:
@@ -382,7 +394,13 @@ def _plan_from_wire(step: pb.Step) -> StepPlan:
         spans=tuple(_span_from_wire(span) for span in step.spans),
         following=step.following,
         swap_outs=tuple(step.swap_outs),
+        saves=tuple(map(_copy_from_wire, step.saves)),
+        restores=tuple(map(_copy_from_wire, step.restores)),
     )
+
+
+def _copy_from_wire(copy: pb.StateCopy) -> StateCopy:
+    return StateCopy(copy.request, copy.position, copy.slot)
 
 
 def _grant_from_wire(grant: pb.KvGrant) -> KvGrant:

@@ -46,7 +46,10 @@ UNDISTURBED = Timings(heartbeat_timeout_s=1e9, lease_s=0.0, reattach_timeout_s=6
 agents here send heartbeats only where a test wants them. Nor is anybody waited for who is gone."""
 
 
-def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False) -> ModelManifest:
+def build_manifest(
+    layers: int = 12, name: str = "tiny", max_context: int = 128, tied: bool = False, **changes: object
+) -> ModelManifest:
+    """Of a llama, unless `changes` to its config.json say otherwise."""
     config = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -58,12 +61,13 @@ def build_manifest(layers: int = 12, name: str = "tiny", max_context: int = 128,
         "max_position_embeddings": max_context,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": tied,
+        **changes,
     }
     tensors = tuple(
         TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))
         for t in expected_tensors(config).values()
     )
-    return ModelManifest(ModelName(name), "llama", json.dumps(config), tensors, ())
+    return ModelManifest(ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ())
 
 
 def build_facts(budget: int = 4 * GIB) -> DeviceFacts:

@@ -41,6 +41,7 @@ from edgeshard.domain.requests.step import (
     ReturnedStep,
     SampledToken,
     Span,
+    StateCopy,
     StepPlan,
     StepResult,
     Tensor,
@@ -180,7 +181,8 @@ def _frame_seeds() -> Iterator[bytes]:
     def forward(number: int, tokens: int) -> ForwardStep:
         guide = Guide(GuideKind.REGEX, "a+")
         span = Span(7, 5, tokens, True, Sampling(0.7, 5, 0.9, 1.1, 3, True, 2), (4, 9), guide, (6,), 11)
-        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), swap_outs=(9,))
+        copies = (StateCopy(7, 16, 3),)
+        plan = StepPlan((1, 2), (KvGrant(7, 0, (3,), 16),), (span,) if tokens else (), 0, (9,), copies, copies)
         hidden = Tensor(DType.BFLOAT16, (tokens, 8), bytes(tokens * 16)) if tokens else None
         return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
 

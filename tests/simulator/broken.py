@@ -19,6 +19,7 @@ import edgeshard_coordinator.core.deployments.deployments
 import edgeshard_coordinator.core.machine.reconcile
 from edgeshard_agent.engine.head import Head
 from edgeshard_agent.engine.journal import Entry
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.net.attach import HeadStream
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.scheduler import Scheduler
@@ -159,6 +160,16 @@ def swapped_request_comes_back_as_a_new_one() -> Any:
     return mock.patch.object(Draft, "plan", telling)
 
 
+def saved_states_are_empty() -> Any:
+    """Whoever begins from saved states begins from what their slot held before."""
+    return mock.patch.object(States, "copy", lambda self, source, target: None)
+
+
+def slots_are_not_zeroed() -> Any:
+    """A request goes on from the states of the one that had its slot."""
+    return mock.patch.object(States, "clear", lambda self, slot: None)
+
+
 ALL: dict[str, Broken] = {
     function.__name__: function
     for function in (
@@ -172,6 +183,8 @@ ALL: dict[str, Broken] = {
         acknowledged_before_it_is_on_disk,
         head_goes_on_a_token_too_far,
         swapped_request_comes_back_as_a_new_one,
+        saved_states_are_empty,
+        slots_are_not_zeroed,
     )
 }
 

@@ -1,7 +1,8 @@
-"""A model without weights: a token is a function of everything before it, of the seed and of the position.
+"""Models without weights: a token is a function of everything before it, of the seed and of the position.
 
-The tables of KV memory are the product's own. In place of keys and values a slot keeps the hash of all tokens up to it,
-and nothing is ever cleared: whoever reads a slot that is not its own computes with another's.
+The tables of KV memory are the product's own. In place of keys and values a position keeps the hash of all tokens up to
+it, and nothing is ever cleared: whoever reads one that is not its own computes with another's. The second model's
+requests have states, the product's own, too: the newest hash, from which they go on.
 """
 
 from __future__ import annotations
@@ -17,19 +18,20 @@ import torch
 from edgeshard_agent.engine.worker import step_hangs
 from edgeshard_agent.hosting.around import ForHead, HeldWeights, LoadedModel, model_key, weights_key
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
+from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.stage import StageOutput
 from edgeshard_agent.scheduler.setup import swapping
 from edgeshard_agent.scheduler.text import TextStream
 
-from edgeshard.architectures import KvHeads, expected_tensors, parse_config
+from edgeshard.architectures import KvHeads, StateSize, expected_tensors, parse_config
 from edgeshard.domain.control.commands import KeepStandby, PrepareStage
 from edgeshard.domain.errors import EdgeShardError, InternalError, NotFoundError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
 from edgeshard.domain.requests.generation import FinishReason, Generation, Sampling
-from edgeshard.domain.requests.step import SampledToken, StepPlan, StepResult
+from edgeshard.domain.requests.step import SampledToken, Span, StepPlan, StepResult
 from tests.simulator.loop import Process
 
 if TYPE_CHECKING:
@@ -55,31 +57,46 @@ _CONFIG = {
     "tie_word_embeddings": False,
     "eos_token_id": END,
 }
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "tiny": _CONFIG,
+    "hybrid": _CONFIG
+    | {
+        "model_type": "qwen3_5_text",
+        "head_dim": 4,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 2,
+        "linear_value_head_dim": 2,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}
 
 
 @lru_cache
-def manifest(name: str = "tiny") -> ModelManifest:
+def manifest(name: str) -> ModelManifest:
+    config = _CONFIGS[name]
     tensors = tuple(
         TensorInfo(f"model.{t.name}".replace("model.lm_head", "lm_head"), DType.FLOAT32, t.shape, Digest("a" * 64))
-        for t in expected_tensors(_CONFIG).values()
+        for t in expected_tensors(config).values()
     )
-    return ModelManifest(ModelName(name), "llama", json.dumps(_CONFIG), tensors, ())
+    return ModelManifest(ModelName(name), str(config["model_type"]), json.dumps(config), tensors, ())
 
 
 class SimModels:
-    """The model store: one model."""
-
-    def __init__(self) -> None:
-        self._manifest = manifest()
-        self._digest = self._manifest.digest()
+    """The model store: two models."""
 
     def get(self, name_or_digest: str) -> tuple[ModelManifest, Digest]:
-        if name_or_digest not in (self._manifest.name, self._digest):
-            raise NotFoundError(f"model {name_or_digest} is unknown", field="model")
-        return self._manifest, self._digest
+        for found, digest in self.list():
+            if name_or_digest in (found.name, digest):
+                return found, digest
+        raise NotFoundError(f"model {name_or_digest} is unknown", field="model")
 
     def list(self) -> tuple[tuple[ModelManifest, Digest], ...]:
-        return ((self._manifest, self._digest),)
+        return tuple((found, found.digest()) for found in map(manifest, _CONFIGS))
 
     def added_at(self, digest: Digest) -> float:
         return 0.0
@@ -160,14 +177,16 @@ class SimModel:
 
     def __init__(self, prepare: PrepareStage, watch: Watch) -> None:
         placement, layers = prepare.placement, prepare.placed.layers
-        self.shape = parse_config(manifest().config)
+        self.shape = parse_config(manifest(prepare.spec.model).config)
         self.layers = layers
         self.dtype = DType.FLOAT32
         self.parameter_bytes = prepare.placed.parameter_bytes
         self.streaming = self.experts = None  # nothing is read from the disk
         self.is_damaged = False
         memory = KvMemory(DType.FLOAT32, placement.kv_blocks, placement.kv_block_tokens)
-        self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu")
+        slots = placement.slots_of(prepare.spec.max_context) if self.shape.states else 0
+        states = States(slots, [[StateSize((1,), float32=True)]], "cpu")
+        self.pool = KvPool(LayerRange(0, 1), memory, [KvHeads(1, 1)], "cpu", states=states)
         self.pool.swap = SwapSpace(swapping(prepare).blocks)
         self._kept: dict[int, list[int]] = {}
         self._watch, self._violate = watch, watch.violate
@@ -224,7 +243,7 @@ class SimModel:
             if span.sampling is not None:
                 self._sampling[span.request] = span.sampling
             slots = self._slots_of(span.request, span.end_position)
-            history = self._slots[slots[span.first_position - 1]] if span.first_position else _FIRST_HASH
+            history = self._history(span, slots)
             for slot in slots[span.first_position :]:
                 token, told = (given[at], None) if self.is_first else (int(given[at][0]), int(given[at][1]))
                 history = chained(history, token)
@@ -233,6 +252,8 @@ class SimModel:
                 self._slots[slot] = history
                 rows.append([float(token), float(history), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
                 at += 1
+            for state in self.pool.states.of(self.pool.table(span.request).slot):
+                state.fill_(history - _FIRST_HASH)
             if span.sample:
                 token = chosen(history, self._sampling[span.request], span.end_position)
                 chosen_one, steps = SampledToken(span.request, span.end_position, token), history % LATENESS
@@ -244,6 +265,12 @@ class SimModel:
         if self.is_last:
             return StageOutput(result=StepResult(tuple(sampled), pending=tuple(pending)))
         return StageOutput(torch.tensor(rows, dtype=torch.float32) if rows else None)
+
+    def _history(self, span: Span, slots: Sequence[int]) -> int:
+        """The hash of all tokens before a span, by the states of its request or by what its table's positions keep."""
+        for state in self.pool.states.of(self.pool.table(span.request).slot):
+            return int(state) + _FIRST_HASH
+        return self._slots[slots[span.first_position - 1]] if span.first_position else _FIRST_HASH
 
     def _come(self, frees: Sequence[int]) -> list[SampledToken]:
         """Late tokens that are chosen by now."""
@@ -266,6 +293,8 @@ class SimModel:
             self._kept[request] = [self._slots[slot] for slot in self._slots_of(request, table.length)]
             self._watch.met["swap", "held", "put aside"] = 1
         self.pool.commit(draft)
+        if draft.restores:
+            self._watch.met["states", "saved", "taken up"] = 1
         for request in draft.swap_ins:
             for slot, history in zip(self._slots_of(request, 1 << 30), self._kept.pop(request), strict=False):
                 self._slots[slot] = history

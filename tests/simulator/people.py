@@ -54,6 +54,8 @@ class Application:
         prompt: str | tuple[int, ...] = tuple(
             dice.randrange(VOCABULARY - 1) for _ in range(dice.choice((20, 40) if world.crowded else (1, 3, 20, 40)))
         )
+        if world.hybrid and len(prompt) >= 20:
+            prompt = (*range(17), *prompt[17:])
         if wrong:
             prompt = (VOCABULARY + 5,)
         elif dice.random() < 0.4:

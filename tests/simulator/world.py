@@ -19,6 +19,7 @@ import edgeshard_coordinator.control.requests.listeners
 import edgeshard_coordinator.control.runtime.planner
 from edgeshard_coordinator.core.deployments.transitions import next_phase
 
+import edgeshard.architectures.shape
 import edgeshard.client.connection
 import edgeshard.client.listening
 from edgeshard.domain.deployments.deployment import DeploymentPhase as Phase
@@ -76,6 +77,8 @@ class World:
         self.quiet = quiet
         self.crowded = False
         """Whether many long requests come at once, so that some give way."""
+        self.hybrid = False
+        """Whether the first deployment's model keeps states of requests, whose prompts then begin alike."""
         self._acknowledged: dict[DeploymentName, Epoch] = {}
 
     def note(self, what: str) -> None:
@@ -196,6 +199,7 @@ class World:
         if self.crowded:
             kept = swaps.choice((1 << 14, 1 << 17))
             self.specs[0] |= {"max_context": 80, "concurrency": 1, "kv_overcommit": True, "kv_swap_bytes": kept}
+        self._give_states(random.Random(f"hybrids {self.seed}"))
         if planned:
             del self.specs[0]["layers"]
         elif (ruled := random.Random(f"rules {self.seed}")).random() < 0.3:
@@ -220,6 +224,13 @@ class World:
             self.apps.append(Visitor(self, random.Random(f"visitor {self.seed}")))
         if not self.quiet:
             plan(self)
+
+    def _give_states(self, dice: random.Random) -> None:
+        """Perhaps the first deployment is of a model whose requests have states, and whoever gives way runs again."""
+        self.hybrid = dice.random() < 0.3
+        if self.hybrid:
+            self.specs[0] |= {"model": "hybrid", "prefix_cache": True}
+            self.specs[0]["kv_swap_bytes"] *= dice.randrange(2)
 
     def _move_later(self, dice: random.Random) -> None:
         """The last node comes, and the first deployment is to move there; later it is asked to once more."""
@@ -365,6 +376,8 @@ def patched(world: World) -> Iterator[None]:
         # So that clients tell how far they have read, though answers are short.
         stack.enter_context(mock.patch.object(edgeshard.client.listening, "_TOLD_TOKENS", 4))
         stack.enter_context(mock.patch.object(edgeshard_coordinator.control.requests.listeners, "UNREAD_TOKENS", 8))
+        # So that states are saved several times in such short texts.
+        stack.enter_context(mock.patch.object(edgeshard.architectures.shape, "STEP_TOKENS", 16))
         made = lambda: uuid.UUID(int=ids.getrandbits(128), version=4)  # noqa: E731
         stack.enter_context(mock.patch.object(uuid, "uuid4", made))
         yield

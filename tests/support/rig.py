@@ -216,6 +216,8 @@ class Rig:
         assert stats.kv_blocks_swapped == 0
         assert stats.kv_blocks_cached + stats.kv_blocks_free == self.allocator.count
         assert self.allocator.unpromised == self.allocator.count
+        assert len(self.allocator._free_slots) + len(self.allocator._saved) == self.allocator.slots
+        assert not self.scheduler._saves
         for stage in self.stages:
             assert stage.pool.bytes_in_use == 0 and not stage.pool.requests and not stage.known and not stage.late
 

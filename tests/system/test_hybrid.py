@@ -3,53 +3,89 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-import torch
-import transformers
+import pytest_asyncio
 
-from edgeshard.domain.deployments.deployment import parse_spec
+from edgeshard.client import Client
+from edgeshard.domain.deployments.deployment import Deployment, parse_spec
 from edgeshard.local.cluster import LocalCluster
-from tests.agent.model.families import VARIANTS
+from tests.support.hybrids import answer_alone, save_hybrid
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPTS = [[5, 7, 9, 11, 13, 2], [3, 3, 8], [40, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
 NEW_TOKENS = 10
+SPEC = {"model": "hybrid", "source": "a", "layers": "a=0:1,b=1:4", "dtype": "float32", "max_context": 128}
 
 
-def _alone(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
-    ids = list(prompt)
-    for _ in range(NEW_TOKENS):
-        with torch.no_grad():
-            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    return tuple(ids[len(prompt) :])
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    directory = tmp_path_factory.mktemp("hybrid")
+    return directory, save_hybrid(directory, max_position_embeddings=128)
 
 
-@pytest.mark.parametrize(
-    ("row", "layers"),
-    [
-        ("qwen3_5-text", "a=0:1,b=1:4"),
-        ("nemotron_h-latent", "a=0:1,b=1:3,c=3:4"),  # b has an MLP and experts, of which nothing is kept
-        ("falcon_h1-bare", "a=0:1,b=1:4"),
-        ("mamba2-tied", "a=0:1,b=1:4"),  # without attention
-    ],
-)
-@pytest.mark.asyncio
-async def test_a_hybrid_over_real_nodes_gives_the_tokens_of_transformers(row: str, layers: str, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    config = VARIANTS[row].library_config()
-    config.initializer_range = 0.15
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    model.save_pretrained(tmp_path / "model")
-    cluster = LocalCluster(tmp_path, [part[0] for part in layers.split(",")], threads=1)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory, model: Any) -> AsyncIterator[Client]:
+    cluster = LocalCluster(tmp_path_factory.mktemp("site"), ("a", "b"), threads=1)
     await cluster.start()
     try:
         async with cluster.client() as client:
-            await client.add_model(tmp_path / "model", "hybrid")
-            values = {"model": "hybrid", "source": "a", "layers": layers, "dtype": "float32", "max_context": 48}
-            await client.deploy(parse_spec({"name": "h", **values, "concurrency": 4}), timeout_s=60)
-            ways = [client.complete("h", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
-            found = [tuple(answer.token_ids) for answer in await asyncio.gather(*ways)]
+            await client.add_model(model[0], "hybrid")
+            yield client
     finally:
         await cluster.stop(1.0)
-    assert found == [_alone(model, prompt) for prompt in PROMPTS]
+
+
+async def deploy(client: Client, name: str, **values: object) -> Deployment:
+    return await client.deploy(parse_spec({"name": name, **SPEC, **values}), timeout_s=60)
+
+
+async def tokens_done(client: Client) -> list[int]:
+    """Positions that each stage has run, as its node has told since now."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while True:
+        ages = [node.heartbeat_age_s for node in await client.nodes()]
+        if max(ages) < clock() - began:
+            break
+        await asyncio.sleep(0.05)
+    return [stage.tokens_done for stage in (await client.deployment("tight")).stages]
+
+
+async def test_a_hybrid_over_two_nodes_gives_the_tokens_of_transformers(client: Client, model: Any) -> None:
+    await deploy(client, "plain", concurrency=4)
+    ways = [client.complete("plain", prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True) for prompt in PROMPTS]
+    found = [list(answer.token_ids) for answer in await asyncio.gather(*ways)]
+    await client.delete_deployment("plain")
+    assert found == [answer_alone(model[1], prompt, NEW_TOKENS) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 64 << 20], ids=["run again", "swapped"])
+async def test_requests_that_begin_alike_and_give_way_get_the_tokens_of_transformers(
+    client: Client, model: Any, swap_bytes: int
+) -> None:
+    """Four conversations in memory for two, each of two turns: the second one begins where the first was saved."""
+    options = {"concurrency": 2, "kv_overcommit": True, "prefix_cache": True, "kv_swap_bytes": swap_bytes}
+    deployment = await deploy(client, "tight", **options)
+    assert deployment.placement.saved_states > 0
+    prompts = [[*range(1, 34), number] for number in range(4)]
+    for turn in range(2):
+        ways = [client.complete("tight", prompt, max_new_tokens=40, ignore_eos=True) for prompt in prompts]
+        found = [list(answer.token_ids) for answer in await asyncio.gather(*ways)]
+        assert found == [answer_alone(model[1], prompt, 40) for prompt in prompts], f"turn {turn}"
+        prompts = [[*prompt, *answer[:5], 50] for prompt, answer in zip(prompts, found, strict=True)]
+
+    swaps = [stage.swap for stage in (await client.deployment("tight")).stages]
+    assert all((swap is not None and swap.swapped_in > 0) == (swap_bytes > 0) for swap in swaps)
+    prompt = prompts[0]
+    assert len(prompt) == 46
+    before = await tokens_done(client)
+    for run in (46 + 1, 46 - 32 + 1):  # at most; of the second time the first two blocks are there
+        answer = await client.complete("tight", prompt, max_new_tokens=2, ignore_eos=True)
+        assert list(answer.token_ids) == answer_alone(model[1], prompt, 2)
+        now = await tokens_done(client)
+        assert all(new - old <= run for new, old in zip(now, before, strict=True))
+        before = now
+    await client.delete_deployment("tight")

@@ -18,6 +18,7 @@ from edgeshard.domain.requests.step import (
     SampledToken,
     Span,
     SpanLogprobs,
+    StateCopy,
     StepPlan,
     StepResult,
     Tensor,
@@ -42,6 +43,8 @@ def forward(number: int, tokens: int = 3, seed: int = 0) -> ForwardStep:
         (KvGrant(7, 0, (3,), 16), KvGrant(7, 1, (5,)), KvGrant(8, 0, (2,), 0, True)),
         (span,) if tokens else (),
         swap_outs=(9,),
+        saves=(StateCopy(9, 32, 0), StateCopy(7, 5, (1 << 32) - 1)),
+        restores=(StateCopy(8, 16, 3),),
     )
     hidden = Tensor(DType.BFLOAT16, (tokens, WIDTH), data) if tokens else None
     return ForwardStep(number, plan, hidden, (StageTiming(0, 0.5, 0.25),))
@@ -73,7 +76,8 @@ def nearly(step: WireStep) -> object:
         (s.sampling and (s.sampling.top_k, s.sampling.seed), s.seen_tokens, s.guide, s.answer_tokens, s.party)
         for s in step.plan.spans
     ]
-    return step.number, step.hidden, step.plan.frees, step.plan.swap_outs, step.plan.grants, sampling
+    copies = step.plan.saves, step.plan.restores
+    return step.number, step.hidden, step.plan.frees, step.plan.swap_outs, step.plan.grants, copies, sampling
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +145,9 @@ FORGERIES: dict[str, tuple[str, Callable[[pb.FrameHeader], None]]] = {
     "targets beyond the span": ("targets", lambda h: _targets(h, 6, 4)),
     "no targets": ("targets", lambda h: _targets(h, 6, 0)),
     "a guide of another version": ("guide", lambda h: setattr(h.forward.spans[0].sampling.guide, "kind", 77)),
+    "guessed tokens": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "assumed_count", 1)),
+    "a confirmed position": ("guesses", lambda h: setattr(h.forward.spans[0].guesses, "confirmed", 5)),
+    "too many saves": ("spans", lambda h: h.forward.saves.extend([pb.StateCopy()] * 4097)),
     "empty span": ("token_count", lambda h: setattr(h.forward.spans[0], "token_count", 0)),
     "no spans": ("tensor", lambda h: h.forward.ClearField("spans")),
     "no body": ("body", lambda h: h.ClearField("forward")),

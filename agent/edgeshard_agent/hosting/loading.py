@@ -230,7 +230,7 @@ class StageLoader:
             placement.kv_block_tokens,
             spec.kv_swap_bytes,
             directory,
-            slots=placement.requests_of(spec.max_context or weights.shape.max_context),
+            slots=placement.slots_of(spec.max_context or weights.shape.max_context),
         )
         return StageModel.with_kv(weights, kv, idle_spin_s=self.idle_spin_s, guides=guides)
 

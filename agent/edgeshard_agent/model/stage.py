@@ -160,7 +160,7 @@ class StageModel:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, inputs: StageInputs = None) -> StageOutput:
-        """Run one step: frees, grants, spans.
+        """Run one step.
 
         `inputs` are token ids [T] (int64) on the first stage, hidden states [T, width] in the stage's dtype on the
         others, and may be None for a step without spans. Everything is validated first: a step refused with
@@ -173,13 +173,13 @@ class StageModel:
         """Run consecutive steps layer by layer, so that streamed weights are read once for all of them.
 
         Their results are those of `execute`, one by one. Returns the results of as many steps as could go together, at
-        least one: a step that frees, or swaps out, a request of another one begins a sweep of its own, as does one that
-        is refused. Raises as `execute` does, for the first step.
+        least one: a step that frees, swaps out or saves a request of another one begins a sweep of its own, as does one
+        that is refused. Raises as `execute` does, for the first step.
         """
         begun: list[_Begun] = []
         requests: set[int] = set()
         for plan, inputs in steps:
-            if requests.intersection((*plan.frees, *plan.swap_outs)):
+            if requests.intersection((*plan.frees, *plan.swap_outs, *(copy.request for copy in plan.saves))):
                 break
             try:
                 begun.append(self._begin(plan, inputs))

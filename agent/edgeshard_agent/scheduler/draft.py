@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgeshard.domain.deployments.step_cost import Piece
 from edgeshard.domain.requests.generation import text_bytes
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard.domain.requests.step import KvGrant, Span, StateCopy, StepPlan
 from edgeshard_agent.scheduler.scoring import targets_of
 from edgeshard_agent.scheduler.sequence import Sequence
 
@@ -21,10 +21,15 @@ _BIAS_TOKENS = 3
 
 @dataclass(slots=True)
 class Draft:
-    """Spans and grants so far, and the token ids that the first stage embeds."""
+    """Spans and grants so far, and the token ids that the first stage embeds.
 
+    `saves` are of states as the steps before leave them.
+    """
+
+    saves: tuple[StateCopy, ...] = ()
     spans: list[Span] = field(default_factory=list)
     grants: list[KvGrant] = field(default_factory=list)
+    restores: list[StateCopy] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     seen_count: int = 0
     """Tokens that the stages are told a penalty counts, or a guide has led to; with its text, and biases of tokens."""
@@ -38,8 +43,9 @@ class Draft:
         more = _most_told(sequence)
         return not (self.seen_count and more) or self.seen_count + more <= MOST_SEEN_TOKENS
 
-    def add(self, sequence: Sequence, end: int, grant: KvGrant | None) -> None:
-        """Schedule a request's positions up to `end`; `grant` is the blocks it lacked for them."""
+    def add(self, sequence: Sequence, end: int, grant: KvGrant | None, restore: StateCopy | None = None) -> None:
+        """Schedule a request's positions up to `end`; `grant` is the blocks it lacked for them, and `restore` the saved
+        states it begins from."""
         first = sequence.scheduled
         is_new, generation = not sequence.introduced, sequence.generation
         seen = _seen_tokens(sequence) if is_new else ()
@@ -49,6 +55,8 @@ class Draft:
             sequence.shared = None
         if grant is not None:
             self.grants.append(grant)
+        if restore is not None:
+            self.restores.append(restore)
         self.spans.append(
             Span(
                 request=sequence.number,
@@ -70,7 +78,14 @@ class Draft:
     def plan(
         self, frees: tuple[int, ...], swap_outs: tuple[int, ...] = (), swap_ins: tuple[KvGrant, ...] = ()
     ) -> StepPlan:
-        return StepPlan(frees, (*swap_ins, *self.grants), tuple(self.spans), swap_outs=swap_outs)
+        return StepPlan(
+            frees,
+            (*swap_ins, *self.grants),
+            tuple(self.spans),
+            swap_outs=swap_outs,
+            saves=self.saves,
+            restores=tuple(self.restores),
+        )
 
 
 def _most_told(sequence: Sequence) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgeshard.domain.errors import InternalError
-from edgeshard.domain.requests.step import KvGrant
+from edgeshard.domain.requests.step import KvGrant, StateCopy
 
 
 @dataclass(slots=True)
@@ -17,15 +17,20 @@ class _Table:
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None
     """Of its states."""
+    source: int | None = None
+    """The slot of the saved states that it is to begin from."""
 
 
 class BlockAllocator:
-    """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1; pure state.
+    """Blocks 0..count-1 of `block_tokens` tokens each, and for models with states slots 0..slots-1. Pure.
 
     Admission promises a request blocks (its worst case, unless the pool is overcommitted), so that an admitted request
     cannot run out of them; it gets the blocks as it reaches their positions. A block counts how many requests hold it.
     A full block may be published under a key of its content. It then outlives its request until its memory is needed,
     and a request that begins with the same content shares it.
+
+    States cannot be cut back to the end of what two requests share. So where there are slots, a request shares blocks
+    up to a key whose states were saved. Those are in slots that no request needs, and go with their key's block.
     """
 
     def __init__(self, count: int, block_tokens: int, slots: int = 0) -> None:
@@ -41,6 +46,8 @@ class BlockAllocator:
         self._promised = 0
         self.slots = slots
         self._free_slots = deque(range(slots))
+        self._saved: OrderedDict[bytes, int] = OrderedDict()
+        """The slots of saved states by the key of the prefix they belong to, the longest unused first."""
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -65,8 +72,8 @@ class BlockAllocator:
 
         None, and nothing changed, when the pool cannot.
 
-        `keys` are those of its first full blocks, which it shares as far as they are known. The grant holds the shared
-        blocks, if any.
+        `keys` are those of its first full blocks, which it shares as far as they are known, with states if there are
+        any. The grant holds the shared blocks, if any.
         """
         if request in self._tables:
             raise InternalError(f"request {request} already has KV blocks promised")
@@ -75,17 +82,52 @@ class BlockAllocator:
             if key not in self._by_key:
                 break
             shared.append(self._by_key[key])
+        source = None
+        if self.slots:
+            while shared and (source := self._saved.get(keys[len(shared) - 1])) is None:
+                shared.pop()
         need = self.blocks_for(tokens) - len(shared)
         if need + sum(block in self._idle for block in shared) > self.unpromised:
             return None
-        if self.slots and not self._free_slots:
-            return None
+        slot = self._take_slot(source) if self.slots else None
+        if self.slots and slot is None:  # without a second slot it can only begin anew, in that of the saved states
+            return None if source is None else self.admit(request, tokens)
         for block in shared:
             self._idle.pop(block, None)
             self._holders[block] += 1
-        self._tables[request] = _Table(need, shared, self._free_slots.popleft() if self.slots else None)
+        if source is not None:
+            self._saved.move_to_end(keys[len(shared) - 1])
+        self._tables[request] = _Table(need, shared, slot, source)
         self._promised += need
-        return KvGrant(request, 0, tuple(shared), filled=len(shared) * self.block_tokens)
+        return KvGrant(request, 0, tuple(shared), filled=len(shared) * self.block_tokens, slot=slot if shared else None)
+
+    def restore(self, request: int) -> StateCopy | None:
+        """The saved states that a request begins from, once: from now on their slot may be taken for others."""
+        table = self._tables[request]
+        source, table.source = table.source, None
+        return None if source is None else StateCopy(request, len(table.blocks) * self.block_tokens, source)
+
+    def save(self, request: int, position: int, key: bytes) -> StateCopy | None:
+        """Save a request's states after this many positions, the end of a published block of this key.
+
+        None where they are saved already, or there is no slot for them.
+        """
+        if key in self._saved:
+            self._saved.move_to_end(key)
+            return None
+        slot = self._take_slot()
+        if slot is None:
+            return None
+        self._saved[key] = slot
+        return StateCopy(request, position, slot)
+
+    def _take_slot(self, other_than: int | None = None) -> int | None:
+        """A free slot, or that of the saved states unused for longest, unless a request is to begin from them."""
+        if self._free_slots:
+            return self._free_slots.popleft()
+        wanted = {other_than, *(table.source for table in self._tables.values())}
+        key = next((key for key, slot in self._saved.items() if slot not in wanted), None)
+        return None if key is None else self._saved.pop(key)
 
     def can_extend(self, request: int, tokens: int) -> bool:
         """Whether the request can be given what it lacks to hold `tokens` positions."""
@@ -140,6 +182,9 @@ class BlockAllocator:
             block = self._free.popleft()
         else:
             block, _ = self._idle.popitem(last=False)
-            del self._by_key[self._keys.pop(block)]
+            key = self._keys.pop(block)
+            del self._by_key[key]
+            if key in self._saved:
+                self._free_slots.append(self._saved.pop(key))
         self._holders[block] = 1
         return block

@@ -1,4 +1,4 @@
-"""Keys of a prompt's KV blocks, by all that came before them. Pure.
+"""Keys of a prompt's KV blocks, by all that came before them, and where its states are saved. Pure.
 
 A block's keys and values depend on its own tokens and on every token in front of them, so its key is a hash of the key
 before it and its tokens. The chain begins with the client, so equal prompts of two clients share
@@ -22,3 +22,13 @@ def extend_keys(sequence: Sequence, block_tokens: int, tokens: int) -> None:
         block = sequence.tokens[first : first + block_tokens]
         key = hashlib.sha256(key + struct.pack(f"<{block_tokens}I", *block)).digest()
         keys.append(key)
+
+
+def next_save(first: int, end: int, block_tokens: int, distance: int) -> int:
+    """The position behind `first` at which the states of a request with `end` tokens are saved next.
+
+    That is each multiple of `distance`, itself one of `block_tokens`, and the end of the last block that a request with
+    the same tokens can share.
+    """
+    last, regular = (end - 1) // block_tokens * block_tokens, (first // distance + 1) * distance
+    return min(last, regular) if last > first else regular

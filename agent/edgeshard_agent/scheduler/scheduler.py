@@ -14,14 +14,14 @@ from edgeshard.domain import errors
 from edgeshard.domain.ids import RequestId
 from edgeshard.domain.requests.generation import FinishReason, Generation, StageTiming, Token
 from edgeshard.domain.requests.head import HeadEvent, RequestEnd
-from edgeshard.domain.requests.step import KvGrant, SampledToken, StepPlan, StepResult
+from edgeshard.domain.requests.step import KvGrant, SampledToken, StateCopy, StepPlan, StepResult
 from edgeshard_agent.scheduler.batching import Batching, Flight, Owed, check_owed
 from edgeshard_agent.scheduler.chunking import Chunking, Chunks
 from edgeshard_agent.scheduler.draft import Draft
 from edgeshard_agent.scheduler.fairness import FairQueue, ServedTokens
 from edgeshard_agent.scheduler.kv_blocks import BlockAllocator
 from edgeshard_agent.scheduler.micro_batch_tuner import MicroBatchTuner
-from edgeshard_agent.scheduler.prefix import extend_keys
+from edgeshard_agent.scheduler.prefix import extend_keys, next_save
 from edgeshard_agent.scheduler.scoring import is_unscored
 from edgeshard_agent.scheduler.sequence import Sequence
 from edgeshard_agent.scheduler.swapping import SwappedOut, Swapping
@@ -61,12 +61,15 @@ class Limits:
     overcommit    admit a request once its prompt fits, and take the memory of the request of lowest standing when it
                   runs out; otherwise a request is admitted only if it can be finished
     prefix_cache  share the KV of equal beginnings among the requests of a client
+    save_every    positions between two saves of a request's states, in whole KV blocks, with the prefix cache; 0 where
+                  they have none
     """
 
     max_context: int
     waiting: int
     overcommit: bool = False
     prefix_cache: bool = False
+    save_every: int = 0
 
 
 @dataclass(slots=True)
@@ -144,6 +147,8 @@ class Scheduler:
         self._swap_outs: list[int] = []
         self._swap_ins: dict[int, KvGrant] = {}
         """Of requests that were let in again: the stages hear of them with the next step."""
+        self._saves: list[StateCopy] = []
+        """Of states that the newest step leaves: the next one saves them first."""
         self._next_number = 0
         self._next_step = 0
         self._returned = 0
@@ -274,12 +279,13 @@ class Scheduler:
         if not self._flight.has_room:
             return None
         self._admit()
-        draft = Draft()
+        draft = Draft(tuple(self._saves))
         decodes = self._add_decodes(draft)
         self._add_chunks(draft, decodes)
         if not (draft.spans or self._frees or self._swap_outs or self._swap_ins or self._asks):
             return None
         self._asks = False
+        del self._saves[: len(draft.saves)]
         frees, self._frees = tuple(self._frees), []
         swap_outs, self._swap_outs = tuple(self._swap_outs), []
         swap_ins, self._swap_ins = tuple(self._swap_ins.values()), {}
@@ -321,6 +327,7 @@ class Scheduler:
             length = self._chunks.length(draft.pieces, decodes, first, end, decoding)
             if not length or not draft.has_room_for_seen(sequence):
                 return
+            length = min(length, self._next_save(sequence) - first)
             self._add_span(draft, sequence, first + length)
             self._counts.prompt_tokens += length
             if sequence.scheduled == end:
@@ -329,11 +336,23 @@ class Scheduler:
 
     def _add_span(self, draft: Draft, sequence: Sequence, end: int) -> None:
         """Schedule a request's positions up to `end`."""
-        first = sequence.scheduled
-        draft.add(sequence, end, self.allocator.extend(sequence.number, end))
+        first, number = sequence.scheduled, sequence.number
+        is_saved = end == self._next_save(sequence)
+        restore = self.allocator.restore(number)
+        draft.add(sequence, end, self.allocator.extend(number, end), restore)
         self._served_tokens.charge(sequence.client, end - first)
         if self.limits.prefix_cache:
             self._publish(sequence, first, end)
+        if is_saved:
+            save = self.allocator.save(number, end, sequence.keys[end // self.allocator.block_tokens - 1])
+            self._saves += [] if save is None else [save]
+
+    def _next_save(self, sequence: Sequence) -> int:
+        """The end that its next span has at most, because its states are saved there."""
+        size, distance = self.allocator.block_tokens, self.limits.save_every
+        if not (self.limits.prefix_cache and distance):
+            return self.limits.max_context + 1
+        return next_save(sequence.scheduled, len(sequence.tokens), size, distance)
 
     def _publish(self, sequence: Sequence, first: int, end: int) -> None:
         """Publish the blocks that these positions complete. Steps run in order, so a later request finds them full."""

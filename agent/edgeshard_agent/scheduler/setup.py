@@ -26,11 +26,16 @@ WAITING_PER_PLACE = 4
 def make_scheduler(
     prepare: PrepareStage, shape: ModelShape, eos_tokens: frozenset[int], slices: PromptSlices | None
 ) -> Scheduler:
-    """Where requests have states, nothing of one is shared with another: no state of a prompt's middle is kept."""
+    """Where requests have states and there is no room to save any, nothing of one request is shared with another."""
     spec, placement = prepare.spec, prepare.placement
     longest, waiting = spec.max_context or shape.max_context, WAITING_PER_PLACE * spec.concurrency
-    shares = spec.prefix_cache and not shape.states
-    limits = Limits(longest, waiting, overcommit=spec.kv_overcommit, prefix_cache=shares)
+    limits = Limits(
+        longest,
+        waiting,
+        overcommit=spec.kv_overcommit,
+        prefix_cache=spec.prefix_cache and (not shape.states or placement.saved_states > 0),
+        save_every=shape.save_every(spec.dtype, spec.effective_kv_dtype, placement.kv_block_tokens),
+    )
     chunking = Chunking(
         step_tokens=step_tokens(placement.costs, placement.kv_block_tokens),
         max_step_tokens=MAX_STEP_TOKENS,
@@ -40,7 +45,7 @@ def make_scheduler(
         slices=slices,
         compute_s=partial(compute_s, placement.costs) if placement.costs else None,
     )
-    slots = placement.requests_of(longest) if shape.states else 0
+    slots = placement.slots_of(longest) if shape.states else 0
     allocator = BlockAllocator(placement.kv_blocks, placement.kv_block_tokens, slots)
     return Scheduler(allocator, limits, batching(prepare), chunking, eos_tokens, swapping(prepare))
 

@@ -278,7 +278,8 @@ def deployment_fields(deployment: Deployment) -> dict[str, str]:
         "Context": f"{spec.max_context} tokens" if spec.max_context else "the model's own limit",
         "New tokens": f"at most {spec.max_new_tokens}",
         "Concurrency": f"{spec.concurrency} requests, {_requests_text(deployment)}",
-        "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens",
+        "KV pool": f"{placement.kv_blocks} blocks of {placement.kv_block_tokens} tokens"
+        + (f", {placement.saved_states} saved states" if placement.saved_states else ""),
         "Epoch": str(deployment.epoch),
         **prediction_fields(placement),
         **traffic_fields(deployment),

@@ -28,9 +28,9 @@ class PlacedStage:
     """One stage of a placement. `address` is the node's stage listener (host:port); sizes in bytes.
 
     `parameter_bytes` is in the deployment's dtype; `kv_bytes` is the stage's whole KV pool; `workspace_bytes` is the
-    memory it takes beside these while it works. A stage with `streamed_bytes` of its weights on its disk has
-    `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0. Every step reads
-    all of them, or of a mixture's experts those that it needs.
+    memory it takes beside these while it works, for saved states, too. A stage with `streamed_bytes` of its weights on
+    its disk has `weight_budget_bytes` of memory for weights, which its `parameter_bytes` are then; else both are 0.
+    Every step reads all of them, or of a mixture's experts those that it needs.
     Where KV may be put aside on its disk, that reads and takes so many bytes a second; 0 where it was not measured.
     """
 
@@ -122,7 +122,8 @@ class Placement:
 
     `predicted` is None where no measurements stand behind the placement; `note` says in words how it was chosen.
     `costs`, one for each stage or none at all, let the head size its steps. Where stages stream weights, `sweep`
-    micro-batches go through the layers together.
+    micro-batches go through the layers together. Where requests have states, stages have slots for `saved_states`
+    beside those of requests that run.
     """
 
     stages: tuple[PlacedStage, ...]
@@ -134,10 +135,15 @@ class Placement:
     note: str = ""
     costs: tuple[StageCost, ...] = ()
     sweep: Annotated[int, one_or_more] = 1
+    saved_states: int = 0
 
     def requests_of(self, positions: int) -> int:
         """How many requests of so many positions the KV pool holds at once, at least one."""
         return max(1, self.kv_blocks // -(-positions // self.kv_block_tokens))
+
+    def slots_of(self, positions: int) -> int:
+        """Slots of states, for those requests and for what is saved."""
+        return self.requests_of(positions) + self.saved_states
 
     @property
     def streams(self) -> bool:

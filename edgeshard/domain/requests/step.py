@@ -1,7 +1,7 @@
 """One step of a pipeline: a micro-batch of spans and the KV bookkeeping that goes before it, and what comes out.
 
-The head forms a `StepPlan`; every stage applies it in the same order: frees, then grants, then spans. Only the head
-allocates KV blocks; stages check and obey.
+The head forms a `StepPlan`; every stage applies it in the same order. Only the head allocates KV blocks and slots of
+states; stages check and obey.
 """
 
 from __future__ import annotations
@@ -74,13 +74,26 @@ class KvGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The states of a request after its first `position` positions, and another slot that keeps a copy of them."""
+
+    request: int
+    position: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of every stage in one step, applied in this order: frees, swap-outs, grants, spans.
+    """The work of every stage in one step, applied in this order: saves, frees, swap-outs, grants, restores, spans.
 
     The spans are packed one behind the other along the token axis, at most one for each request. A step without spans
     is legal: a cancel is one. `following` steps behind it belong to the same sweep: a stage that streams weights waits
     for them, and reads each layer once for all. Of a request in `swap_outs` a stage keeps what its blocks hold aside,
     and takes the blocks from it, until they are granted `swapped` or the request is freed.
+
+    Where the model has states, `saves` copy those that requests have as the step begins into slots that no request has,
+    and a request that begins with `filled` blocks takes its states from such a slot, by `restores`. Either done twice
+    is as done once. A copy stays until its slot is saved to or granted.
     """
 
     frees: tuple[int, ...] = ()
@@ -88,6 +101,8 @@ class StepPlan:
     spans: tuple[Span, ...] = ()
     following: int = 0
     swap_outs: tuple[int, ...] = ()
+    saves: tuple[StateCopy, ...] = ()
+    restores: tuple[StateCopy, ...] = ()
 
     @property
     def token_count(self) -> int:

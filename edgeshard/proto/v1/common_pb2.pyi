@@ -404,7 +404,7 @@ class StageKey(_message.Message):
     def __init__(self, deployment: _Optional[str] = ..., stage: _Optional[int] = ..., standby: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep")
+    __slots__ = ("stages", "kv_block_tokens", "kv_blocks", "micro_batch", "micro_batches", "predicted", "note", "costs", "sweep", "saved_states")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +414,7 @@ class Placement(_message.Message):
     NOTE_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     SWEEP_FIELD_NUMBER: _ClassVar[int]
+    SAVED_STATES_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PlacedStage]
     kv_block_tokens: int
     kv_blocks: int
@@ -423,7 +424,8 @@ class Placement(_message.Message):
     note: str
     costs: _containers.RepeatedCompositeFieldContainer[StageCost]
     sweep: int
-    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ...) -> None: ...
+    saved_states: int
+    def __init__(self, stages: _Optional[_Iterable[_Union[PlacedStage, _Mapping]]] = ..., kv_block_tokens: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., micro_batch: _Optional[int] = ..., micro_batches: _Optional[int] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., note: _Optional[str] = ..., costs: _Optional[_Iterable[_Union[StageCost, _Mapping]]] = ..., sweep: _Optional[int] = ..., saved_states: _Optional[int] = ...) -> None: ...
 
 class StageCost(_message.Message):
     __slots__ = ("rows", "decode_s", "prefill_s", "decode_pair_s", "prefill_pair_s", "hop_delay_s", "hop_s", "hop_token_s", "prefill_behind_s")

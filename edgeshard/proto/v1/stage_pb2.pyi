@@ -128,36 +128,62 @@ class TensorHeader(_message.Message):
     def __init__(self, dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("frees", "grants", "spans", "timings", "following", "swap_outs")
+    __slots__ = ("frees", "grants", "spans", "timings", "following", "swap_outs", "saves", "restores")
     FREES_FIELD_NUMBER: _ClassVar[int]
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWING_FIELD_NUMBER: _ClassVar[int]
     SWAP_OUTS_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
     frees: _containers.RepeatedScalarFieldContainer[int]
     grants: _containers.RepeatedCompositeFieldContainer[KvGrant]
     spans: _containers.RepeatedCompositeFieldContainer[Span]
     timings: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTiming]
     following: int
     swap_outs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., following: _Optional[int] = ..., swap_outs: _Optional[_Iterable[int]] = ...) -> None: ...
+    saves: _containers.RepeatedCompositeFieldContainer[StateCopy]
+    restores: _containers.RepeatedCompositeFieldContainer[StateCopy]
+    def __init__(self, frees: _Optional[_Iterable[int]] = ..., grants: _Optional[_Iterable[_Union[KvGrant, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., timings: _Optional[_Iterable[_Union[_common_pb2.StageTiming, _Mapping]]] = ..., following: _Optional[int] = ..., swap_outs: _Optional[_Iterable[int]] = ..., saves: _Optional[_Iterable[_Union[StateCopy, _Mapping]]] = ..., restores: _Optional[_Iterable[_Union[StateCopy, _Mapping]]] = ...) -> None: ...
+
+class StateCopy(_message.Message):
+    __slots__ = ("request", "position", "slot")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    position: int
+    slot: int
+    def __init__(self, request: _Optional[int] = ..., position: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("request", "first_position", "token_count", "sample", "sampling", "targets")
+    __slots__ = ("request", "first_position", "token_count", "sample", "sampling", "targets", "guesses")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TARGETS_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     request: int
     first_position: int
     token_count: int
     sample: bool
     sampling: SpanSampling
     targets: SpanTargets
-    def __init__(self, request: _Optional[int] = ..., first_position: _Optional[int] = ..., token_count: _Optional[int] = ..., sample: _Optional[bool] = ..., sampling: _Optional[_Union[SpanSampling, _Mapping]] = ..., targets: _Optional[_Union[SpanTargets, _Mapping]] = ...) -> None: ...
+    guesses: SpanGuesses
+    def __init__(self, request: _Optional[int] = ..., first_position: _Optional[int] = ..., token_count: _Optional[int] = ..., sample: _Optional[bool] = ..., sampling: _Optional[_Union[SpanSampling, _Mapping]] = ..., targets: _Optional[_Union[SpanTargets, _Mapping]] = ..., guesses: _Optional[_Union[SpanGuesses, _Mapping]] = ...) -> None: ...
+
+class SpanGuesses(_message.Message):
+    __slots__ = ("assumed_count", "assumed", "confirmed")
+    ASSUMED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ASSUMED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    assumed_count: int
+    assumed: _containers.RepeatedScalarFieldContainer[int]
+    confirmed: int
+    def __init__(self, assumed_count: _Optional[int] = ..., assumed: _Optional[_Iterable[int]] = ..., confirmed: _Optional[int] = ...) -> None: ...
 
 class SpanTargets(_message.Message):
     __slots__ = ("position", "tokens")

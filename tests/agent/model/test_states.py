@@ -1,4 +1,5 @@
-"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, and never cut back."""
+"""The states of requests in a pool: slots that the head grants, zeroed, swapped with the rest, saved, and never cut
+back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from edgeshard.domain.errors import EdgeShardError
 from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard.domain.requests.step import KvGrant, Span, StateCopy, StepPlan
 
 SIZES = ((StateSize((3, 2)), StateSize((2, 4, 4), float32=True)), (), (StateSize((5,)),))
 """Of three layers; the second one has attention, and no state."""
@@ -82,6 +83,63 @@ def test_states_are_swapped_with_keys_and_values(pool: KvPool, on_disk: bool, tm
     run(pool, spans=(Span(1, 3, 1),))
 
 
+def same(pool: KvPool, slot: int, states: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, pool.states.of(slot), states))
+
+
+def shared(request: int, slot: int) -> KvGrant:
+    """Begins with block 0, which is full."""
+    return KvGrant(request, 0, (0,), filled=4, slot=slot)
+
+
+def test_saved_states_begin_another_request(pool: KvPool) -> None:
+    begin(pool, 1, 0, 0, 4)
+    before = fill(pool, 0)
+    run(pool, saves=(StateCopy(1, 4, 1),), grants=(KvGrant(1, 1, (1,)),), spans=(Span(1, 4, 1),))
+    assert same(pool, 1, before) and same(pool, 0, before)
+    fill(pool, 0)
+    run(pool, frees=(1,))
+    assert pool.bytes_in_use == 0, "what is saved is nobody's, like a block that is cached"
+    run(pool, grants=(shared(2, 0),), restores=(StateCopy(2, 4, 1),))
+    assert same(pool, 0, before) and same(pool, 1, before)
+    run(pool, grants=(KvGrant(2, 1, (2,)),), spans=(Span(2, 4, 2, sampling=Sampling()),))
+
+
+def test_states_are_saved_before_anything_else_of_the_step(pool: KvPool) -> None:
+    """The request may be freed by it, and its slot granted to another, who begins from what was saved."""
+    begin(pool, 1, 0, 0, 4)
+    before = fill(pool, 0)
+    plan = StepPlan(
+        frees=(1,),
+        grants=(shared(2, 0), KvGrant(2, 1, (2,))),
+        spans=(Span(2, 4, 2, sampling=Sampling()),),
+        saves=(StateCopy(1, 4, 1),),
+        restores=(StateCopy(2, 4, 1),),
+    )
+    pool.commit(pool.check(plan))
+    assert same(pool, 0, before) and same(pool, 1, before)
+
+
+def test_a_slot_that_is_granted_keeps_nothing_that_was_saved(pool: KvPool) -> None:
+    begin(pool, 1, 0, 0, 4)
+    fill(pool, 0)
+    run(pool, saves=(StateCopy(1, 4, 1),), grants=(KvGrant(2, 0, (3,), slot=1),))
+    assert not any(state.any() for state in pool.states.of(1))
+    run(pool, frees=(1, 2))
+    with pytest.raises(EdgeShardError) as refused:
+        run(pool, grants=(shared(3, 0),), restores=(StateCopy(3, 4, 1),))
+    assert refused.value.reason == "STATE_NOT_SAVED"
+
+
+def test_a_save_and_a_restore_done_twice_are_as_done_once(pool: KvPool) -> None:
+    begin(pool, 1, 0, 0, 4)
+    before = fill(pool, 0)
+    run(pool, saves=(StateCopy(1, 4, 1),) * 2)
+    run(pool, saves=(StateCopy(1, 4, 1),), frees=(1,))
+    run(pool, grants=(shared(2, 0),), restores=(StateCopy(2, 4, 1),) * 2)
+    assert same(pool, 0, before) and same(pool, 1, before)
+
+
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
@@ -91,6 +149,12 @@ def test_states_are_swapped_with_keys_and_values(pool: KvPool, on_disk: bool, tm
         (StepPlan(grants=(KvGrant(2, 0, (1,), slot=1), KvGrant(3, 0, (2,), slot=1))), "STATE_SLOT_IN_USE"),
         (StepPlan(grants=(KvGrant(1, 1, (1,), slot=1),)), "STATE_SLOT_NOT_DUE"),
         (StepPlan(spans=(Span(1, 2, 1, sampling=Sampling()),)), "STATE_TRUNCATION_REFUSED"),
+        (StepPlan(saves=(StateCopy(1, 3, 2),)), "STATE_SLOT_MISSING"),
+        (StepPlan(saves=(StateCopy(1, 3, 0),)), "STATE_SLOT_IN_USE"),
+        (StepPlan(saves=(StateCopy(1, 2, 1),)), "STATE_POSITION"),
+        (StepPlan(saves=(StateCopy(9, 0, 1),)), "STATE_POSITION"),
+        (StepPlan(restores=(StateCopy(1, 3, 1),)), "STATE_NOT_RESTORED"),
+        (StepPlan(frees=(1,), grants=(shared(2, 0),)), "KV_BLOCK_NOT_FULL"),
     ],
 )
 def test_what_the_head_may_not_ask_of_slots_is_refused_and_changes_nothing(

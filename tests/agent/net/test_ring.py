@@ -43,6 +43,7 @@ from edgeshard.rpc.channel import open_channel
 from edgeshard.rpc.server import Server
 from edgeshard.wire.frames import Frame
 from edgeshard.wire.link import LinkMessage
+from tests.support.hybrids import save_hybrid
 
 pytestmark = pytest.mark.timing
 
@@ -109,7 +110,7 @@ class Ring:
 
 @asynccontextmanager
 async def open_ring(
-    model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, **options: Any
+    model: Path, cuts: list[LayerRange], directory: Path, kv_blocks: int = 40, saved_states: int = 8, **options: Any
 ) -> AsyncIterator[Ring]:
     """Real servers, real streams, real weights; one event loop and one compute thread stand for all nodes."""
     torch.set_num_threads(1)
@@ -126,7 +127,14 @@ async def open_ring(
         PlacedStage(i, NodeId(f"n{i}"), NodeName(f"n{i}"), address, cut, 0, 0)
         for i, (address, cut) in enumerate(zip(addresses, cuts, strict=True))
     ]
-    placement = Placement(tuple(placed), kv_block_tokens=16, kv_blocks=kv_blocks, micro_batch=2, micro_batches=3)
+    placement = Placement(
+        tuple(placed),
+        kv_block_tokens=16,
+        kv_blocks=kv_blocks,
+        micro_batch=2,
+        micro_batches=3,
+        saved_states=saved_states,
+    )
     spec = DeploymentSpec(name="ring", model="tiny", source="n0", dtype=DType.FLOAT32, **options)
     config = json.loads((model / "config.json").read_text())
     stages = []
@@ -134,7 +142,7 @@ async def open_ring(
         prepare = PrepareStage(spec, placement, index, Epoch(1), Digest("0" * 64))
         weights = StageModel.with_kv(
             StageWeights.load(SafetensorsDirectory(model), config, cut, dtype=DType.FLOAT32, device="cpu"),
-            KvMemory(DType.FLOAT32, kv_blocks, 16),
+            KvMemory(DType.FLOAT32, kv_blocks, 16, slots=placement.slots_of(config["max_position_embeddings"])),
         )
         pin = Pin(BlobCache(directory, 1 << 20), [])
         loaded = LoadedModel(model_key(prepare), weights, ForHead(None, frozenset({95})), pin, 0.0)
@@ -156,9 +164,9 @@ async def open_ring(
 
 def unsplit(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
     """What the unsplit model generates, by transformers."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model: Any = LlamaForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     outputs = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -168,15 +176,29 @@ def unsplit(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
+def tiny_hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 4 layers, of which three keep states of requests."""
+    path = tmp_path_factory.mktemp("models") / "tiny-hybrid"
+    save_hybrid(path, vocab_size=96, max_position_embeddings=256)
+    return path
+
+
+@pytest.fixture(params=["llama", "hybrid"])
+def model(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(f"tiny_{request.param}")
+    return path
+
+
+@pytest.fixture(scope="module")
 def reference(tiny_llama: Path) -> list[list[int]]:
     return unsplit(tiny_llama, PROMPTS)
 
 
-async def generate_all(ring: Ring) -> list[list[int]]:
-    ended = [ring.front.start(f"r{i}", prompt) for i, prompt in enumerate(PROMPTS)]
+async def generate_all(ring: Ring, name: str = "r") -> list[list[int]]:
+    ended = [ring.front.start(f"{name}{i}", prompt) for i, prompt in enumerate(PROMPTS)]
     async with asyncio.timeout(60):
         await asyncio.gather(*ended)
-    return [ring.front.tokens[f"r{i}"] for i in range(len(PROMPTS))]
+    return [ring.front.tokens[f"{name}{i}"] for i in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("cuts", [CUTS, [LayerRange(0, 2), LayerRange(2, 4)], [LayerRange(0, 4)]], ids=len)
@@ -188,14 +210,12 @@ async def test_concurrent_requests_get_the_unsplit_models_tokens(
         await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
 
 
-async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
-    tiny_llama: Path, tmp_path: Path
-) -> None:
+async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(model: Path, tmp_path: Path) -> None:
     """Ten requests in a pool that holds three of them, coming one after the other; every third is cancelled."""
     dice = random.Random(3)
     trunk = [dice.randrange(90) for _ in range(32)]
     prompts = [trunk + [dice.randrange(90) for _ in range(dice.randint(1, 9))] for _ in range(10)]
-    async with open_ring(tiny_llama, CUTS, tmp_path, 12, kv_overcommit=True, prefix_cache=True) as ring:
+    async with open_ring(model, CUTS, tmp_path, 12, kv_overcommit=True, prefix_cache=True) as ring:
         ended = []
         for number, prompt in enumerate(prompts):
             ended.append(ring.front.start(f"r{number}", prompt))
@@ -207,7 +227,7 @@ async def test_shared_beginnings_preemptions_and_cancels_keep_everybodys_tokens(
                 ring.front.cancel(name)
         async with asyncio.timeout(60):
             await asyncio.gather(*ended)
-        for number, right in enumerate(unsplit(tiny_llama, prompts)):
+        for number, right in enumerate(unsplit(model, prompts)):
             got = ring.front.tokens[f"r{number}"]
             assert got == (right[: len(got)] if number % 3 == 1 else right)
         head = ring.stages[0].head
@@ -251,13 +271,19 @@ class Mishaps:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_mishaps_on_the_hops_never_change_a_token(
-    tiny_llama: Path, reference: list[list[int]], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Links break and come back in the middle of answers, also of a model with states: its slots are used again, and
+    the longest prompt begins from saved states the second time."""
     mishaps = Mishaps(seed, rate=0.2)
     monkeypatch.setattr(link_sender, "_write", mishaps.write)
     monkeypatch.setattr(link_sender, "FIRST_RETRY_S", 0.001)
-    async with open_ring(tiny_llama, CUTS, tmp_path) as ring:
-        assert await generate_all(ring) == reference
+    async with open_ring(model, CUTS, tmp_path, saved_states=3, prefix_cache=True) as ring:
+        right = unsplit(model, PROMPTS)
+        assert await generate_all(ring) == right
+        assert await generate_all(ring, "again") == right
+        head = ring.stages[0].head
+        assert head is not None and head.stats.prefix_hit_tokens == 48
         assert not ring.broken and len(mishaps.seen) == 4
         await ring.until(lambda: all(s.status().kv_bytes_in_use == 0 for s in ring.stages))
 

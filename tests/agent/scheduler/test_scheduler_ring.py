@@ -29,7 +29,8 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
     context = 32
     stages = dice.randint(1, 4)
     window = dice.randint(1, 5)
-    caches = dice.random() < 0.6
+    caches = dice.random() < 0.75
+    states = dice.choice([0, 1, 8, 16])
     chunking = Chunking(
         dice.randint(1, 24),
         max_step_tokens=32,
@@ -44,10 +45,16 @@ def random_rig(make_rig: type[Rig], dice: random.Random) -> Rig:
         stages=stages,
         batching=Batching(dice.choice(list(Mode)), window, dice.randint(1, 4), dice.randint(1, window)),
         chunking=chunking,
-        limits=Limits(context, 6, overcommit=dice.random() < 0.75, prefix_cache=caches),
+        limits=Limits(
+            context,
+            6,
+            overcommit=dice.random() < 0.75,
+            prefix_cache=caches,
+            save_every=dice.randint(1, 2) * block_tokens if states else 0,
+        ),
         eos=frozenset({EOS}),
         swapping=Swapping(dice.choice([0, 8, 100, 100]), block_s=0.02, compute_s=dice.choice([None, _alone])),
-        states=0 if caches else dice.choice([0, 1, 3, 6]),
+        states=states,
     )
 
 
@@ -91,6 +98,8 @@ def seen() -> dict[str, int]:
         "preemptions": 0,
         "swaps": 0,
         "prefix_hit_tokens": 0,
+        "saves": 0,
+        "restores": 0,
         "cancelled": 0,
         "stopped": 0,
         "refused": 0,
@@ -101,8 +110,8 @@ def seen() -> dict[str, int]:
 def test_every_request_gets_the_tokens_it_gets_alone(
     make_rig: type[Rig], make_ring: type[Ring], alone: Alone, seen: dict[str, int], seed: int
 ) -> None:
-    """Arrivals, cancels, stalled stages, late tokens, ends of sequence, stop tokens, prefix hits and preemptions, by
-    dice."""
+    """Arrivals, cancels, stalled stages, late tokens, ends of sequence, stop tokens, prefix hits, saves, restores and
+    preemptions, by dice."""
     dice = random.Random(seed)
     rig = random_rig(make_rig, dice)
     ring = make_ring(rig, dice)
@@ -143,6 +152,8 @@ def test_every_request_gets_the_tokens_it_gets_alone(
     seen["preemptions"] += stats.preemptions
     seen["swaps"] += stats.swaps
     seen["prefix_hit_tokens"] += stats.prefix_hit_tokens
+    seen["saves"] += sum(len(step.plan.saves) for step in rig.steps)
+    seen["restores"] += sum(len(step.plan.restores) for step in rig.steps)
     seen["cancelled"] += len(cancelled)
     seen["refused"] += len(refused)
 
@@ -150,7 +161,7 @@ def test_every_request_gets_the_tokens_it_gets_alone(
 def test_the_schedules_had_all_that_they_were_to_have(seen: dict[str, int]) -> None:
     if seen["schedules"] < SCHEDULES:
         pytest.skip("not all schedules were run")
-    assert all(count > SCHEDULES / 10 for count in seen.values()), seen
+    assert all(count > SCHEDULES / 10 for count in seen.values()), str(seen)
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])

@@ -22,10 +22,12 @@ from edgeshard.domain.deployments.mode import Mode
 from edgeshard.domain.deployments.placement import PlacedStage, Placement
 from edgeshard.domain.deployments.step_cost import StageCost
 from edgeshard.domain.ids import Digest, Epoch, NodeId, NodeName
+from edgeshard.domain.models.dtypes import DType
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import STEP_TOKENS
 from edgeshard.planning.costs.step_budget import step_tokens
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS
+from tests.agent.model.families import decoder_of
 
 
 def cost(hop_token_s: float) -> StageCost:
@@ -91,6 +93,29 @@ def test_a_new_scheduler_has_the_placements_pool_and_nothing_to_do() -> None:
     scheduler = make_scheduler(prepared(costs=True), parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
     assert scheduler.idle and scheduler.next_step() is None
     assert scheduler.stats.kv_blocks_free == 64
+
+
+@pytest.mark.parametrize(("saved_states", "asked"), [(0, True), (3, False), (3, True)])
+def test_models_with_states_share_beginnings_where_there_is_room_to_save_them(saved_states: int, asked: bool) -> None:
+    prepare = prepared(prefix_cache=asked, max_context=512)
+    placement = replace(prepare.placement, saved_states=saved_states)
+    shape = decoder_of("qwen3_5-text").shape
+    made = make_scheduler(replace(prepare, placement=placement), shape, frozenset(), None)
+    assert made.limits.prefix_cache == (asked and saved_states > 0)
+    assert made.allocator.slots == 2 + saved_states, "for the requests of 512 tokens that 64 blocks hold, and for saves"
+    plain = make_scheduler(prepare, parse_config(BUILT_IN_CONFIGS["llama2-7b"]), frozenset(), None)
+    assert (plain.limits.prefix_cache, plain.limits.save_every, plain.allocator.slots) == (asked, 0, 0)
+
+
+def test_saves_are_as_far_apart_as_their_bytes_in_keys_and_values() -> None:
+    """Of Qwen3.5's default sizes; small states are not saved more often than once in a step."""
+    text = {"model_type": "qwen3_5_text", "num_hidden_layers": 32, "hidden_size": 4096, "num_key_value_heads": 4}
+    shape = parse_config(text)
+    whole = LayerRange(0, 32)
+    saved, token = shape.state_bytes(whole, DType.BFLOAT16), shape.kv_bytes_per_token(whole, DType.BFLOAT16)
+    every = shape.save_every(DType.BFLOAT16, DType.BFLOAT16, 16)
+    assert 48 << 20 < saved < 51 << 20 and every % 16 == 0 and abs(every * token - saved) <= 16 * token
+    assert decoder_of("qwen3_5-text").shape.save_every(DType.FLOAT32, DType.FLOAT32, 16) == STEP_TOKENS
 
 
 def swapped(*rates: tuple[float, float], **options: Any) -> float:

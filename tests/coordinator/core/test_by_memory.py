@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.by_memory import SimplePlacer
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, StageSizes
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.values.candidate import Candidate
@@ -31,6 +31,7 @@ from edgeshard.domain.models.dtypes import DType, IntegerFormat, Quantisation
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import DeviceFacts
 from edgeshard.domain.nodes.profile import DiskProfile
+from edgeshard.planning.costs.costs import Load
 from tests.support.sizes import parameter_bytes
 
 MIB = 1 << 20
@@ -105,6 +106,28 @@ def test_quantised_nodes_hold_less(place: Any, make_manifest: Any) -> None:
         tensors = stage_tensors(manifest, stage.layers)
         assert stage.parameter_bytes == held_bytes(manifest.config, tensors, stage.layers, DType.BFLOAT16, kept)
         assert stage.parameter_bytes < parameter_bytes(tensors, DType.BFLOAT16)
+
+
+def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> None:
+    """The placement is the same with them and without."""
+    sizes = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "head_dim": 16}
+    manifest = make_manifest(model_type="qwen3_5_text", linear_num_value_heads=2, max_context=2048, **sizes)
+    shape = parse_config(manifest.config)
+
+    def placed(left: int = 512 * MIB, **changes: Any) -> Placement:
+        """With so many bytes left on b, beside what the stage there needs as it is loaded."""
+        values = {"name": "tale", "model": "tiny", "source": "a", "layers": "a=0:4,b=4:12", "prefix_cache": True}
+        spec = parse_spec({**values, "dtype": "float32", "concurrency": 3, **changes})
+        free = StageSizes(spec, manifest, shape, Load(1, 2)).needed_bytes(LayerRange(4, 12), NodeName("b")) + left
+        return SimplePlacer().place(spec, manifest, (node("a"), node("b", free)))
+
+    each = shape.state_bytes(LayerRange(4, 12), DType.FLOAT32)
+    plain, most = placed(prefix_cache=False), placed()
+    assert (plain.saved_states, most.saved_states) == (0, 3 + 3 * 2048 // 512), "a request has few bytes of states"
+    assert [placed(left).saved_states for left in (0, each - 1, each, 5 * each + 1)] == [0, 0, 1, 5]
+    before, after = plain.stages[1], placed(5 * each).stages[1]
+    assert after == replace(before, workspace_bytes=before.workspace_bytes + 5 * each)
+    assert placed(64 * each, reserve={"b": 60 * each}).saved_states == 4
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])

@@ -27,7 +27,7 @@ from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.nodes.device import StageSwap
 from edgeshard.domain.requests.generation import Sampling
-from edgeshard.domain.requests.step import KvGrant, Span, StepPlan
+from edgeshard.domain.requests.step import KvGrant, Span, StateCopy, StepPlan
 from edgeshard_agent.model.attention.states import States
 from edgeshard_agent.model.attention.swap import SwapSpace
 from edgeshard_agent.model.tensors import TORCH_DTYPES
@@ -70,6 +70,8 @@ class KvDraft:
     """Changes that a validated step will make: None for a freed table, and of each block touched its holders and state.
 
     `anew` are the blocks granted to be written, `slots` whether slots are taken, those in `anew_slots` to be written.
+    `saves` and `restores` are copies of states, from slot to slot; `saved` the position of what a slot keeps, 0 for
+    nothing.
     """
 
     tables: dict[int, KvTable | None] = field(default_factory=dict)
@@ -78,6 +80,9 @@ class KvDraft:
     anew: list[int] = field(default_factory=list)
     slots: dict[int, bool] = field(default_factory=dict)
     anew_slots: list[int] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list)
+    restores: list[tuple[int, int]] = field(default_factory=list)
+    saved: dict[int, int] = field(default_factory=dict)
     swap_outs: dict[int, KvTable] = field(default_factory=dict)
     swap_ins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
@@ -97,7 +102,7 @@ class KvMemory:
     swap_directory: Path | None = None
     """Where their files lie; in memory without one."""
     slots: int = 0
-    """Requests whose states are kept at once, where the model has any."""
+    """For the states of requests that run, and for copies of them, where the model has any."""
 
 
 class KvPool:
@@ -137,6 +142,8 @@ class KvPool:
         self.states = states or States(0, (), device)
         """What is kept of requests beside keys and values."""
         self._taken_slots: set[int] = set()
+        self._saved: dict[int, int] = {}
+        """By slot, after how many positions of a request its states were as they are there."""
         self.swap = SwapSpace(memory.swap_bytes // max(1, self.block_bytes), memory.swap_directory)
         """Keeps the requests that were swapped out."""
         self._tables: dict[int, KvTable] = {}
@@ -225,18 +232,23 @@ class KvPool:
     # -- one step ------------------------------------------------------------------------------------------------
 
     def check(self, plan: StepPlan) -> KvDraft:
-        """Validate frees, swap-outs, grants and spans in this order; nothing changes until the draft is committed.
+        """Validate a step, part by part in its order; nothing changes until the draft is committed.
 
         Raises InvalidArgumentError for what can never be right (a block that does not exist, an empty span) and
         FailedPreconditionError for what does not fit the tables as they are.
         """
         draft = KvDraft()
+        if self.states.slots:
+            for copy in plan.saves:
+                self._draft_save(draft, copy)
         for request in plan.frees:
             self._draft_free(draft, request)
         for request in plan.swap_outs:
             self._draft_swap_out(draft, request)
         for grant in plan.grants:
             self._draft_grant(draft, grant)
+        if self.states.slots:
+            self._draft_restores(draft, plan)
         seen: set[int] = set()
         for span in plan.spans:
             if span.request in seen:
@@ -247,15 +259,7 @@ class KvPool:
 
     def commit(self, draft: KvDraft) -> None:
         """Make a draft, checked against the pool as it is, the state of the pool. Blocks granted anew become zeros."""
-        for request, kept in draft.swap_outs.items():
-            blocks = list(kept.blocks[: self._blocks_for(kept.length)])
-            parts = [memory[:, blocks] for memory in self._by_block]
-            self.swap.put(request, kept.length, len(blocks), parts + self.states.of(kept.slot))
-        self._clear(draft.anew)
-        for slot in draft.anew_slots:
-            self.states.clear(slot)
-        for request, places in draft.swap_ins.items():
-            self._swap_in(request, places, self._peek(draft, request).slot)
+        self._move(draft)
         for request, length in draft.kept.items():
             if not length:
                 self.swap.drop(request)
@@ -276,6 +280,23 @@ class KvPool:
                 self._full.discard(block)
         self._taken_slots.difference_update(draft.slots)
         self._taken_slots.update(slot for slot, taken in draft.slots.items() if taken)
+        self._saved.update(draft.saved)
+
+    def _move(self, draft: KvDraft) -> None:
+        """Change what blocks and slots hold, in the order of a step's parts."""
+        for source, target in draft.saves:
+            self.states.copy(source, target)
+        for request, kept in draft.swap_outs.items():
+            blocks = list(kept.blocks[: self._blocks_for(kept.length)])
+            parts = [memory[:, blocks] for memory in self._by_block]
+            self.swap.put(request, kept.length, len(blocks), parts + self.states.of(kept.slot))
+        self._clear(draft.anew)
+        for slot in draft.anew_slots:
+            self.states.clear(slot)
+        for request, places in draft.swap_ins.items():
+            self._swap_in(request, places, self._peek(draft, request).slot)
+        for source, target in draft.restores:
+            self.states.copy(source, target)
 
     def _swap_in(self, request: int, places: Sequence[int], slot: int | None) -> None:
         """Put what is kept of a request into these blocks and this slot."""
@@ -309,6 +330,52 @@ class KvPool:
         draft.tables[request] = None
         if self._kept_of(draft, request):
             draft.kept[request] = 0
+
+    def _draft_save(self, draft: KvDraft, copy: StateCopy) -> None:
+        own = self._check_copy("saves", copy, self.table(copy.request))
+        if copy.slot in self._taken_slots:
+            raise FailedPreconditionError(
+                f"slot {copy.slot}, to keep states of request {copy.request}, belongs to another",
+                field="saves.slot",
+                reason="STATE_SLOT_IN_USE",
+            )
+        draft.saves.append((own, copy.slot))
+        draft.saved[copy.slot] = copy.position
+
+    def _draft_restores(self, draft: KvDraft, plan: StepPlan) -> None:
+        """Exactly the requests that begin with blocks others filled take states that were saved."""
+        begun = {grant.request for grant in plan.grants if grant.filled}
+        if begun != {copy.request for copy in plan.restores}:
+            raise FailedPreconditionError(
+                "a request must take the states that belong to the blocks it shares, and no other states",
+                field="restores",
+                reason="STATE_NOT_RESTORED",
+            )
+        for copy in plan.restores:
+            own = self._check_copy("restores", copy, self._peek(draft, copy.request))
+            if draft.saved.get(copy.slot, self._saved.get(copy.slot)) != copy.position:
+                raise FailedPreconditionError(
+                    f"slot {copy.slot} keeps no states after {copy.position} positions",
+                    field="restores.slot",
+                    reason="STATE_NOT_SAVED",
+                )
+            draft.restores.append((copy.slot, own))
+
+    def _check_copy(self, field: str, copy: StateCopy, table: KvTable) -> int:
+        """The slot of the request's own states, which are those after `copy.position`."""
+        if not 0 <= copy.slot < self.states.slots:
+            raise InvalidArgumentError(
+                f"slot {copy.slot} does not exist: there are slots 0 to {self.states.slots - 1}",
+                field=f"{field}.slot",
+                reason="STATE_SLOT_MISSING",
+            )
+        if table.slot is None or copy.position != table.length:
+            raise FailedPreconditionError(
+                f"request {copy.request} has states after {table.length} positions, not {copy.position}",
+                field=f"{field}.position",
+                reason="STATE_POSITION",
+            )
+        return table.slot
 
     def _blocks_for(self, positions: int) -> int:
         return -(-positions // self.block_tokens)
@@ -388,10 +455,9 @@ class KvPool:
                     reason="STATE_SLOT_NOT_DUE",
                 )
             return self._peek(draft, grant.request).slot
-        if grant.slot is None or not 0 <= grant.slot < self.states.slots or grant.filled:
+        if grant.slot is None or not 0 <= grant.slot < self.states.slots:
             raise InvalidArgumentError(
-                f"a first grant to request {grant.request} must give a slot below {self.states.slots}, and no blocks "
-                "that others filled",
+                f"a first grant to request {grant.request} must give a slot below {self.states.slots}",
                 field="grants.slot",
                 reason="STATE_SLOT_MISSING",
             )
@@ -402,6 +468,7 @@ class KvPool:
                 reason="STATE_SLOT_IN_USE",
             )
         draft.slots[grant.slot] = True
+        draft.saved[grant.slot] = 0
         if not grant.swapped:
             draft.anew_slots.append(grant.slot)
         return grant.slot

@@ -1,7 +1,8 @@
 """What blocks keep of each request beside keys and values: tensors of fixed size, in numbered slots.
 
 Convolutions keep their last inputs, linear attention a matrix for each head. The head grants the slots (`kv.KvPool`
-checks them); a slot is zeroed when it is granted, so that nobody begins with what another request left.
+checks them); a slot is zeroed when it is granted, so that nobody begins with what another request left. Slots that no
+request has keep copies of states, for requests that begin alike.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class States:
     def clear(self, slot: int) -> None:
         for state in self.of(slot):
             state.zero_()
+
+    def copy(self, source: int, target: int) -> None:
+        for state, copied in zip(self.of(target), self.of(source), strict=True):
+            state.copy_(copied)
 
     def release(self) -> None:
         """Give the memory back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from edgeshard.architectures import ModelShape, check_quantisation, parse_config, tensor_bytes, unit_of
@@ -69,13 +69,25 @@ class StageSizes:
     def kv_bytes(self, layers: LayerRange) -> int:
         """Bytes of all that requests leave in these layers: keys and values, and states of fixed size."""
         per_token = self._shape.kv_bytes_per_token(layers, self._spec.effective_kv_dtype)
-        states = self._requests * self._shape.state_bytes(layers, self._spec.dtype)
+        states = self._requests * self.state_bytes(layers)
         return self.kv_blocks * KV_BLOCK_TOKENS * per_token + states
 
     def parameter_bytes(self, layers: LayerRange, node: NodeName) -> int:
         quantisation = self._spec.quantisation_of(node)
         tied = sum(tensor_bytes(self._shape, t, layers, self._spec.dtype, quantisation) for t in self._tied)
         return tied + sum(size.bytes_as[quantisation] for size in self._of(layers))
+
+    @property
+    def most_saved_states(self) -> int:
+        """Copies of requests' states that are of use: one for each request, and one wherever a full pool saves."""
+        distance = self._shape.save_every(self._spec.dtype, self._spec.effective_kv_dtype, KV_BLOCK_TOKENS)
+        if not (self._spec.prefix_cache and distance):
+            return 0
+        return self._requests + self.kv_blocks * KV_BLOCK_TOKENS // distance
+
+    def state_bytes(self, layers: LayerRange) -> int:
+        """Bytes of the states of one request in these layers."""
+        return self._shape.state_bytes(layers, self._spec.dtype)
 
     def workspace_bytes(self, layers: LayerRange) -> int:
         return self._workspace_bytes + self._logits_bytes * (layers.end == self.layer_count)
@@ -174,19 +186,28 @@ def place_stages(
     stages: Sequence[ExplicitStage],
     load: Load,
 ) -> Placement:
-    """The placement with these stages.
+    """The placement with these stages; states of requests are saved where all stages have room left for them.
 
     Raises PlacementError for a list that cannot be or that breaks a rule, ResourceExhaustedError naming the node whose
     memory is short.
     """
     check_cover(stages, sizes.layer_count, spec.source)
     check_rules(conditions_of(spec, nodes.values()), [stage.node for stage in stages])
+    placed = [_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)]
+    saved = sizes.most_saved_states
+    for stage in stages:
+        room = max(0, _room(spec, nodes[stage.node]) - sizes.needed_bytes(stage.layers, stage.node))
+        saved = min(saved, room // max(1, sizes.state_bytes(stage.layers)))
     return Placement(
-        stages=tuple(_placed(spec, sizes, index, stage, nodes) for index, stage in enumerate(stages)),
+        stages=tuple(
+            replace(stage, workspace_bytes=stage.workspace_bytes + saved * sizes.state_bytes(stage.layers))
+            for stage in placed
+        ),
         kv_block_tokens=KV_BLOCK_TOKENS,
         kv_blocks=sizes.kv_blocks,
         micro_batch=load.batch,
         micro_batches=load.micro_batches,
+        saved_states=saved,
     )
 
 
