@@ -1,4 +1,4 @@
-"""Families whose layers keep states of requests, or nothing, over real nodes: their tokens are those of transformers."""
+"""Families whose layers keep states of requests, or nothing, over real nodes: their tokens are transformers'."""
 
 from __future__ import annotations
 
