@@ -16,5 +16,7 @@ MAX_SIZE = 1 << 20
 """A width, a number of heads and any size without a limit of its own; the widest rows have some hundred thousand."""
 MAX_VOCABULARY = 1 << 22
 """The largest published ones have a quarter of a million tokens."""
+CHUNK_MULTIPLE = 16
+"""Chunks of positions within which layers attend are multiples of this: a chunk begins with a block of the KV pool."""
 MAX_CONTEXT = 1 << 27
 """Tokens of a context or of a window."""

@@ -61,7 +61,8 @@ def check_manifest(manifest: ModelManifest) -> None:
     missing = next((name for name in expected if name not in found), None)
     if missing is not None:
         # Named as its neighbours in this checkpoint are; the LM head stands beside the decoder they are part of.
-        prefix = next((tensor.name.removesuffix(name) for name, tensor in found.items() if name != HEAD_WEIGHT), "")
+        beside = ((name, tensor.name) for name, tensor in found.items() if name != HEAD_WEIGHT)
+        prefix = next((stored.removesuffix(name) for name, stored in beside if stored.endswith(name)), "")
         if missing == HEAD_WEIGHT:
             prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
         raise DataLossError(

@@ -142,6 +142,8 @@ BlockHeads = Callable[[ConfigFields, ModelShape, int], KvHeads]
 """The keys and values that the block of this index keeps."""
 BlockStates = Callable[[ConfigFields, ModelShape, int], tuple[StateSize, ...]]
 """The states that the block of this index keeps of a request."""
+BlockChunk = Callable[[ConfigFields, int], int]
+"""The positions of the chunks within which the block of this index attends; 0 where it attends to all."""
 MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 
@@ -167,12 +169,13 @@ class Place:
 class Stack:
     """Tensors that are one tensor in memory: of single experts, or gates and ups of all of them.
 
-    The group of `pattern`, if it has one, is the expert's index.
+    The group of `pattern`, if it has one, is the expert's index, which `index` gives where names have another form.
     """
 
     pattern: str
     parameter: str
     half: int | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +233,14 @@ class Architecture:
     configuration class for keys that checkpoints leave out; without one a key is required. `activation` is a key,
     `activations` its values.
     `flags`, `sizes` and `numbers` are keys that are checked for their type, `refused` keys that may only be missing,
-    null or false, with the reason. Families with learned positions have no `rope`.
+    null or false, with the reason. Families with learned positions, or without any, have no `rope`. `chunks` is for
+    families with blocks that attend within chunks of positions.
 
     Of a checkpoint:
-    `prefixes` are taken off names, `block_list` is the name of the blocks' list, `computed` names in a block that are
-    not read. `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all
-    tensors outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
+    `prefixes` are taken off names, and `aliases` (regular expressions and what stands instead) turn further names into
+    canonical ones. `block_list` is the name of the blocks' list, `computed` names in a block that are not read.
+    `further_blocks` is the key for the number of following blocks that are not run. `outer_names` are all tensors
+    outside the blocks that there may be, with their unit; `outer` has those of a config. `kv` is for families
     whose blocks do not all have the same heads; a block without attention has none. `states` is for those that keep
     something of fixed size of each request: it cannot be cut to fewer positions, as keys and values can.
 
@@ -259,9 +264,11 @@ class Architecture:
     checks: tuple[Check, ...] = ()
     rope: Rope | None = _ROPE
     windows: Windows | None = None
+    chunks: BlockChunk | None = None
     experts: Experts | None = None
 
     prefixes: tuple[str, ...] = ("model.",)
+    aliases: tuple[tuple[str, str], ...] = ()
     block_list: str = "layers"
     computed: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     further_blocks: str = ""
@@ -317,7 +324,7 @@ class Architecture:
         if isinstance(self.runs, Plugged):
             for stack in self.runs.stacks:
                 if (found := re.fullmatch(stack.pattern, name)) is not None:
-                    return Place(stack.parameter, int(found[1]) if found.groups() else None, stack.half)
+                    return Place(stack.parameter, int(found[1]) if found.groups() else stack.index, stack.half)
         for pattern, replacement in self.runs.renames:
             name = re.sub(pattern, replacement, name)
         return Place(name)

@@ -34,12 +34,14 @@ class ExpectedTensor:
 
 
 def canonical_name(architecture: str, tensor_name: str) -> str:
-    """`tensor_name` without the prefixes its architecture's checkpoints use."""
+    """`tensor_name` without the prefixes its architecture's checkpoints use, and without another name for it."""
     record = find(architecture)
     prefixes = () if record is None else record.prefixes
     name = tensor_name
     while (prefix := next((p for p in prefixes if name.startswith(p)), None)) is not None:
         name = name[len(prefix) :]
+    for pattern, replacement in () if record is None else record.aliases:
+        name = re.sub(pattern, replacement, name)
     return name
 
 

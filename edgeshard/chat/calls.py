@@ -8,27 +8,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeshard.chat.literals import gemma_call, python_calls
+
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call of the tool `name`; `arguments` is JSON text."""
+    """A call of the tool `name`; `arguments` is JSON text, `id` the model's own where its form has one."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _LISTED = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\][A-Za-z0-9]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+_INVOKED = re.compile(r'\s*<invoke name="?([^>"\n]+)"?>(.*?)</invoke>\s*', re.DOTALL)
+_ARGUMENT = re.compile(r'<parameter name="?([^>"\n]+)"?>(.*?)</parameter>', re.DOTALL)
+_IN_SECTION = re.compile(
+    r"\s*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[A-Za-z0-9_.-]+)(?::\d+)?)\s*"
+    r"<\|tool_call_argument_begin\|>(?P<arguments>.*?)<\|tool_call_end\|>\s*",
+    re.DOTALL,
+)
+SECTION_MARKERS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+"""Around each call of a section, and between its name and its arguments."""
 _DECODER = json.JSONDecoder()
 
 
 def calls_in_tag(text: str, tools: Sequence[Any]) -> tuple[Called, ...]:
-    """The calls between two tags: JSON, or a function with parameters in tags, or a name with keys and values."""
+    """The calls between two tags, in one of the forms that models have for it.
+
+    These are JSON, a list in Python's form, a call in Gemma's, a section in which each call has an id, functions that
+    are invoked, one function with parameters in tags, or a name with keys and values.
+    """
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
-        return _calls_in_json(stripped)
+        return _calls_in_json(stripped) or _written(python_calls(stripped) or ())
+    if stripped.startswith("call:"):
+        found = gemma_call(stripped)
+        return () if found is None else _written([found])
+    if stripped.startswith(SECTION_MARKERS[0]):
+        return _calls_in_section(stripped)
+    if stripped.startswith("<invoke"):
+        return tuple(_invoked(found[1].strip(), found[2], tools) for found in _all(_INVOKED, stripped))
     function = _FUNCTION.fullmatch(stripped)
     if function is not None:
         name = function[1].strip()
@@ -54,7 +77,7 @@ def calls_in_list(text: str, marker: str) -> tuple[Called, ...]:
         arguments = None if named is None else _json_or(piece[named.end() :], None)
         if named is None or not isinstance(arguments, dict):
             return ()
-        calls.append(Called(named[1], json.dumps(arguments, ensure_ascii=False)))
+        calls.append(Called(named[1], _to_json(arguments)))
     return tuple(calls)
 
 
@@ -94,32 +117,108 @@ def _call_of(value: Any) -> Called | None:
         return None
     if isinstance(value.get("function"), dict):
         value = value["function"]
-    name = value.get("name")
+    name = value.get("name", value.get("tool_name"))
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _json_or(arguments, None)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
-    return Called(name, json.dumps(arguments, ensure_ascii=False))
+    return Called(name, _to_json(arguments))
+
+
+def _written(calls: Sequence[tuple[str, dict[str, Any]]]) -> tuple[Called, ...]:
+    return tuple(Called(name, _to_json(arguments)) for name, arguments in calls)
+
+
+def _invoked(name: str, inside: str, tools: Sequence[Any]) -> Called:
+    pairs = [(key.strip(), _without_edges(value)) for key, value in _ARGUMENT.findall(inside)]
+    return Called(name, _typed(name, pairs, tools))
+
+
+def _calls_in_section(text: str) -> tuple[Called, ...]:
+    calls: list[Called] = []
+    for found in _all(_IN_SECTION, text):
+        arguments = _json_or(found["arguments"].strip() or "{}", None)
+        if not isinstance(arguments, dict):
+            return ()
+        calls.append(Called(found["name"], _to_json(arguments), found["id"]))
+    return tuple(calls)
+
+
+def _all(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """All matches, if the text is nothing but these, one behind the other."""
+    found: list[re.Match[str]] = []
+    at = 0
+    while at < len(text):
+        match = pattern.match(text, at)
+        if match is None:
+            return []
+        found.append(match)
+        at = match.end()
+    return found
 
 
 def _typed(name: str, pairs: Sequence[tuple[str, str]], tools: Sequence[Any]) -> str:
     """Arguments that were written as texts: one that its tool does not take as a text is read as JSON, where it is."""
     properties = _properties(name, tools)
-    arguments: dict[str, Any] = {}
-    for key, value in pairs:
-        schema = properties.get(key)
-        kind = schema.get("type") if isinstance(schema, dict) else None
-        arguments[key] = value if kind == "string" else _json_or(value, value)
-    return json.dumps(arguments, ensure_ascii=False)
+    return _to_json({key: _value(value, _kinds(properties.get(key))) for key, value in pairs})
+
+
+def _value(text: str, kinds: set[str]) -> Any:
+    """An argument by the types that its schema names. Where one is a text, another counts if the value is of it."""
+    if "boolean" in kinds and text.strip().lower() in ("true", "false"):
+        return text.strip().lower() == "true"
+    value = _json_or(text, text)
+    return value if "string" not in kinds or kinds & _KINDS.get(type(value), set()) else text
+
+
+_KINDS: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    list: {"array"},
+    dict: {"object"},
+    type(None): {"null"},
+}
+"""What schemas call values of JSON that are no texts."""
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a schema and its alternatives name."""
+    kinds: set[str] = set()
+    if not isinstance(schema, dict):
+        return kinds
+    alternatives = [schema.get(key) for key in ("anyOf", "oneOf")]
+    for one in (schema, *(one for some in alternatives if isinstance(some, list) for one in some)):
+        named = one.get("type") if isinstance(one, dict) else None
+        kinds |= {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+    return kinds
+
+
+def _to_json(arguments: dict[str, Any]) -> str:
+    text = json.dumps(arguments, ensure_ascii=False)
+    # Half a character, which JSON may have as an escape, is nothing that can be sent but as one.
+    return text if text.isascii() or _is_whole(text) else json.dumps(arguments)
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _json_or(text: str, otherwise: Any) -> Any:
     """The value of a JSON text; `otherwise` where it is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return otherwise
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN and Infinity, which are no JSON
 
 
 def _without_edges(value: str) -> str:

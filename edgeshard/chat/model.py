@@ -7,6 +7,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer
 
+from edgeshard.chat.calls import SECTION_MARKERS
 from edgeshard.chat.messages import parse_messages, parse_tools, parse_variables
 from edgeshard.chat.parsing import CHANNEL_MARKERS
 from edgeshard.chat.templates import ChatTemplate
@@ -26,17 +27,33 @@ from edgeshard.storage.forms import (
     templates_of,
 )
 
+_THOUGHT = "thought\n"
+"""Behind the token that Gemma begins reasoning with."""
 _REASONING = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    (f"<|channel>{_THOUGHT}", "<channel|>"),
 )
 """What templates mark reasoning with; the end is what a template must name, since some name nothing else."""
 _SHRINKING = 4
 """Bytes of a text for one of its normalised form: NFKC makes a letter of 1 byte of a mathematical one of 4."""
-_TAG, _LIST, _CHANNEL = "<tool_call>", "[TOOL_CALLS]", "<|channel|>"
-_TOOL_MARKERS = {ToolFormat.LISTED: (_LIST, "[ARGS]", "[CALL_ID]"), ToolFormat.TAGGED: (_TAG, "</tool_call>")}
+_TAGS = (
+    ("<tool_call>", "</tool_call>"),
+    ("<minimax:tool_call>", "</minimax:tool_call>"),
+    ("<TOOLCALL>", "</TOOLCALL>"),
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ("<|tool_call>", "<tool_call|>"),
+    ("<|tool_call_start|>", "<|tool_call_end|>"),
+    ("<seed:tool_call>", "</seed:tool_call>"),
+    ("<|START_ACTION|>", "<|END_ACTION|>"),
+)
+"""What templates write around calls of tools."""
+_LIST, _CHANNEL = "[TOOL_CALLS]", "<|channel|>"
+_LIST_MARKERS = (_LIST, "[ARGS]", "[CALL_ID]")
+_IN_TAGS = (*SECTION_MARKERS, '<|"|>')
+"""Between such tags."""
 
 
 class ChatModel:
@@ -89,7 +106,7 @@ class ChatModel:
         messages, tools = parse_messages(conversation.messages), parse_tools(conversation.tools)
         variables = parse_variables(conversation.variables)
         template = self._template(has_tools=bool(tools))
-        tool_format = _tool_format(template.source)
+        tool_format, tags = self._tool_format(template.source)
         if tools and tool_format is ToolFormat.NONE:
             raise InvalidArgumentError(
                 "tools: the model's chat template knows none; leave them out, or use a model that was trained to call "
@@ -100,7 +117,7 @@ class ChatModel:
         if "developer" not in template.source:
             messages = [{**item, "role": "system"} if item["role"] == "developer" else item for item in messages]
         text = template.render(messages, tools, conversation.generation_prompt, variables)
-        return text, self._answer_format(template.source, tool_format, text)
+        return text, self._answer_format(template.source, tool_format, tags, text)
 
     def check_fits(self, text: str, max_context: int, field: str) -> None:
         """Raise InvalidArgumentError naming `field` for a text that certainly has more than `max_context` tokens (0:
@@ -173,27 +190,34 @@ class ChatModel:
             )
         return template
 
-    def _answer_format(self, source: str, tools: ToolFormat, prompt: str) -> AnswerFormat:
+    def _tool_format(self, source: str) -> tuple[ToolFormat, tuple[str, str]]:
+        """By what a template writes calls of tools with, and the tags around them where there are any; one that only
+        names tools leaves it to the model."""
+        if _CHANNEL in source:
+            return ToolFormat.CHANNELS, ("", "")
+        if "tools" not in source:
+            return ToolFormat.NONE, ("", "")
+        written = next((tags for tags in _TAGS if tags[0] in source), None)
+        if written is None and _LIST in source:
+            return ToolFormat.LISTED, ("", "")
+        if written is None:
+            # Some templates leave that to the model, LFM2's and Kimi K2's among them. The first tags are in the
+            # vocabularies of many models that were not taught them.
+            known = self._tokenizer.token_to_id
+            written = next((tags for tags in _TAGS[1:] if known(tags[0]) is not None), None)
+        return (ToolFormat.BARE, ("", "")) if written is None else (ToolFormat.TAGGED, written)
+
+    def _answer_format(self, source: str, tools: ToolFormat, tags: tuple[str, str], prompt: str) -> AnswerFormat:
         if tools is ToolFormat.CHANNELS:
             return AnswerFormat(tools, markers=tuple(self._markers(CHANNEL_MARKERS)))
         begin, end = next(((b, e) for b, e in _REASONING if e in source), ("", ""))
-        markers = ((begin, end) if begin else ()) + _TOOL_MARKERS.get(tools, ())
-        in_reasoning = bool(begin) and prompt.rstrip().endswith(begin)
-        return AnswerFormat(tools, begin, end, in_reasoning, tuple(self._markers(markers)))
+        around = {ToolFormat.LISTED: _LIST_MARKERS, ToolFormat.TAGGED: (*tags, *_IN_TAGS)}.get(tools, ())
+        markers = self._markers((begin.removesuffix(_THOUGHT), end, *around))
+        in_reasoning = bool(begin) and prompt.rstrip().endswith(begin.rstrip())
+        return AnswerFormat(tools, begin, end, in_reasoning, tuple(markers), *tags)
 
     def _markers(self, texts: Sequence[str]) -> Iterator[Marker]:
         """Those of them that are special tokens, which the text of an answer leaves out."""
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        return (Marker(special[text], text) for text in texts if text in special)
-
-
-def _tool_format(source: str) -> ToolFormat:
-    """By what a template writes calls of tools with; one that only names them leaves it to the model."""
-    if _CHANNEL in source:
-        return ToolFormat.CHANNELS
-    if "tools" not in source:
-        return ToolFormat.NONE
-    if _TAG in source:
-        return ToolFormat.TAGGED
-    return ToolFormat.LISTED if _LIST in source else ToolFormat.BARE
+        return (Marker(special[text], text) for text in dict.fromkeys(texts) if text in special)

@@ -14,7 +14,7 @@ from typing import Any
 from edgeshard.chat.calls import Called, calls_in_bare, calls_in_list, calls_in_tag
 from edgeshard.domain.requests.chat import AnswerDelta, AnswerFormat, ContentDelta, ReasoningDelta, ToolCall, ToolFormat
 
-_TAG, _END_TAG, _LIST = "<tool_call>", "</tool_call>", "[TOOL_CALLS]"
+_LIST = "[TOOL_CALLS]"
 _LONGEST_CALL = 1 << 20
 """Characters of one call, or of what may still become one; longer ones are content."""
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -59,7 +59,7 @@ class AnswerParser:
         deltas: list[AnswerDelta] = []
         for part in parts:
             if isinstance(part, Called):
-                deltas.append(ToolCall(self.calls, self._new_id(), part.name, part.arguments))
+                deltas.append(ToolCall(self.calls, part.id or self._new_id(), part.name, part.arguments))
                 self.calls += 1
             elif part.text:
                 deltas.append(part)
@@ -102,6 +102,7 @@ class _Tagged:
 
     def __init__(self, answer_format: AnswerFormat, tools: Sequence[Any]) -> None:
         self._begin, self._end = answer_format.reasoning_begin, answer_format.reasoning_end
+        self._tag_begin, self._tag_end = answer_format.call_begin, answer_format.call_end
         self._tools = tools
         self._format = answer_format.tools if tools else ToolFormat.NONE
         self._held = ""
@@ -154,22 +155,22 @@ class _Tagged:
         return self._answer() if self._held else ([], False)
 
     def _content(self, over: bool) -> tuple[list[_Part], bool]:
-        markers = {ToolFormat.TAGGED: (_TAG,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
+        markers = {ToolFormat.TAGGED: (self._tag_begin,), ToolFormat.LISTED: (_LIST,)}.get(self._format, ())
         before, found, self._held = _split(self._held, markers, over)
         if found:
-            self._read = self._tag if found == _TAG else self._whole
+            self._read = self._tag if self._format is ToolFormat.TAGGED else self._whole
         return [self._said(before)] if before or over else [], bool(found)
 
     def _tag(self, over: bool) -> tuple[list[_Part], bool]:
-        inside, found, rest = _split(self._held, (_END_TAG,), over)
+        inside, found, rest = _split(self._held, (self._tag_end,), over)
         if not found and not over and len(self._held) <= _LONGEST_CALL:
             return [], False
         calls = calls_in_tag(inside, self._tools) if found or over else ()
         self._held, self._read = rest, self._between_tags if calls else self._content
         if not found and not calls:
             self._held, rest = "", self._held
-            return [self._said(_TAG + inside + rest)], False
-        return self._called(calls) or [self._said(_TAG + inside + found)], True
+            return [self._said(self._tag_begin + inside + rest)], False
+        return self._called(calls) or [self._said(self._tag_begin + inside + found)], True
 
     def _between_tags(self, over: bool) -> tuple[list[_Part], bool]:
         """White space between calls, and behind the last one, is no content."""

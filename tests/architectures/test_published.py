@@ -1,6 +1,7 @@
 """The config.json of published models, as they are: each is accepted, and its tensors are those of the checkpoint.
 
-`published/` has those of minimax, step, qwen3-vl, seed-oss and k-exaone as public code quotes them. The others are
+`published/` has those of minimax, step, qwen3-vl, seed-oss, k-exaone, lfm2-1.2b and kimi-linear as public code quotes
+them. The others are
 `PUT_TOGETHER`: from the sizes of the models and the keys of transformers' class, so keys may be missing that the
 published file has. Counts of parameters that a comment names are published, too; the others are what transformers'
 layers add up to.
@@ -82,6 +83,41 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "qwen3-vl-4b": (4_022_468_096, {"layers.35.self_attn.q_norm.weight": (128,)}),
     # Published: 23,572,403,200 of the text.
     "mistral-small-3.1-24b": (23_572_403_200, {"layers.39.self_attn.q_proj.weight": (4096, 5120)}),
+    # All three published; of the 8 billion, biases of experts are counted apart.
+    "lfm2-1.2b": (
+        1_170_340_608,
+        {
+            "embedding_norm.weight": (2048,),
+            "layers.0.conv.conv.weight": (2048, 1, 3),
+            "layers.0.conv.in_proj.weight": (6144, 2048),
+            "layers.2.self_attn.k_layernorm.weight": (64,),
+            "layers.15.feed_forward.w1.weight": (8192, 2048),
+        },
+    ),
+    "lfm2-8b-a1b": (
+        8_339_929_856 + 704,
+        {
+            "layers.1.feed_forward.w2.weight": (2048, 7168),
+            "layers.2.feed_forward.expert_bias": (32,),
+            "layers.21.self_attn.out_proj.weight": (2048, 2048),
+            "layers.23.feed_forward.experts.31.w3.weight": (1792, 2048),
+        },
+    ),
+    "kimi-linear-48b-a3b": (
+        49_122_681_728,
+        {
+            "layers.0.mlp.up_proj.weight": (9216, 2304),
+            "layers.0.self_attn.A_log": (1, 1, 32, 1),
+            "layers.0.self_attn.f_b_proj.weight": (4096, 128),
+            "layers.0.self_attn.q_conv1d.weight": (4096, 1, 4),
+            "layers.3.self_attn.kv_a_proj_with_mqa.weight": (576, 2304),
+            "layers.26.self_attn.kv_b_proj.weight": (8192, 512),
+            "layers.26.self_attn.q_proj.weight": (6144, 2304),
+            "layers.26.block_sparse_moe.gate.e_score_correction_bias": (256,),
+            "layers.26.block_sparse_moe.experts.255.w2.weight": (2304, 1024),
+            "layers.26.block_sparse_moe.shared_experts.gate_proj.weight": (1024, 2304),
+        },
+    ),
     # Published: 36,151,104,512.
     "seed-oss-36b": (36_151_104_512, {"layers.63.self_attn.q_proj.bias": (80 * 128,)}),
     "hunyuan-7b": (7_504_568_320, {"layers.31.self_attn.query_layernorm.weight": (128,)}),
@@ -100,6 +136,15 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.0.mlp.down_proj.weight": (2560, 12_288),
             "layers.27.mlp.moe_statics.e_score_correction_bias": (1, 64),
             "layers.27.mlp.shared_experts.up_proj.weight": (3072, 2560),
+        },
+    ),
+    "llama-4-scout-17b-16e": (
+        107_769_861_120,
+        {
+            "layers.47.feed_forward.experts.gate_up_proj": (16, 5120, 16_384),
+            "layers.47.feed_forward.experts.down_proj": (16, 8192, 5120),
+            "layers.47.feed_forward.shared_expert.up_proj.weight": (8192, 5120),
+            "layers.0.feed_forward.router.weight": (16, 5120),
         },
     ),
     "command-r7b": (8_028_033_024, {"layers.31.mlp.up_proj.weight": (14_336, 4096)}),
@@ -129,6 +174,8 @@ PUT_TOGETHER = {
     "ernie-4.5-21b-a3b",
     "hunyuan-7b",
     "hunyuan-a13b",
+    "lfm2-8b-a1b",
+    "llama-4-scout-17b-16e",
     "mistral-small-3.1-24b",
     "olmoe-1b-7b",
     "qwen3.5-122b-a10b",

@@ -18,6 +18,7 @@ DEMO = Path(__file__).parents[2] / "edgeshard" / "demo_model"
 TOKENIZER = (DEMO / "tokenizer.json").read_bytes()
 HELLO = Conversation(json.dumps([{"role": "developer", "content": "Hello"}]))
 TOOLS = json.dumps([{"type": "function", "function": {"name": "find"}}])
+TAGS: dict[str, Any] = {"call_begin": "<tool_call>", "call_end": "</tool_call>"}
 
 
 def model_with(
@@ -68,9 +69,31 @@ def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
     [
         ("x", (), AnswerFormat()),
         ("{{ tools }}", (), AnswerFormat(ToolFormat.BARE)),
-        ("{{ tools }}<tool_call>", (), AnswerFormat(ToolFormat.TAGGED)),
+        ("{{ tools }}<tool_call>", (), AnswerFormat(ToolFormat.TAGGED, **TAGS)),
         ("{{ tools }}<tool_call>", ("<tool_call>",),
-         AnswerFormat(ToolFormat.TAGGED, markers=(Marker(4096, "<tool_call>"),))),
+         AnswerFormat(ToolFormat.TAGGED, markers=(Marker(4096, "<tool_call>"),), **TAGS)),
+        ("{{ tools }}{% set begin = '<minimax:tool_call>' %}{# </think> #}<think>\n", (),
+         AnswerFormat(ToolFormat.TAGGED, "<think>", "</think>", True, call_begin="<minimax:tool_call>",
+                      call_end="</minimax:tool_call>")),
+        ("{{ tools }}{# <TOOLCALL> #}", (),
+         AnswerFormat(ToolFormat.TAGGED, call_begin="<TOOLCALL>", call_end="</TOOLCALL>")),
+        ("{{ tools }}{# <|tool_calls_section_begin|> #}", ("<|tool_call_begin|>",),
+         AnswerFormat(ToolFormat.TAGGED, markers=(Marker(4096, "<|tool_call_begin|>"),),
+                      call_begin="<|tool_calls_section_begin|>", call_end="<|tool_calls_section_end|>")),
+        ("{{ tools }}{# <|tool_call>call: <channel|> #}", ("<|channel>", "<channel|>", "<|tool_call>", '<|"|>'),
+         AnswerFormat(ToolFormat.TAGGED, "<|channel>thought\n", "<channel|>", False,
+                      (Marker(4096, "<|channel>"), Marker(4097, "<channel|>"), Marker(4098, "<|tool_call>"),
+                       Marker(4099, '<|"|>')), "<|tool_call>", "<tool_call|>")),
+        ("{{ tools }}", ("<|tool_calls_section_begin|>", "<tool_call>"),
+         AnswerFormat(ToolFormat.TAGGED, markers=(Marker(4096, "<|tool_calls_section_begin|>"),),
+                      call_begin="<|tool_calls_section_begin|>", call_end="<|tool_calls_section_end|>")),
+        ("{{ tools }}", ("<tool_call>",), AnswerFormat(ToolFormat.BARE)),
+        ("{{ tools }}{# <seed:tool_call> #}", (),
+         AnswerFormat(ToolFormat.TAGGED, call_begin="<seed:tool_call>", call_end="</seed:tool_call>")),
+        ("{{ tools }}<|tool_list_start|>", ("<|tool_call_start|>", "<|tool_call_end|>"),
+         AnswerFormat(ToolFormat.TAGGED,
+                      markers=(Marker(4096, "<|tool_call_start|>"), Marker(4097, "<|tool_call_end|>")),
+                      call_begin="<|tool_call_start|>", call_end="<|tool_call_end|>")),
         ("{{ tools }}[TOOL_CALLS]", ("[TOOL_CALLS]", "[ARGS]"),
          AnswerFormat(ToolFormat.LISTED, markers=(Marker(4096, "[TOOL_CALLS]"), Marker(4097, "[ARGS]")))),
         ("{{ tools }}<|start|>assistant{# <|channel|> #}", ("<|channel|>", "<|call|>"),

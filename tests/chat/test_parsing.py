@@ -24,11 +24,26 @@ from edgeshard.domain.requests.chat import (
 TOOLS = [
     {"type": "function", "function": {"name": "find", "parameters": {"properties": {"what": {"type": "string"}}}}},
     {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}},
-]
+    {"name": "set", "parameters": {"properties": {
+        "text": {"type": ["string", "null"]}, "count": {"anyOf": [{"type": "number"}, {"type": "string"}]},
+        "on": {"type": "boolean"}, "many": {"type": "array"}}}},
+]  # fmt: skip
 THINK: dict[str, Any] = {"reasoning_begin": "<think>", "reasoning_end": "</think>"}
+
+
+def tagged(begin: str, end: str, **more: Any) -> AnswerFormat:
+    return AnswerFormat(ToolFormat.TAGGED, call_begin=begin, call_end=end, **more)
+
+
 FORMATS = {
-    "tagged": AnswerFormat(ToolFormat.TAGGED, **THINK),
-    "thinking": AnswerFormat(ToolFormat.TAGGED, in_reasoning=True, **THINK),
+    "tagged": tagged("<tool_call>", "</tool_call>", **THINK),
+    "thinking": tagged("<tool_call>", "</tool_call>", in_reasoning=True, **THINK),
+    "minimax": tagged("<minimax:tool_call>", "</minimax:tool_call>", in_reasoning=True, **THINK),
+    "nemotron": tagged("<TOOLCALL>", "</TOOLCALL>", **THINK),
+    "kimi": tagged("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", **THINK),
+    "gemma": tagged("<|tool_call>", "<tool_call|>", reasoning_begin="<|channel>thought\n", reasoning_end="<channel|>"),
+    "lfm": tagged("<|tool_call_start|>", "<|tool_call_end|>"),
+    "cohere": tagged("<|START_ACTION|>", "<|END_ACTION|>"),
     "listed": AnswerFormat(ToolFormat.LISTED),
     "channels": AnswerFormat(ToolFormat.CHANNELS),
     "bare": AnswerFormat(ToolFormat.BARE, **THINK),
@@ -37,7 +52,7 @@ FORMATS = {
 FIND = '{"name": "find", "arguments": {"what": "7"}}'
 ASKED = [("find", {"what": "7"})]
 # Format, text, content, reasoning, calls.
-CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
+CASES: list[tuple[str, str, str, str, list[tuple[Any, ...]]]] = [
     ("tagged", "plain text", "plain text", "", []),
     ("tagged", "a < b <tool", "a < b <tool", "", []),
     ("tagged", "  \n", "  \n", "", []),
@@ -64,6 +79,46 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("tagged", "<thin", "<thin", "", []),
     ("thinking", "hm</think>Yes", "Yes", "hm", []),
     ("thinking", "hm", "", "hm", []),
+    ("tagged", "<tool_call><function=set><parameter=text>7</parameter><parameter=count>7</parameter><parameter=on>True"
+     "</parameter><parameter=many>[1, NaN]</parameter></function></tool_call>", "", "",
+     [("set", {"text": "7", "count": 7, "on": True, "many": "[1, NaN]"})]),
+    ("tagged", "<tool_call>set<arg_key>text</arg_key><arg_value>null</arg_value><arg_key>count</arg_key>"
+     "<arg_value>x</arg_value></tool_call>", "", "", [("set", {"text": None, "count": "x"})]),
+    ("tagged", '<tool_call>{"name": "go", "arguments": {"far": "\\ud800"}}</tool_call>', "", "",
+     [("go", {"far": "\ud800"})]),
+    ("minimax", 'hm</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="find">\n<parameter name="what">7</parameter>'
+     '\n</invoke>\n<invoke name="go">\n<parameter name="far">[1, "é"]</parameter>\n</invoke>\n</minimax:tool_call>\n',
+     "I look.\n", "hm", [*ASKED, ("go", {"far": [1, "é"]})]),
+    ("minimax", '</think><minimax:tool_call><invoke name="go"></invoke></minimax:tool_call>', "", "", [("go", {})]),
+    ("minimax", '</think><minimax:tool_call><invoke name="go">', '<minimax:tool_call><invoke name="go">', "", []),
+    ("minimax", '</think><minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>',
+     '<minimax:tool_call><invoke name="go"></invoke> so</minimax:tool_call>', "", []),
+    ("nemotron", f"<think>hm</think>\n<TOOLCALL>[{FIND}, {FIND}]</TOOLCALL>", "", "hm", ASKED * 2),
+    ("kimi", "Yes<|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>"
+     '{"what": "7"}<|tool_call_end|><|tool_call_begin|>functions.go:1 <|tool_call_argument_begin|>{}<|tool_call_end|>'
+     "<|tool_calls_section_end|>", "Yes", "", [("find", {"what": "7"}, "functions.find:0"),
+     ("go", {}, "functions.go:1")]),
+    ("kimi", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far<|tool_call_end|>"
+     "<|tool_calls_section_end|>", "<|tool_calls_section_begin|><|tool_call_begin|>go<|tool_call_argument_begin|>far"
+     "<|tool_call_end|><|tool_calls_section_end|>", "", []),
+    ("gemma", '<|channel>thought\nhm\n<channel|><|tool_call>call:find{what:<|"|>7<|"|>}<tool_call|>', "", "hm\n",
+     ASKED),
+    ("gemma", '<|tool_call>call:go{far:[1,-2.5,<|"|>{a}, "b"<|"|>],by:{<|"|>x y<|"|>:true,z:null}}<tool_call|>'
+     "<|tool_call>call:go{}<tool_call|>", "", "",
+     [("go", {"far": [1, -2.5, '{a}, "b"'], "by": {"x y": True, "z": None}}), ("go", {})]),
+    ("gemma", "<|tool_call>call:go{far}<tool_call|>", "<|tool_call>call:go{far}<tool_call|>", "", []),
+    ("gemma", "<|channel>final", "<|channel>final", "", []),
+    ("lfm", 'Yes.<|tool_call_start|>[find(what="7"), go(far=[1, 2.5], by={"x": None, \'y\': (True,)})]'
+     "<|tool_call_end|>So.",
+     "Yes.So.", "", [*ASKED, ("go", {"far": [1, 2.5], "by": {"x": None, "y": [True]}})]),
+    ("lfm", "<|tool_call_start|>[go(far='it\\'s\\n\\u00e9 \\d', by=\"\"\"a \"b\" \"\"\")]<|tool_call_end|>", "", "",
+     [("go", {"far": "it's\né \\d", "by": 'a "b" '})]),
+    ("lfm", f"<|tool_call_start|>[{FIND}]<|tool_call_end|>", "", "", ASKED),
+    ("lfm", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "<|tool_call_start|>[go(7)]<|tool_call_end|>", "", []),
+    ("lfm", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>", "<|tool_call_start|>[go(far=NaN)]<|tool_call_end|>",
+     "", []),
+    ("cohere", '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "find", "parameters": {"what": "7"}}\n]'
+     "<|END_ACTION|>", "", "", ASKED),
     ("listed", f"[TOOL_CALLS] [{FIND}]", "", "", ASKED),
     ("listed", f"Yes [TOOL_CALLS][{FIND}, {FIND}]", "Yes ", "", ASKED * 2),
     ("listed", '[TOOL_CALLS]find[ARGS]{"what": "7"}[TOOL_CALLS]go{"far": 7}', "", "", [*ASKED, ("go", {"far": 7})]),
@@ -88,7 +143,11 @@ CASES: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("channels", "<|channel|>commentary<|message|>I look.<|end|>", "I look.", "", []),
     ("channels", "no channels at all", "no channels at all", "", []),
 ]  # fmt: skip
-MARKERS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "<|channel|>", "<|message|>")
+MARKERS = (
+    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "<|channel|>", "<|message|>",
+    *(tag for one in FORMATS.values() for tag in (one.call_begin, one.call_end) if tag),
+    "<|channel>thought\n", "<channel|>",
+)  # fmt: skip
 
 
 def parsed(form: str, pieces: list[str], tools: list[Any] = TOOLS) -> list[AnswerDelta]:
@@ -99,11 +158,13 @@ def parsed(form: str, pieces: list[str], tools: list[Any] = TOOLS) -> list[Answe
 
 def joined(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
     calls = [delta for delta in deltas if isinstance(delta, ToolCall)]
-    assert [(call.index, call.id) for call in calls] == [(n, f"id{n}") for n in range(len(calls))]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    own = [call.id for call in calls if not call.id.startswith("id")]  # some forms have one
+    assert [call.id for call in calls if call.id not in own] == [f"id{n}" for n in range(len(calls) - len(own))]
     return (
         "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),
-        [(call.name, json.loads(call.arguments)) for call in calls],
+        [(call.name, json.loads(call.arguments), *([call.id] if call.id in own else [])) for call in calls],
     )
 
 
@@ -137,7 +198,16 @@ def test_no_piece_of_an_answer_holds_the_beginning_of_a_marker(
 @given(
     form=st.sampled_from(sorted(FORMATS)),
     parts=st.lists(
-        st.sampled_from([*MARKERS, "<|end|>", FIND, " ", "\n", "Yes", "<", "[", "find", '{"a": 1}']), max_size=12
+        st.sampled_from(
+            [
+                *(*MARKERS, "<|end|>", FIND, " ", "\n", "Yes", "<", "[", "find", '{"a": 1}'),
+                "[go(a=1)]",
+                "call:go{a:1}",
+                '<invoke name="go"></invoke>',
+                "<|tool_call_begin|>go<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            ]
+        ),
+        max_size=12,
     ),
     cuts=st.lists(st.integers(0, 200), max_size=6),
 )

@@ -131,8 +131,8 @@ class DecoderModules(StageModules):
         elif name.startswith("layers."):
             _, index, inner = name.split(".", 2)
             self._accept_in_block(index, inner, value)
-        else:  # the final norm
-            self._assign((name,), whole(value))
+        else:  # the final norm, whatever its name
+            self._assign((f"norm.{name.rpartition('.')[2]}",), whole(value))
 
     @property
     def shareable_blocks(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from edgeshard.architectures import Decoder
@@ -73,10 +74,13 @@ def _attention(  # noqa: PLR0913 (the arguments are those transformers gives)
 
     The window is the one the family's record gives; that of the layer, which not all families tell, is not looked at.
 
-    Theirs is [1, heads, T, head_dim]; the result is [1, T, heads, head_dim].
+    Theirs is [1, heads, T, head_dim], where values may be narrower than keys; the result is [1, T, heads, head_dim].
     """
     packed_query, packed_key, packed_value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scoring = Scoring(scale, layer_window or 0, softcap or 0.0, s_aux)
+    width = value.shape[-1]
+    if width < key.shape[-1]:  # the KV pool keeps both in one width
+        packed_value = pad(packed_value, (0, key.shape[-1] - width))
     attended = step.attend(module.layer_idx, packed_query, packed_key, packed_value, scoring)
-    return attended.unsqueeze(0), None
+    return attended[..., :width].unsqueeze(0), None

@@ -76,13 +76,15 @@ class LayerProjection(Projection):
 
 
 class PluggedBlock(nn.Module):
-    """A decoder layer with what its family's record says of it: its window, and which rotary embedding it uses."""
+    """A decoder layer with what its family's record says of it: its window, the chunk of positions within which it
+    attends (0: all), and which rotary embedding it uses."""
 
-    def __init__(self, layer: nn.Module, window: int | None, rotary: str) -> None:
+    def __init__(self, layer: nn.Module, window: int | None, rotary: str, chunk: int = 0) -> None:
         super().__init__()
         self.layer = layer
         self.rotary = rotary
         self._window = window
+        self._chunk = chunk
 
     def forward(
         self, hidden: torch.Tensor, positions: torch.Tensor, rotary: object, step: StepAttention
@@ -96,8 +98,17 @@ class PluggedBlock(nn.Module):
             position_embeddings=rotary,
             step=step,
             layer_window=self._window,
+            layer_chunk=self._chunk,
+            layer_positions=positions,
         )
         return result
+
+
+class _NoPositions(nn.Module):
+    """In place of a rotary embedding, for attention without one."""
+
+    def forward(self, *_: object) -> None:
+        return None
 
 
 class PluggedModules(DecoderModules):
@@ -120,6 +131,10 @@ class PluggedModules(DecoderModules):
                     hidden[index] = block(hidden[index], positions, rotary[index][block.rotary], step)
         return hidden
 
+    @property
+    def is_static(self) -> bool:
+        return super().is_static and self.context.architecture.chunks is None  # pieces of a span differ by step
+
     def _block(self, index: int) -> PluggedBlock:
         context, record = self.context, self.context.architecture
         layer = make_layer(context, index)
@@ -138,7 +153,8 @@ class PluggedModules(DecoderModules):
         rotary = ""
         if record.rope is not None and record.rope.by_layer_type and record.windows is not None:
             rotary = record.windows.layer_types(context.decoder.fields, context.shape.layer_count)[index]
-        return PluggedBlock(layer, self._windows[index], rotary)
+        chunk = 0 if record.chunks is None else record.chunks(context.decoder.fields, index)
+        return PluggedBlock(layer, self._windows[index], rotary, chunk)
 
     def _projection(self, linear: nn.Linear, small: bool) -> Projection:
         integers, has_bias = self.context.block_integers if small else None, linear.bias is not None
@@ -146,6 +162,8 @@ class PluggedModules(DecoderModules):
 
     def _rotary_embedding(self) -> nn.Module:
         context = self.context
+        if context.architecture.rope is None:
+            return _NoPositions()
         made: nn.Module = getattr(context.library, context.architecture.library.rotary_class)(context.config)
         return made
 

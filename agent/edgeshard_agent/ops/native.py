@@ -92,7 +92,7 @@ class ConvolutionStruct(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "tails", "out", "slots", "first_rows")),
         ("x_stride", c_int64),
-        *((name, c_int32) for name in ("spans", "slot_count", "channels", "taps", "element")),
+        *((name, c_int32) for name in ("spans", "slot_count", "channels", "taps", "activated", "element")),
     )
 
 
@@ -104,7 +104,7 @@ class DeltaRuleStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("slots", "first_rows")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_int32) for name in ("spans", "slot_count", "key_heads", "value_heads", "key_dim", "value_dim")),
-        ("element", c_int32),
+        *((name, c_int32) for name in ("by_channel", "element")),
     )
 
 

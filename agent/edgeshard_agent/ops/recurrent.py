@@ -22,9 +22,15 @@ _L2_EPS = 1e-6
 
 
 def short_convolution(
-    x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, first_rows: Tensor, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    tails: Tensor,
+    slots: Tensor,
+    first_rows: Tensor,
+    bias: Tensor | None = None,
+    activated: bool = True,
 ) -> Tensor:
-    """silu of a causal convolution of each channel by itself: [T, channels] from x [T, channels].
+    """A causal convolution of each channel by itself, and silu of it if `activated`: [T, channels] from x of that size.
 
     `weight` is [channels, taps], the token's own last; `tails` [slots, taps - 1, channels] are the inputs before each
     span, the oldest first, in x's dtype, and are brought up to date. Sums are float32, and rounded to the dtype before
@@ -41,7 +47,7 @@ def short_convolution(
     given = (weight,) if bias is None else (weight, bias)
     library = _library(x, tails, *given) if taps <= native.MOST_TAPS else None
     if library is None:
-        return _convolved(x, weight, tails, slots, first_rows, bias)
+        return _convolved(x, weight, tails, slots, first_rows, bias, activated)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     call = native.ConvolutionStruct(
@@ -57,6 +63,7 @@ def short_convolution(
         slot_count=len(tails),
         channels=channels,
         taps=taps,
+        activated=activated,
         element=native.ELEMENTS[x.dtype],
     )
     _check_slot(library.edgeshard_convolution(ctypes.addressof(call), torch.get_num_threads()))
@@ -78,13 +85,16 @@ def gated_delta_rule(
     Each token multiplies its request's state S, [Dk, Dv] in each value head, by exp(log_decay), then adds
     k (beta (v - k^T S))^T, and gives q^T S: docs/papers.md#gated-delta-rule. Queries and keys are first divided by
     their lengths, queries by sqrt(Dk) too; value heads share key heads in groups. `log_decay` and `beta` [T, value
-    heads] are float32, as `states` [slots, value heads, Dk, Dv], which are brought up to date.
+    heads] are float32, as `states` [slots, value heads, Dk, Dv], which are brought up to date. Where log_decay is [T,
+    value heads, Dk], each row of S has a decay of its own: docs/papers.md#kimi-delta-attention.
     Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
     rows, key_heads, key_dim = key.shape
     _, heads, value_dim = value.shape
     fits = query.shape == key.shape and len(value) == rows and heads % key_heads == 0
-    fits = fits and log_decay.shape == beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
+    by_channel = log_decay.dim() == 3
+    fits = fits and beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
+    fits = fits and log_decay.shape == ((rows, heads, key_dim) if by_channel else beta.shape)
     if not fits or any(x.dtype is not torch.float32 for x in (log_decay, beta, states)):
         raise InvalidArgumentError(
             f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, states "
@@ -122,6 +132,7 @@ def gated_delta_rule(
         value_heads=heads,
         key_dim=key_dim,
         value_dim=value_dim,
+        by_channel=by_channel,
         element=native.ELEMENTS[dtype],
     )
     _check_slot(library.edgeshard_delta_rule(ctypes.addressof(call), torch.get_num_threads()))
@@ -169,7 +180,13 @@ def _batches(slots: Tensor, first_rows: Tensor, rows: int, held: int) -> Iterato
 
 
 def _convolved(
-    x: Tensor, weight: Tensor, tails: Tensor, slots: Tensor, first_rows: Tensor, bias: Tensor | None
+    x: Tensor,
+    weight: Tensor,
+    tails: Tensor,
+    slots: Tensor,
+    first_rows: Tensor,
+    bias: Tensor | None,
+    activated: bool,
 ) -> Tensor:
     out = torch.empty_like(x)
     by_tap = weight.float().t()
@@ -180,7 +197,8 @@ def _convolved(
         assert isinstance(summed, Tensor)
         if bias is not None:
             summed = summed + bias.float()
-        out[rows] = silu(summed.to(x.dtype)).view(-1, x.shape[1])
+        summed = summed.to(x.dtype)
+        out[rows] = (silu(summed) if activated else summed).view(-1, x.shape[1])
     return out
 
 
@@ -197,14 +215,14 @@ def _advanced(
     group = value.shape[1] // key.shape[1]
     queries = _unit(query).repeat_interleave(group, dim=1) * key.shape[-1] ** -0.5
     keys = _unit(key).repeat_interleave(group, dim=1)
-    values, decays = value.float(), log_decay.exp()
+    values, decays = value.float(), log_decay.exp().view(*value.shape[:2], -1, 1)
     out = torch.empty_like(values)
     for own, rows, count in _batches(slots, first_rows, len(value), len(states)):
         state = states[own]
         for token in range(count):
             at = slice(rows.start + token, rows.stop, count)  # a row of each state
             k = keys[at].unsqueeze(-1)
-            state *= decays[at][..., None, None]
+            state *= decays[at]
             change = (values[at] - (state * k).sum(-2)) * beta[at].unsqueeze(-1)
             state += k * change.unsqueeze(-2)
             out[at] = (state * queries[at].unsqueeze(-1)).sum(-2)

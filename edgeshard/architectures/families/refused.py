@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 _NOT_HELD = "which EdgeShard's KV pool does not hold"
 _RECURRENT = f"keeps a recurrent state per request besides keys and values, {_NOT_HELD}"
-_CONVOLUTION = f"keeps a convolution's state per request besides keys and values, {_NOT_HELD}"
 _LATENT = f"keeps a compressed (latent) state per token in place of keys and values, {_NOT_HELD}"
-_CHUNKED = "attends within chunks of positions, which EdgeShard's windows do not hold"
 
 REFUSED: Mapping[str, tuple[str, ...]] = {
     _RECURRENT: (
@@ -18,7 +16,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "granitemoehybrid",
         "jamba",
         "mamba",
-        "kimi_linear",
         "mamba2",
         "minimax",
         "nemotron_h",
@@ -29,8 +26,6 @@ REFUSED: Mapping[str, tuple[str, ...]] = {
         "zamba",
         "zamba2",
     ),
-    _CHUNKED: ("llama4", "llama4_text"),
-    _CONVOLUTION: ("lfm2", "lfm2_moe"),
     _LATENT: (
         "deepseek_v2",
         "deepseek_v3",

@@ -15,7 +15,8 @@ class ToolFormat(StrEnum):
     NONE = "none"
     """The template knows no tools."""
     TAGGED = "tagged"
-    """`<tool_call>` and `</tool_call>` around each call: JSON, or the call's parts in tags of their own."""
+    """Two tags around a call or several, `<tool_call>` and `</tool_call>` in most templates. What stands between them
+    may be JSON, the calls' parts in tags of their own, or a call in the form of some language."""
     LISTED = "listed"
     """`[TOOL_CALLS]`, then a list of calls in JSON, or a name and its arguments for each."""
     CHANNELS = "channels"
@@ -37,7 +38,8 @@ class AnswerFormat:
     """How to read a model's answer.
 
     What stands between `reasoning_begin` and `reasoning_end` is reasoning; both are "" where the template marks none.
-    `in_reasoning` is whether the prompt has begun it already.
+    `in_reasoning` is whether the prompt has begun it already. `call_begin` and `call_end` are the tags of a format that
+    has them.
     """
 
     tools: ToolFormat = ToolFormat.NONE
@@ -45,6 +47,8 @@ class AnswerFormat:
     reasoning_end: str = ""
     in_reasoning: bool = False
     markers: tuple[Marker, ...] = ()
+    call_begin: str = ""
+    call_end: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,18 +241,22 @@ class ChatPrompt(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., format: _Optional[_Union[AnswerFormat, _Mapping]] = ..., defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., room: _Optional[int] = ...) -> None: ...
 
 class AnswerFormat(_message.Message):
-    __slots__ = ("tools", "reasoning_begin", "reasoning_end", "in_reasoning", "markers")
+    __slots__ = ("tools", "reasoning_begin", "reasoning_end", "in_reasoning", "markers", "call_begin", "call_end")
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_BEGIN_FIELD_NUMBER: _ClassVar[int]
     REASONING_END_FIELD_NUMBER: _ClassVar[int]
     IN_REASONING_FIELD_NUMBER: _ClassVar[int]
     MARKERS_FIELD_NUMBER: _ClassVar[int]
+    CALL_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CALL_END_FIELD_NUMBER: _ClassVar[int]
     tools: ToolFormat
     reasoning_begin: str
     reasoning_end: str
     in_reasoning: bool
     markers: _containers.RepeatedCompositeFieldContainer[Marker]
-    def __init__(self, tools: _Optional[_Union[ToolFormat, str]] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., in_reasoning: _Optional[bool] = ..., markers: _Optional[_Iterable[_Union[Marker, _Mapping]]] = ...) -> None: ...
+    call_begin: str
+    call_end: str
+    def __init__(self, tools: _Optional[_Union[ToolFormat, str]] = ..., reasoning_begin: _Optional[str] = ..., reasoning_end: _Optional[str] = ..., in_reasoning: _Optional[bool] = ..., markers: _Optional[_Iterable[_Union[Marker, _Mapping]]] = ..., call_begin: _Optional[str] = ..., call_end: _Optional[str] = ...) -> None: ...
 
 class Marker(_message.Message):
     __slots__ = ("token", "text")

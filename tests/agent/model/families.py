@@ -106,6 +106,26 @@ _DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "linear_conv_kernel_dim": 3,
 }
+_KIMI: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "linear_head_dim": 8,
+    "linear_num_heads": 3,
+    "linear_conv_kernel_dim": 3,
+    "moe_intermediate_size": 24,
+}
+_LLAMA4: dict[str, Any] = {
+    "head_dim": 12,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "attention_chunk_size": 16,
+    "floor_scale": 5,
+    "attn_scale": 0.5,
+}
 _ALTERNATING = ["full_attention", "sliding_attention"] * 2
 
 
@@ -153,6 +173,22 @@ def _with_patches(text: Any) -> Any:
     made: Any = transformers.Step3p7Config
     tied = text.to_dict().get("tie_word_embeddings", False)
     return made(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
+
+
+def _with_tiles(text: Any) -> Any:
+    vision: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    }
+    tied = text.to_dict().get("tie_word_embeddings", False)
+    return transformers.Llama4Config(text_config=text.to_dict(), vision_config=vision, tie_word_embeddings=tied)
 
 
 def _with_frames(text: Any, family: str = "Qwen3VL") -> Any:
@@ -728,6 +764,96 @@ VARIANTS = {
         wrap=partial(_with_frames, family="Qwen3VLMoe"),
         auto="AutoModelForImageTextToText",
         joined=True,
+    ),
+    "lfm2-adjusted": _rotary(
+        "Lfm2Config",
+        layer_types=["conv", "conv", "full_attention", "conv"],
+        block_multiple_of=6,
+        block_ffn_dim_multiplier=1.5,
+        head_dim=12,
+    ),
+    "lfm2-options": _rotary(
+        "Lfm2Config",
+        sharded=True,
+        rope_parameters=_LLAMA3,
+        full_attn_idxs=[0, 2],
+        conv_bias=True,
+        conv_L_cache=4,
+        block_auto_adjust_ff_dim=False,
+        tie_word_embeddings=False,
+    ),
+    "lfm2_moe-dense-layer": _rotary(
+        "Lfm2MoeConfig",
+        sharded=True,
+        **_MOE,
+        layer_types=["conv", "full_attention", "conv", "full_attention"],
+        num_dense_layers=1,
+        head_dim=12,
+    ),
+    "lfm2_moe-options": _rotary(
+        "Lfm2MoeConfig",
+        **_MOE | {"num_experts_per_tok": 4},
+        rope_parameters=_YARN,
+        layer_types=["conv", "conv", "conv", "full_attention"],
+        conv_bias=True,
+        conv_L_cache=2,
+        num_dense_layers=0,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=False,
+    ),
+    "kimi_linear-groups": Variant(
+        "KimiLinearConfig",
+        _BASE
+        | _KIMI
+        | {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 2,
+        },
+        sharded=True,
+    ),
+    "kimi_linear-options": Variant(
+        "KimiLinearConfig",
+        _BASE
+        | _KIMI
+        | {
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+            "q_lora_rank": 14,
+            "v_head_dim": 16,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "linear_num_heads": 5,
+            "linear_conv_kernel_dim": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "llama4-nested": Variant(
+        "Llama4TextConfig",
+        _BASE | _LLAMA4 | {"rope_parameters": _LLAMA3, "no_rope_layer_interval": 2, "num_experts_per_tok": 2},
+        sharded=True,
+        wrap=_with_tiles,
+        auto="AutoModelForImageTextToText",
+    ),
+    "llama4-options": Variant(
+        "Llama4TextConfig",
+        _BASE
+        | _LLAMA4
+        | {
+            "rope_parameters": _ROPE,
+            "no_rope_layers": [0, 1, 1, 1],
+            "interleave_moe_layer_step": 2,
+            "num_experts_per_tok": 1,
+            "use_qk_norm": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
     ),
     "gpt2-plain": Variant("GPT2Config", _GPT2, sharded=True),
     "gpt2-options": Variant(

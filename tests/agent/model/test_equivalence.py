@@ -12,7 +12,7 @@ import torch
 from edgeshard_agent.model.attention import attention as attention_module
 from edgeshard_agent.model.attention import gathered as gathered_module
 from edgeshard_agent.model.attention import kv as kv_module
-from edgeshard_agent.model.attention.attention import StepAttention
+from edgeshard_agent.model.attention.attention import SpansInChunks, StepAttention
 from edgeshard_agent.model.attention.gathered import GatheredSpans, explicit_attention
 from edgeshard_agent.model.attention.kv import KvMemory, KvPool
 from edgeshard_agent.model.blocks import Block
@@ -24,7 +24,7 @@ from edgeshard_agent.ops.native import native_available
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgeshard.architectures import KvHeads, parse_config
+from edgeshard.architectures import KvHeads, architecture_named, parse_config
 from edgeshard.domain.models.dtypes import DType, KvFormat
 from edgeshard.domain.models.model import LayerRange
 from edgeshard.domain.requests.step import Span, StepPlan
@@ -101,6 +101,7 @@ def as_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def elsewhere(self: StepAttention, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas, self._tables, self._gathered = pool.arena, None, GatheredSpans(pool, spans, device)
+        self._in_chunks = SpansInChunks(pool, spans, lambda pool, spans: GatheredSpans(pool, spans, device))
         self._layer_states = pool.layer_states
         self.span_states = attention_module._span_states(pool, spans, device) if pool.states.slots else None
 
@@ -126,9 +127,11 @@ def test_what_accelerators_run_gives_the_unsplit_models_logits(
     monkeypatch.setattr(gathered_module, "causal_lower_right", lower_right)
     assert run_whole(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
     assert run_packed(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head) == ""
-    # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage.
-    assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13)})
-    assert len(chunks) <= 2 * 4
+    # Of the steps above the pieces of prompts that continue one, where a layer has no window; once a stage. Layers that
+    # attend within 16 positions cut one of them there.
+    in_chunks = architecture_named(checkpoint.manifest.architecture).chunks is not None
+    assert set(chunks) in (set(), {(6, 11), (3, 14), (4, 18), (4, 13), *([(2, 16)] if in_chunks else [])})
+    assert len(chunks) <= 2 * 4 * (2 if in_chunks else 1)
 
 
 @pytest.mark.usefixtures("as_an_accelerator")
@@ -235,6 +238,18 @@ def test_a_window_one_too_wide_is_caught(checkpoint: Any, tiny_head: Any, monkey
     assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
 
 
+@pytest.mark.parametrize("variant", ["llama4-nested", "llama4-options"])
+def test_attention_beyond_a_chunk_is_caught(checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = StepAttention.attend
+
+    def attend(*given: Any) -> Any:
+        *same, _ = given
+        return real(*same)
+
+    monkeypatch.setattr(StepAttention, "attend", attend)
+    assert_caught(checkpoint, [checkpoint.stage(layers) for layers in HALVES], tiny_head)
+
+
 @pytest.mark.parametrize("variant", ["gemma2-capped", "gpt_oss-yarn", "gpt_oss-options"])
 def test_scores_without_their_cap_or_sinks_are_caught(
     checkpoint: Any, tiny_head: Any, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +320,10 @@ def test_a_local_layer_index_is_caught(
 
 @pytest.mark.parametrize(
     "variant",
-    ["llama-plain", "gemma3-text", "gpt2-plain", "glm4-plain", "gemma2-capped", "gpt_oss-options"],
+    [
+        *("llama-plain", "gemma3-text", "gpt2-plain", "glm4-plain", "gemma2-capped", "gpt_oss-options"),
+        *("lfm2-options", "llama4-options"),
+    ],
 )
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_half_precision_stays_near(checkpoint: Any, tiny_head: Any, dtype: DType) -> None:

@@ -1,4 +1,5 @@
-"""The short convolution and the gated delta rule: their definition, transformers' forms, the same bits in any cut."""
+"""The short convolution and the gated delta rule, with a decay of each head or channel: their definition, transformers'
+forms, the same bits in any cut."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import silu
+from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from edgeshard.domain.errors import InvalidArgumentError
@@ -54,15 +56,23 @@ class Rule:
     states: Tensor
 
     @classmethod
-    def of(cls, rows: int, size: tuple[int, int, int, int], dtype: torch.dtype = torch.float32, slots: int = 3) -> Rule:
+    def of(
+        cls,
+        rows: int,
+        size: tuple[int, int, int, int],
+        dtype: torch.dtype = torch.float32,
+        slots: int = 3,
+        by_channel: bool = False,
+    ) -> Rule:
         key_heads, heads, key_dim, value_dim = size
+        decays = (rows, heads, key_dim) if by_channel else (rows, heads)
         packed = made(rows, 2 * key_heads * key_dim + heads * value_dim, seed=1, dtype=dtype)
         query, key, value = packed.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
         return cls(
             query.view(rows, key_heads, key_dim),
             key.view(rows, key_heads, key_dim),
             value.view(rows, heads, value_dim),
-            -made(rows, heads, seed=2).exp() * 0.3,
+            -made(*decays, seed=2).exp() * 0.3,
             made(rows, heads, seed=3).sigmoid(),
             made(slots, heads, key_dim, value_dim, seed=4),
         )
@@ -88,7 +98,7 @@ class Rule:
             keys = [x for x in k for _ in range(group)]
             heads = []
             for head, (one, other) in enumerate(zip(queries, keys, strict=True)):
-                decayed = state[head] * self.log_decay[row, head].double().exp()
+                decayed = state[head] * self.log_decay[row, head].double().exp().view(-1, 1)
                 change = self.beta[row, head].double() * (self.value[row, head].double() - other @ decayed)
                 heads.append(decayed + torch.outer(other, change))
                 out.append(one @ heads[-1])
@@ -97,9 +107,12 @@ class Rule:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_delta_rule_is_its_definition(size: tuple[int, int, int, int], dtype: torch.dtype, kernels: str) -> None:
-    rule = Rule.of(7, size, dtype)
+def test_the_delta_rule_is_its_definition(
+    size: tuple[int, int, int, int], by_channel: bool, dtype: torch.dtype, kernels: str
+) -> None:
+    rule = Rule.of(7, size, dtype, by_channel=by_channel)
     before = rule.states.clone()
     found = rule.run(slots_of(2, 0), edges_of((4, 3)))
     assert found.dtype is dtype
@@ -126,32 +139,58 @@ def test_the_delta_rule_is_transformers(
     close(rule.states, state)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "form", [kimi.recurrent_kimi_delta_attention, kimi.chunk_kimi_delta_attention], ids=["recurrent", "chunk"]
+)
+def test_the_delta_rule_with_a_decay_of_each_channel_is_transformers(
+    form: Callable[..., tuple[Tensor, Tensor]], size: tuple[int, int, int, int], kernels: str
+) -> None:
+    _, heads, key_dim, value_dim = size
+    rule = Rule.of(150, (heads, heads, key_dim, value_dim), slots=1, by_channel=True)
+    whole = (x.unsqueeze(0) for x in (rule.query, rule.key, rule.value, rule.log_decay, rule.beta))
+    expected, state = form(
+        *whole, initial_state=rule.states.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
+    )
+    close(rule.run(slots_of(0), edges_of((150,))), expected[0])
+    close(rule.states, state)
+
+
+def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
+    rule = Rule.of(9, (2, 4, 24, 100))
+    alike = replace(rule, log_decay=rule.log_decay.unsqueeze(-1).repeat(1, 1, 24), states=rule.states.clone())
+    assert torch.equal(alike.run(slots_of(1), edges_of((9,))), rule.run(slots_of(1), edges_of((9,))))
+    assert torch.equal(alike.states, rule.states)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("channels", "taps"), [(12, 4), (300, 4), (64, 2), (17, 3), (20, 9)])
 def test_the_convolution_is_transformers(
-    channels: int, taps: int, bias: bool, dtype: torch.dtype, kernels: str
+    channels: int, taps: int, bias: bool, activated: bool, dtype: torch.dtype, kernels: str
 ) -> None:
     x, weight = made(9, channels + 3, dtype=dtype)[:, 2:-1], made(channels, taps, seed=1, dtype=dtype)
     tails = made(3, taps - 1, channels, seed=2, dtype=dtype)
     own = made(channels, seed=3, dtype=dtype) if bias else None
     before = tails.clone()
-    found = short_convolution(x, weight, tails, slots_of(2, 0), edges_of((2, 7)), own)
+    found = short_convolution(x, weight, tails, slots_of(2, 0), edges_of((2, 7)), own, activated)
     for slot, rows in ((2, slice(0, 2)), (0, slice(2, 9))):
         seen = torch.cat((before[slot], x[rows]))
         state = seen[: taps - 1].t().unsqueeze(0).contiguous()
         wide = (y.double() for y in (x[rows].t().unsqueeze(0), state, weight))
         summed = theirs.causal_conv1d_update(*wide, None if own is None else own.double())[0].t()
-        close(found[rows], silu(summed.to(dtype)))
+        close(found[rows], silu(summed.to(dtype)) if activated else summed.to(dtype))
         assert torch.equal(tails[slot], seen[len(seen) - taps + 1 :])
     assert torch.equal(tails[1], before[1]), "another request's"
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Both operators over requests of given lengths, whose past may be cut anywhere and beside any other."""
+    """All operators over requests of given lengths, whose past may be cut anywhere and beside any other."""
 
     rule: Rule
+    by_channel: Rule
     weight: Tensor
     x: Tensor
     tails: Tensor
@@ -160,20 +199,23 @@ class Mix:
     @classmethod
     def of(cls, lengths: Sequence[int], dtype: torch.dtype) -> Mix:
         rows, size = sum(lengths), (1, 2, 16, 80)
-        rule = Rule.of(rows, size, dtype, slots=len(lengths))
+        rule, by_channel = (Rule.of(rows, size, dtype, len(lengths), own) for own in (False, True))
         x, tails = made(rows, 40, seed=5, dtype=dtype), made(len(lengths), 3, 40, seed=6, dtype=dtype)
-        return cls(rule, made(40, 4, seed=7, dtype=dtype), x, tails, [0, *accumulate(lengths)])
+        weight, edges = made(40, 4, seed=7, dtype=dtype), [0, *accumulate(lengths)]
+        return cls(rule, by_channel, weight, x, tails, edges)
 
     def run(self, steps: Sequence[Sequence[tuple[int, int, int]]]) -> list[Tensor]:
         """Outputs and states after steps of spans (request, first token, end)."""
-        states, tails = self.rule.states.clone(), self.tails.clone()
-        delta, convolved = torch.empty_like(self.rule.value), torch.empty_like(self.x)
+        rules = [(rule, rule.states.clone(), torch.empty_like(rule.value)) for rule in (self.rule, self.by_channel)]
+        convolutions = [(activated, self.tails.clone(), torch.empty_like(self.x)) for activated in (True, False)]
         for spans in steps:
             rows = torch.cat([torch.arange(self.edges[r] + first, self.edges[r] + end) for r, first, end in spans])
             where = slots_of(*(r for r, _, _ in spans)), edges_of([end - first for _, first, end in spans])
-            delta[rows] = self.rule.rows(rows, states).run(*where)
-            convolved[rows] = short_convolution(self.x[rows], self.weight, tails, *where)
-        return [delta, convolved, states, tails]
+            for rule, states, out in rules:
+                out[rows] = rule.rows(rows, states).run(*where)
+            for activated, tails, out in convolutions:
+                out[rows] = short_convolution(self.x[rows], self.weight, tails, *where, activated=activated)
+        return [kept for _, *both in (*rules, *convolutions) for kept in both]
 
 
 def schedules(lengths: Sequence[int]) -> st.SearchStrategy[list[list[tuple[int, int, int]]]]:
@@ -207,7 +249,7 @@ LENGTHS = (17, 6, 9)
 
 
 # The kernels in use are the same for all examples.
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(steps=schedules(LENGTHS), dtype=st.sampled_from([torch.float32, torch.bfloat16]), threads=st.integers(1, 4))
 def test_bits_do_not_depend_on_cuts_company_or_threads(
     kernels: str, steps: list[list[tuple[int, int, int]]], dtype: torch.dtype, threads: int
@@ -286,6 +328,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for wrong in (
         replace(rule, query=rule.query[:, :1]),
         replace(rule, beta=rule.beta.bfloat16()),
+        replace(rule, log_decay=rule.log_decay.unsqueeze(-1)),
         replace(rule, states=rule.states[:, :1]),
     ):
         with pytest.raises(InvalidArgumentError, match="states"):

@@ -7,14 +7,16 @@ index. On a CPU the operator of `ops.attention` does it all, elsewhere `Gathered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
+from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard.domain.requests.step import Span
 from edgeshard_agent.model.attention.gathered import GatheredSpans
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import KvPool, KvTable, Tables, padded_tables
 from edgeshard_agent.model.attention.states import SpanStates
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
 from edgeshard_agent.ops.fused_blocks import NativePass
@@ -31,13 +33,15 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 class StepAttention:
     """The KV side of one step, for all layers of a stage. Built after the pool has committed the step."""
 
-    __slots__ = ("_arenas", "_gathered", "_layer_states", "_tables", "span_states")
+    __slots__ = ("_arenas", "_gathered", "_in_chunks", "_layer_states", "_tables", "span_states")
 
     def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
         self._arenas = pool.arena
         on_cpu = device.type == "cpu"
         self._tables = _tables(pool, spans) if on_cpu else None
         self._gathered = None if on_cpu else GatheredSpans(pool, spans, device)
+        made = _tables if on_cpu else partial(GatheredSpans, device=device)
+        self._in_chunks: SpansInChunks | None = SpansInChunks(pool, spans, made)
         self._layer_states = pool.layer_states
         self.span_states = _span_states(pool, spans, device) if pool.states.slots else None
         """Where the spans' states are; None for models without."""
@@ -48,6 +52,7 @@ class StepAttention:
         step = cls.__new__(cls)
         step._arenas, step._tables, step._gathered = pool.arena, None, spans
         step._layer_states, step.span_states = pool.layer_states, None
+        step._in_chunks = None
         return step
 
     def states(self, layer: int) -> tuple[torch.Tensor, ...]:
@@ -55,18 +60,29 @@ class StepAttention:
         return self._layer_states(layer)
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scoring: Scoring
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+        chunk: int = 0,
     ) -> torch.Tensor:
-        """Write the step's keys and values, then attend.
+        """Write the step's keys and values, then attend; with a `chunk`, to the token's own chunk of so many positions.
 
         `query` is [T, heads, head_dim], `key` and `value` [T, kv_heads, head_dim], possibly views into one tensor.
         Returns [T, heads, head_dim], contiguous.
         """
         arena = self._arenas(layer)
-        if self._tables is not None:
-            return attend(query, key, value, arena, self._tables, scoring)
-        assert self._gathered is not None and isinstance(arena, RowArena)
-        return self._gathered.attend(query, key, value, arena, scoring)
+        tables, gathered = self._tables, self._gathered
+        if chunk:
+            assert self._in_chunks is not None
+            of = self._in_chunks.of(chunk)
+            tables, gathered = (of, None) if isinstance(of, SpanTables) else (None, of)
+        if tables is not None:
+            return attend(query, key, value, arena, tables, scoring)
+        assert gathered is not None and isinstance(arena, RowArena)
+        return gathered.attend(query, key, value, arena, scoring)
 
     @property
     def is_native(self) -> bool:
@@ -85,6 +101,52 @@ class StepAttention:
         return NativePass(hidden, *rotary, self._tables, arena)
 
 
+class SpansInChunks:
+    """A step's spans for layers whose tokens attend within chunks of positions: made when a layer asks for them.
+
+    Each piece of a span that lies in one chunk is as a request of its own, whose table begins with the chunk's first
+    block. So a token sees the same, wherever its prompt is cut and however much of it is run again.
+    """
+
+    def __init__(
+        self, pool: KvPool, spans: Sequence[Span], make: Callable[[Tables, Sequence[Span]], SpanTables | GatheredSpans]
+    ) -> None:
+        self._pool, self._spans, self._make = pool, spans, make
+        self._made: dict[int, SpanTables | GatheredSpans] = {}
+
+    def of(self, chunk: int) -> SpanTables | GatheredSpans:
+        """The pieces in chunks of so many positions. Raises InvalidArgumentError where blocks do not fill a chunk."""
+        if chunk not in self._made:
+            view = _ChunkView(self._pool, self._spans, chunk)
+            self._made[chunk] = self._make(view, view.pieces)
+        return self._made[chunk]
+
+
+class _ChunkView:
+    """The part of a pool that a step's tables are made of, with a request for each piece."""
+
+    def __init__(self, pool: KvPool, spans: Sequence[Span], chunk: int) -> None:
+        self.block_tokens = pool.block_tokens
+        if chunk % self.block_tokens:
+            raise InvalidArgumentError(
+                f"block_tokens is {self.block_tokens}; it must divide {chunk}, within which layers attend",
+                field="block_tokens",
+            )
+        self.pieces: list[Span] = []
+        self._blocks: list[tuple[int, ...]] = []
+        for span in spans:
+            first = span.first_position
+            while first < span.end_position:
+                start = first - first % chunk
+                end = min(span.end_position, start + chunk)
+                self.pieces.append(Span(len(self.pieces), first - start, end - first))
+                self._blocks.append(pool.table(span.request).blocks[start // self.block_tokens :])
+                first = end
+
+    def table(self, request: int) -> KvTable:
+        return KvTable(self._blocks[request])
+
+
 def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> SpanStates:
     slots = [slot for span in spans if (slot := pool.table(span.request).slot) is not None]
     first_rows = np.cumsum([0, *(span.token_count for span in spans)])
@@ -92,9 +154,9 @@ def _span_states(pool: KvPool, spans: Sequence[Span], device: torch.device) -> S
     return SpanStates(*(part.to(device) for part in both))
 
 
-def _tables(pool: KvPool, spans: Sequence[Span]) -> SpanTables:
+def _tables(pool: Tables, spans: Sequence[Span]) -> SpanTables:
     lengths = np.array([span.end_position for span in spans], dtype=np.int32)
     first_rows = np.zeros(len(spans) + 1, dtype=np.int32)
     np.cumsum([span.token_count for span in spans], out=first_rows[1:])
-    blocks = torch.from_numpy(pool.padded_tables(spans))
+    blocks = torch.from_numpy(padded_tables(pool, spans))
     return SpanTables(blocks, torch.from_numpy(lengths), torch.from_numpy(first_rows), pool.block_tokens)

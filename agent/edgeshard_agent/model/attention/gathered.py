@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgeshard.domain.requests.step import Span
-from edgeshard_agent.model.attention.kv import KvPool
+from edgeshard_agent.model.attention.kv import Tables, padded_tables
 from edgeshard_agent.ops.attention import Scoring
 from edgeshard_agent.ops.kv_arena import RowArena
 
@@ -162,7 +162,7 @@ class GatheredSpans:
 
     __slots__ = ("_block_tokens", "_chunks", "_decodes", "_gathers", "_masks")
 
-    def __init__(self, pool: KvPool, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(self, pool: Tables, spans: Sequence[Span], device: torch.device) -> None:
         self._block_tokens = pool.block_tokens
         self._masks: dict[tuple[int, int, int], Tensor] = {}
         self._gathers: dict[int, Gather] = {}
@@ -178,7 +178,7 @@ class GatheredSpans:
         self._decodes = _decodes(pool, decodes, device) if decodes else None
 
     @classmethod
-    def of_decodes(cls, pool: KvPool, tables: Tensor, lengths: Tensor) -> GatheredSpans:
+    def of_decodes(cls, pool: Tables, tables: Tensor, lengths: Tensor) -> GatheredSpans:
         """One new token of each of B requests, with nothing read from the host.
 
         `tables` is int32 [B, n], every entry a block of the arena, and `lengths` int32 [B], the new token counted.
@@ -296,15 +296,15 @@ def _mask(chunk: _Chunk, start: int, window: int | None, query: Tensor, rows: sl
     return torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, -torch.inf)
 
 
-def _decodes(pool: KvPool, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
+def _decodes(pool: Tables, spans: Sequence[tuple[int, Span]], device: torch.device) -> _Decodes:
     rows = [row for row, _ in spans]
-    tables = torch.from_numpy(pool.padded_tables([span for _, span in spans])).to(device)
+    tables = torch.from_numpy(padded_tables(pool, [span for _, span in spans])).to(device)
     lengths = torch.tensor([span.end_position for _, span in spans], dtype=torch.int32, device=device)
     together = rows[-1] - rows[0] == len(rows) - 1
     return _Decodes(slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device), tables, lengths)
 
 
-def _chunk(pool: KvPool, span: Span, row: int, device: torch.device) -> _Chunk:
+def _chunk(pool: Tables, span: Span, row: int, device: torch.device) -> _Chunk:
     size = pool.block_tokens
     blocks = pool.table(span.request).blocks[: -(-span.end_position // size)]
     base = blocks[0] * size

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,24 @@ class KvTable:
     length: int = 0
     shared: int = 0
     slot: int | None = None
+
+
+class Tables(Protocol):
+    """The tables of requests, which a step's spans are read and written through."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def table(self, request: int) -> KvTable: ...
+
+
+def padded_tables(tables: Tables, spans: Sequence[Span]) -> npt.NDArray[np.int32]:
+    """[spans, n] the blocks of each span's request up to the span's end, filled up with zeros."""
+    counts = [-(-span.end_position // tables.block_tokens) for span in spans]
+    padded = np.zeros((len(spans), max(counts, default=1)), dtype=np.int32)
+    for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
+        padded[row, :count] = tables.table(span.request).blocks[:count]
+    return padded
 
 
 @dataclass(slots=True)
@@ -182,15 +200,6 @@ class KvPool:
     def table(self, request: int) -> KvTable:
         """The request's table, empty for one that holds none."""
         return self._tables.get(request, KvTable())
-
-    def padded_tables(self, spans: Sequence[Span]) -> npt.NDArray[np.int32]:
-        """[spans, n] the blocks of each span's request up to the span's end, filled up with zeros."""
-        size = self.block_tokens
-        counts = [-(-span.end_position // size) for span in spans]
-        padded = np.zeros((len(spans), max(counts, default=1)), dtype=np.int32)
-        for row, (span, count) in enumerate(zip(spans, counts, strict=True)):
-            padded[row, :count] = self.table(span.request).blocks[:count]
-        return padded
 
     def arena(self, layer: int) -> RowArena | NativeArena:
         """Keys and values of a layer, by its global index."""

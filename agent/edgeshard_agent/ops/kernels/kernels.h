@@ -91,7 +91,7 @@ struct Attention {
 static inline int64_t result_width(const Attention& a) { return RESULT_HEAD + int64_t{a.head_dim}; }
 
 // Rows of several spans, each the next tokens of one request, through a causal convolution of every channel by itself,
-// then silu. What a request needs of its past lies in its slot and is brought up to date.
+// then silu if `activated`. What a request needs of its past lies in its slot and is brought up to date.
 constexpr int32_t MOST_TAPS = 8, CONVOLUTION_CHANNELS = 256;
 struct Convolution {
     const void* x;       // [rows][channels]
@@ -102,7 +102,7 @@ struct Convolution {
     const int32_t* slots;       // [spans]
     const int32_t* first_rows;  // [spans + 1]
     int64_t x_stride;
-    int32_t spans, slot_count, channels, taps, element;
+    int32_t spans, slot_count, channels, taps, activated, element;
 };
 
 // Items of work for each span.
@@ -115,13 +115,14 @@ constexpr int32_t MOST_KEY_DIM = 512, DELTA_COLUMNS = 64;
 struct DeltaRule {
     const void *query, *key;          // [rows][key_heads][key_dim]
     const void* value;                // [rows][value_heads][value_dim]
-    const float *log_decay, *beta;    // [rows][value_heads]
+    const float* log_decay;           // [rows][value_heads], or [rows][value_heads][key_dim] if `by_channel`
+    const float* beta;                // [rows][value_heads]
     float* states;                    // [slots][value_heads][key_dim][value_dim]
     void* out;                        // [rows][value_heads][value_dim]
     const int32_t* slots;             // [spans]
     const int32_t* first_rows;        // [spans + 1]
     int64_t query_stride, key_stride, value_stride;
-    int32_t spans, slot_count, key_heads, value_heads, key_dim, value_dim, element;
+    int32_t spans, slot_count, key_heads, value_heads, key_dim, value_dim, by_channel, element;
 };
 
 // Items of work for each span and value head.

@@ -32,7 +32,7 @@ void convolve_channels(const Convolution& c, int32_t span, int first, int end) {
                 sum = fma16(load_some(input(row - before + tap) + i, end - i), load<Float16>(taps[tap] + i - first), sum);
             if (c.bias) sum = sum + load_some(static_cast<const T*>(c.bias) + i, end - i);
             sum = rounded_to(out, sum);
-            store_some(out + i, sum / (splat(1.0f) + exp16(-sum)), end - i);
+            store_some(out + i, c.activated ? sum / (splat(1.0f) + exp16(-sum)) : sum, end - i);
         }
     }
     // From the oldest on: an input that stays moves to an earlier place.
@@ -66,9 +66,9 @@ ES_INLINE void l2_normalised(const T* row, float scale, int width, float* out) {
 
 // VECTORS vectors of columns from `column` on, of which there are `width`, through all tokens of a span. Columns do not
 // depend on one another, and a piece of a state that fits into the first-level cache stays there.
-template <class T, int VECTORS>
+template <class T, int VECTORS, bool BY_CHANNEL>
 void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int width) {
-    alignas(64) float query[MOST_KEY_DIM], key[MOST_KEY_DIM];
+    alignas(64) float query[MOST_KEY_DIM], key[MOST_KEY_DIM], decays[MOST_KEY_DIM];
     const int64_t key_head = head / (d.value_heads / d.key_heads);
     const int64_t state_at = (int64_t{d.slots[span]} * d.value_heads + head) * d.key_dim * d.value_dim;
     float* state = d.states + state_at + column;
@@ -78,14 +78,19 @@ void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int
         l2_normalised(static_cast<const T*>(d.key) + row * d.key_stride + key_head * d.key_dim, 1.0f, d.key_dim, key);
         const T* value = static_cast<const T*>(d.value) + row * d.value_stride + int64_t{head} * d.value_dim + column;
         T* out = static_cast<T*>(d.out) + (row * d.value_heads + head) * d.value_dim + column;
-        const Float16 decay = exp16(splat(d.log_decay[row * d.value_heads + head]));
+        const float* log_decay = d.log_decay + (row * d.value_heads + head) * (BY_CHANNEL ? d.key_dim : 1);
+        if (BY_CHANNEL)
+            for (int i = 0; i < d.key_dim; i += LANES)
+                store_some(decays + i, exp16(load_some(log_decay + i, d.key_dim - i)), d.key_dim - i);
+        const Float16 of_all = exp16(splat(*log_decay));
+        auto decay = [&](int i) { return BY_CHANNEL ? splat(decays[i]) : of_all; };
         const Float16 beta = splat(d.beta[row * d.value_heads + head]);
         Float16 kept[VECTORS] = {}, found[VECTORS] = {}, change[VECTORS];
         for (int i = 0; i < d.key_dim; i++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
                 const float* at = state + int64_t{i} * d.value_dim + v * LANES;
-                kept[v] = fma16(splat(key[i]), load_some(at, width - v * LANES) * decay, kept[v]);
+                kept[v] = fma16(splat(key[i]), load_some(at, width - v * LANES) * decay(i), kept[v]);
             }
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) change[v] = (load_some(value + v * LANES, width - v * LANES) - kept[v]) * beta;
@@ -93,7 +98,7 @@ void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) {
                 float* at = state + int64_t{i} * d.value_dim + v * LANES;
-                const Float16 decayed = load_some(at, width - v * LANES) * decay;
+                const Float16 decayed = load_some(at, width - v * LANES) * decay(i);
                 const Float16 updated = fma16(splat(key[i]), change[v], decayed);
                 store_some(at, updated, width - v * LANES);
                 found[v] = fma16(splat(query[i]), updated, found[v]);
@@ -103,21 +108,26 @@ void advance_columns(const DeltaRule& d, int32_t span, int head, int column, int
     }
 }
 
-template <class T>
-void advance(const DeltaRule& d, int32_t first, int32_t end) {
+template <class T, bool BY_CHANNEL>
+void advance_heads(const DeltaRule& d, int32_t first, int32_t end) {
     const int32_t pieces = delta_pieces(d);
     for (int32_t item = first; item < end; item++) {
         const int32_t span = item / pieces / d.value_heads, head = item / pieces % d.value_heads;
         const int begin = item % pieces * DELTA_COLUMNS;
         if (d.value_dim - begin >= DELTA_COLUMNS) {
-            advance_columns<T, DELTA_COLUMNS / LANES>(d, span, head, begin, DELTA_COLUMNS);
+            advance_columns<T, DELTA_COLUMNS / LANES, BY_CHANNEL>(d, span, head, begin, DELTA_COLUMNS);
             continue;
         }
         for (int column = begin; column < d.value_dim; column += LANES) {
             const int left = d.value_dim - column;
-            advance_columns<T, 1>(d, span, head, column, left < LANES ? left : LANES);
+            advance_columns<T, 1, BY_CHANNEL>(d, span, head, column, left < LANES ? left : LANES);
         }
     }
+}
+
+template <class T>
+void advance(const DeltaRule& d, int32_t first, int32_t end) {
+    (d.by_channel ? advance_heads<T, true> : advance_heads<T, false>)(d, first, end);
 }
 
 }  // namespace

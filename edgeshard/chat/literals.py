@@ -1,0 +1,150 @@
+"""Calls as models write them that were not taught JSON: in Python's form, and in Gemma's. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_MOST_DEPTH = 64
+_NAME, _WORD = re.compile(r"[A-Za-z0-9_.-]+"), re.compile(r"[A-Za-z0-9_.+-]+")
+_MARKED = re.compile(r'<\|"\|>(.*?)<\|"\|>', re.DOTALL)
+_QUOTED = re.compile(
+    r"'''((?:[^\\]|\\.)*?)'''|\"\"\"((?:[^\\]|\\.)*?)\"\"\"|'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL
+)
+_ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": "", "/": "/"}
+_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+
+
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
+    """Names and arguments of a list of calls, `[f(a=1), g(b=["x"])]`, with every argument's name; None where the text
+    is none."""
+    reader = _Reader(text)
+    try:
+        reader.need("[")
+        calls = [reader.python_call()]
+        while reader.take(","):
+            calls.append(reader.python_call())
+        reader.need("]")
+        reader.end()
+    except ValueError:
+        return None
+    return calls
+
+
+def gemma_call(text: str) -> tuple[str, dict[str, Any]] | None:
+    """The name and the arguments of `call:f{a:1,b:<|"|>x<|"|>}`; None where the text is none."""
+    reader = _Reader(text)
+    try:
+        reader.need("call:")
+        name = reader.name()
+        reader.need("{")
+        arguments = reader.pairs("}", ":", 0)
+        reader.end()
+    except ValueError:
+        return None
+    return name, arguments
+
+
+class _Reader:
+    """Reads a text from its beginning. Every method raises ValueError where it finds something else."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def take(self, sign: str) -> bool:
+        """Whether this comes next, behind white space; then it is read."""
+        while self._at < len(self._text) and self._text[self._at].isspace():
+            self._at += 1
+        found = self._text.startswith(sign, self._at)
+        self._at += len(sign) * found
+        return found
+
+    def need(self, sign: str) -> None:
+        if not self.take(sign):
+            raise ValueError(sign)
+
+    def end(self) -> None:
+        self.take("")
+        if self._at < len(self._text):
+            raise ValueError("more")
+
+    def name(self) -> str:
+        return self._next(_NAME)
+
+    def python_call(self) -> tuple[str, dict[str, Any]]:
+        name = self.name()
+        self.need("(")
+        return name, self.pairs(")", "=", 0)
+
+    def pairs(self, close: str, sign: str, depth: int) -> dict[str, Any]:
+        """Keys and values up to `close`, with `sign` between the two and commas between pairs."""
+        found: dict[str, Any] = {}
+        while not self.take(close):
+            key = self._string()
+            key = self.name() if key is None else key
+            self.need(sign)
+            found[key] = self._value(depth + 1)
+            if not self.take(","):
+                self.need(close)
+                break
+        return found
+
+    def _items(self, close: str, depth: int) -> list[Any]:
+        found: list[Any] = []
+        while not self.take(close):
+            found.append(self._value(depth + 1))
+            if not self.take(","):
+                self.need(close)
+                break
+        return found
+
+    def _value(self, depth: int) -> Any:
+        if depth > _MOST_DEPTH:
+            raise ValueError("too deep")
+        for sign, close in (("[", "]"), ("(", ")")):
+            if self.take(sign):
+                return self._items(close, depth)
+        if self.take("{"):
+            return self.pairs("}", ":", depth)
+        text = self._string()
+        if text is not None:
+            return text
+        word = self._next(_WORD)
+        return _WORDS[word] if word in _WORDS else json.loads(word, parse_constant=_refuse)
+
+    def _next(self, pattern: re.Pattern[str]) -> str:
+        self.take("")
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            raise ValueError("something else")
+        self._at = found.end()
+        return found[0]
+
+    def _string(self) -> str | None:
+        """The text in quotes that comes next; None where there is none."""
+        self.take("")
+        marked = _MARKED.match(self._text, self._at)
+        quoted = None if marked else _QUOTED.match(self._text, self._at)
+        found = marked or quoted
+        if found is None:
+            return None
+        self._at = found.end()
+        inside = next(part for part in found.groups() if part is not None)
+        return inside if marked else _unescaped(inside)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # JSON has no NaN and no Infinity
+
+
+def _unescaped(text: str) -> str:
+    def character(found: re.Match[str]) -> str:
+        code = found[1] or found[2]
+        return chr(int(code, 16)) if code else _ESCAPES.get(found[3], found[0] if found[3].isalnum() else found[3])
+
+    joined = _ESCAPE.sub(character, text)
+    # Two escapes may be the halves of one character.
+    return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
