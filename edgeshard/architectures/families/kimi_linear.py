@@ -15,6 +15,7 @@ from edgeshard.architectures.gated_delta import LINEAR
 from edgeshard.architectures.limits import MAX_LAYERS, MAX_SIZE
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
+    W_RENAMES,
     expert_count,
     expert_groups,
     expert_mlps,
@@ -250,17 +251,14 @@ ARCHITECTURE = Architecture(
     runs=Plugged(
         renames=(
             (rf"^{_PATH}\.", "mlp."),
+            *W_RENAMES,
             (r"^self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r"self_attn.forget_gate.\1"),
         ),
-        stacks=(
-            *(
-                Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
-                for index, name in enumerate("qkv")
-            ),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w1\.weight", "mlp.experts.gate_up_proj", 0),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w3\.weight", "mlp.experts.gate_up_proj", 1),
-            Stack(rf"{_PATH}\.experts\.(\d+)\.w2\.weight", "mlp.experts.down_proj"),
+        stacks=tuple(
+            Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
+            for index, name in enumerate("qkv")
         ),
+        experts="mlp.experts",
         float32=r"(A_log|dt_bias|e_score_correction_bias)$",
         mixers={"self_attn": "kimi_delta"},
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from edgeshard.architectures import short_convolution
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import expert_count, expert_mlps, fixed_values, linear
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes, Stack
+from edgeshard.architectures.parts import W_RENAMES, expert_count, expert_mlps, fixed_values, linear
+from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
 _EXPERTS = Experts(count=("num_experts",))
@@ -55,11 +55,8 @@ ARCHITECTURE = Architecture(
     states=short_convolution.states,
     library=Library("lfm2_moe", "Lfm2Moe"),
     runs=Plugged(
-        stacks=(
-            Stack(r"feed_forward\.experts\.(\d+)\.w1\.weight", f"{_PATH}.gate_up_proj", 0),
-            Stack(r"feed_forward\.experts\.(\d+)\.w3\.weight", f"{_PATH}.gate_up_proj", 1),
-            Stack(r"feed_forward\.experts\.(\d+)\.w2\.weight", f"{_PATH}.down_proj"),
-        ),
+        renames=W_RENAMES,
+        experts=_PATH,
         float32=r"expert_bias$",
         mixers=short_convolution.MIXERS,
     ),

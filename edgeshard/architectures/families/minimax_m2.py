@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
+    W_RENAMES,
     attention,
     expert_count,
     expert_mlps,
@@ -79,9 +80,7 @@ ARCHITECTURE = Architecture(
     runs=Plugged(
         renames=(
             (rf"^{_PATH}\.", "mlp."),
-            (r"\.w1\.", ".gate_proj."),
-            (r"\.w3\.", ".up_proj."),
-            (r"\.w2\.", ".down_proj."),
+            *W_RENAMES,
         ),
         experts="mlp.experts",
         float32=r"e_score_correction_bias$",
