@@ -130,31 +130,34 @@ def joined_mlps(path: str = "mlp.experts", gate_up: str = "", down: str = "") ->
     )
 
 
-def transposed_mlps(shape: ModelShape, count: int, inner: int, bias: bool = False) -> Shapes:
+def transposed_mlps(
+    shape: ModelShape, count: int, inner: int, bias: bool = False, experts: str = "mlp.experts"
+) -> Shapes:
     """Gated MLPs of experts, gate and up in one, as [inputs, outputs]: a part of what a checkpoint has in one tensor
-    (`TRANSPOSED`)."""
+    (`joined_transposed`)."""
     hidden, shapes = shape.hidden_size, dict[str, tuple[int, ...]]()
     for expert in range(count):
-        path = f"mlp.experts.{expert}"
+        path = f"{experts}.{expert}"
         shapes |= {f"{path}.gate_up_proj": (hidden, 2 * inner), f"{path}.down_proj": (inner, hidden)}
         if bias:
             shapes |= {f"{path}.gate_up_proj_bias": (2 * inner,), f"{path}.down_proj_bias": (hidden,)}
     return shapes
 
 
-TRANSPOSED = tuple(
-    Joined(f"mlp.experts.{name}", (f"mlp.experts.{{}}.{name}",))
-    for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+def joined_transposed(experts: str = "mlp.experts") -> tuple[Joined, ...]:
+    """The tensors of `transposed_mlps` as a checkpoint has them."""
+    names = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+    return tuple(Joined(f"{experts}.{name}", (f"{experts}.{{}}.{name}",)) for name in names)
+
+
+W_RENAMES = (
+    (r"(\bexperts\.\d+)\.w1\.", r"\1.gate_proj."),
+    (r"(\bexperts\.\d+)\.w3\.", r"\1.up_proj."),
+    (r"(\bexperts\.\d+)\.w2\.", r"\1.down_proj."),
 )
+"""From experts whose matrices are w1, w3 and w2 to gated MLPs."""
 TRANSPOSED_RENAMES = ((r"_proj$", "_proj.weight"), (r"_proj_bias$", "_proj.bias"))
 """From the names of `transposed_mlps` to those of gated MLPs."""
-
-
-EXPERT_RENAMES = tuple(
-    (rf"(experts\.\d+)\.{old}\.", rf"\1.{new}.")
-    for old, new in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
-)
-"""The names of experts' matrices where checkpoints number them."""
 
 
 # -- styles and ends --------------------------------------------------------------------------------------------------

@@ -181,8 +181,8 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
     "llama-4-scout-17b-16e": (
         107_769_861_120,
         {
-            "layers.47.feed_forward.experts.gate_up_proj": (16, 5120, 16_384),
-            "layers.47.feed_forward.experts.down_proj": (16, 8192, 5120),
+            "layers.47.feed_forward.experts.15.gate_up_proj": (5120, 16_384),
+            "layers.47.feed_forward.experts.15.down_proj": (8192, 5120),
             "layers.47.feed_forward.shared_expert.up_proj.weight": (8192, 5120),
             "layers.0.feed_forward.router.weight": (16, 5120),
         },

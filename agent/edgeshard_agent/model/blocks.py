@@ -144,8 +144,12 @@ class Experts(nn.ModuleList):
         self.source: ExpertSource | None = None
         """Brings the layer's experts into memory; None where all of them are there."""
 
-    def forward(self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool = False
+    ) -> torch.Tensor:
         """[T, hidden] from [T, hidden], with the experts `chosen` [T, per token] and their `shares`, of that shape.
+
+        Shares multiply outputs, or `on_inputs` what goes into the experts.
 
         A token's experts are added in order of their index, whoever shares them. So bits do not depend on the order in
         which a source has them in memory.
@@ -153,19 +157,22 @@ class Experts(nn.ModuleList):
         result = torch.zeros_like(x)
         if self.source is None:
             for index in sorted(set(chosen.flatten().tolist())):
-                result.index_add_(0, *self._part(index, x, chosen, shares))
+                result.index_add_(0, *self._part(index, x, chosen, shares, on_inputs))
             return result
-        parts = {index: self._part(index, x, chosen, shares) for index in self.source(chosen)}
+        parts = {index: self._part(index, x, chosen, shares, on_inputs) for index in self.source(chosen)}
         for index in sorted(parts):
             result.index_add_(0, *parts[index])
         return result
 
     def _part(
-        self, index: int, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor
+        self, index: int, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, on_inputs: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The rows that one expert computes, all at once, and what it adds to them."""
         rows, rank = (chosen == index).nonzero(as_tuple=True)
-        return rows, (self[index](x[rows]) * shares[rows, rank, None]).to(x.dtype)
+        share = shares[rows, rank, None]
+        if on_inputs:
+            return rows, self[index]((x[rows] * share).to(x.dtype))
+        return rows, (self[index](x[rows]) * share).to(x.dtype)
 
 
 class MixtureMlp(nn.Module):

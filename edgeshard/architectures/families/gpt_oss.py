@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    TRANSPOSED,
     TRANSPOSED_RENAMES,
     attention,
     expert_count,
+    joined_transposed,
     linear,
     norms,
     transposed_mlps,
@@ -19,7 +19,7 @@ from edgeshard.architectures.record import Architecture, Experts, Library, Plugg
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import Windows, all_but_every
 
-_EXPERTS = Experts(count=("num_local_experts",), joined=TRANSPOSED, transposed=True)
+_EXPERTS = Experts(count=("num_local_experts",), joined=joined_transposed(), transposed=True)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

@@ -14,8 +14,8 @@ from edgeshard.architectures.fields import ConfigFields, shown
 from edgeshard.architectures.gated_delta import LINEAR
 from edgeshard.architectures.limits import MAX_LAYERS, MAX_SIZE
 from edgeshard.architectures.parts import (
-    EXPERT_RENAMES,
     LLAMA_NORMS,
+    W_RENAMES,
     expert_count,
     expert_groups,
     expert_mlps,
@@ -251,14 +251,12 @@ ARCHITECTURE = Architecture(
     runs=Plugged(
         renames=(
             (rf"^{_PATH}\.", "mlp."),
+            *W_RENAMES,
             (r"^self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r"self_attn.forget_gate.\1"),
-            *EXPERT_RENAMES,
         ),
-        stacks=(
-            *(
-                Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
-                for index, name in enumerate("qkv")
-            ),
+        stacks=tuple(
+            Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
+            for index, name in enumerate("qkv")
         ),
         experts="mlp.experts",
         float32=r"(A_log|dt_bias|e_score_correction_bias)$",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgeshard.architectures import short_convolution
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import EXPERT_RENAMES, expert_count, expert_mlps, fixed_values, linear
+from edgeshard.architectures.parts import W_RENAMES, expert_count, expert_mlps, fixed_values, linear
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 
@@ -55,7 +55,7 @@ ARCHITECTURE = Architecture(
     states=short_convolution.states,
     library=Library("lfm2_moe", "Lfm2Moe"),
     runs=Plugged(
-        renames=EXPERT_RENAMES,
+        renames=W_RENAMES,
         experts=_PATH,
         float32=r"expert_bias$",
         mixers=short_convolution.MIXERS,

@@ -11,12 +11,23 @@ from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import CHUNK_MULTIPLE, MAX_CONTEXT, MAX_LAYERS
-from edgeshard.architectures.parts import LLAMA_NORMS, attention, expert_count, gated_mlp, linear, norms
+from edgeshard.architectures.parts import (
+    LLAMA_NORMS,
+    TRANSPOSED_RENAMES,
+    attention,
+    expert_count,
+    gated_mlp,
+    joined_transposed,
+    linear,
+    norms,
+    transposed_mlps,
+)
 from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import ModelShape
 from edgeshard.architectures.windows import FULL
 
-_EXPERTS = Experts(count=("num_local_experts",))
+_PATH = "feed_forward.experts"
+_EXPERTS = Experts(count=("num_local_experts",), joined=joined_transposed(_PATH), transposed=True)
 _CHUNKED = "chunked_attention"
 _TUNING = "attn_temperature_tuning"
 
@@ -52,10 +63,7 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
     return (
         block
         | linear("feed_forward.router", count, hidden)
-        | {
-            "feed_forward.experts.gate_up_proj": (count, hidden, 2 * inner),
-            "feed_forward.experts.down_proj": (count, inner, hidden),
-        }
+        | transposed_mlps(shape, count, inner, experts=_PATH)
         | gated_mlp(shape, inner, path="feed_forward.shared_expert")
     )
 
@@ -117,6 +125,10 @@ ARCHITECTURE = Architecture(
     prefixes=("model.", "language_model."),
     block=_block,
     library=Library("llama4", "Llama4Text"),
-    runs=Plugged(mixers={"self_attn": "llama4_attention", "feed_forward": "llama4_experts"}),
+    runs=Plugged(
+        renames=TRANSPOSED_RENAMES,
+        experts=_PATH,
+        mixers={"self_attn": "llama4_attention", "feed_forward": "llama4_experts"},
+    ),
     whole=r"router\.weight$",
 )

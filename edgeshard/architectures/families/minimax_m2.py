@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
+    W_RENAMES,
     attention,
     expert_count,
     expert_mlps,
@@ -88,9 +89,7 @@ ARCHITECTURE = Architecture(
         _style,
         renames=(
             (rf"^{_PATH}\.", "mlp."),
-            (r"\.w1\.", ".gate_proj."),
-            (r"\.w3\.", ".up_proj."),
-            (r"\.w2\.", ".down_proj."),
+            *W_RENAMES,
         ),
         float32=r"e_score_correction_bias$",
     ),

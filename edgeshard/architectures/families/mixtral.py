@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeshard.architectures.fields import ConfigFields
-from edgeshard.architectures.parts import attention, expert_count, expert_mlps, linear, mixture_style, norms
+from edgeshard.architectures.parts import W_RENAMES, attention, expert_count, expert_mlps, linear, mixture_style, norms
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
@@ -35,9 +35,7 @@ ARCHITECTURE = Architecture(
         mixture_style(normalised=True),
         renames=(
             (rf"^{_PATH}\.", "mlp."),
-            (r"\.w1\.", ".gate_proj."),
-            (r"\.w3\.", ".up_proj."),
-            (r"\.w2\.", ".down_proj."),
+            *W_RENAMES,
         ),
     ),
 )

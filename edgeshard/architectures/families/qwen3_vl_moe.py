@@ -6,13 +6,13 @@ from __future__ import annotations
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
     LLAMA_NORMS,
-    TRANSPOSED,
     TRANSPOSED_RENAMES,
     attention,
     expert_count,
     fixed_values,
     gated_mlp,
     head_norms,
+    joined_transposed,
     linear,
     mixture_style,
     norms,
@@ -22,7 +22,7 @@ from edgeshard.architectures.record import Architecture, Experts, Fused, Library
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
-_EXPERTS = Experts(joined=TRANSPOSED, transposed=True)
+_EXPERTS = Experts(joined=joined_transposed(), transposed=True)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:

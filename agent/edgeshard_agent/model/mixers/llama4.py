@@ -79,12 +79,7 @@ class Llama4Experts(nn.Module):
         """([1, T, width], nothing) from [1, T, width]; a layer of transformers takes the router's logits there."""
         flat = hidden_states.view(-1, hidden_states.shape[-1])
         best, indices = torch.topk(nn.functional.linear(flat, self.router.weight), self.chosen, dim=1)
-        scores = torch.sigmoid(best.float()).to(flat.dtype)
-        mixed = torch.zeros_like(flat)
-        for expert in indices.unique().tolist():
-            rows, place = (indices == expert).nonzero(as_tuple=True)
-            gate, up = (flat[rows] * scores[rows, place, None] @ self.experts.gate_up_proj[expert]).chunk(2, dim=-1)
-            mixed.index_add_(0, rows, (up * self.experts.act_fn(gate)) @ self.experts.down_proj[expert])
+        mixed = self.experts(flat, indices, torch.sigmoid(best.float()).to(flat.dtype), on_inputs=True)
         return (self.shared_expert(flat.unsqueeze(0))[0] + mixed).view(hidden_states.shape), None
 
 
