@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.ops.recurrent import gated_delta_rule, short_convolution
+from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
@@ -161,6 +161,19 @@ def test_channels_that_decay_alike_are_a_head_that_does(kernels: str) -> None:
     alike = replace(rule, log_decay=rule.log_decay.unsqueeze(-1).repeat(1, 1, 24), states=rule.states.clone())
     assert torch.equal(alike.run(slots_of(1), edges_of((9,))), rule.run(slots_of(1), edges_of((9,))))
     assert torch.equal(alike.states, rule.states)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 6, 32])
+def test_gates_are_transformers(heads: int, dtype: torch.dtype, kernels: str) -> None:
+    beta, step = (made(9, 2 * heads, dtype=dtype) * 8).chunk(2, dim=1)
+    a_log, dt_bias = made(heads, seed=1), made(heads, seed=2) * 5
+    log_decay, opened = delta_gates(beta, step, a_log, dt_bias)
+    assert log_decay.dtype is opened.dtype is torch.float32
+    torch.testing.assert_close(log_decay, -a_log.exp() * softplus(step.float() + dt_bias), rtol=1e-5, atol=1e-7)
+    close(opened.to(dtype), beta.sigmoid())
+    with pytest.raises(InvalidArgumentError):
+        delta_gates(beta, step, a_log, made(heads + 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
