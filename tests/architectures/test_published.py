@@ -187,6 +187,13 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
             "layers.0.feed_forward.router.weight": (16, 5120),
         },
     ),
+    "llama-4-maverick-17b-128e": (
+        400_711_848_960,
+        {
+            "layers.46.feed_forward.up_proj.weight": (16_384, 5120),
+            "layers.47.feed_forward.experts.gate_up_proj": (128, 5120, 16_384),
+        },
+    ),
     "command-r7b": (8_028_033_024, {"layers.31.mlp.up_proj.weight": (14_336, 4096)}),
     "olmoe-1b-7b": (6_919_161_856, {"layers.15.self_attn.k_norm.weight": (2048,)}),
     # 4.6 billion by its page. Not found in full: its keys are those of transformers' class.
@@ -286,6 +293,7 @@ PUT_TOGETHER = {
     "granite-4.0-h-tiny",
     "mamba2-2.7b",
     "lfm2-8b-a1b",
+    "llama-4-maverick-17b-128e",
     "llama-4-scout-17b-16e",
     "mistral-small-3.1-24b",
     "nemotron-nano-9b-v2",
