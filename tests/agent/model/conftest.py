@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -104,10 +105,11 @@ def build(variant: Variant, path: Path) -> Checkpoint:
 
 def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
     """How far the logits of a sequence that goes token by token are from those of the whole."""
-    cache, apart = None, 0.0
+    parameters = inspect.signature(model.forward).parameters
+    name, cache, apart = "cache_params" if "cache_params" in parameters else "past_key_values", None, 0.0
     for token, logits in zip(ids, whole, strict=True):
-        out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-        cache, apart = out.past_key_values, max(apart, (out.logits[0, -1] - logits).abs().max().item())
+        out = model(torch.tensor([[token]]), use_cache=True, **{name: cache})
+        cache, apart = getattr(out, name), max(apart, (out.logits[0, -1] - logits).abs().max().item())
     return apart
 
 
