@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, StageSizes
+from edgeshard_coordinator.core.placement.by_memory import SimplePlacer, StageSizes, sizes_of
 from edgeshard_coordinator.core.placement.planned import PlanningPlacer
 from edgeshard_coordinator.core.placement.problem import PlacementProblem
 from edgeshard_coordinator.core.values.candidate import Candidate
@@ -128,6 +128,8 @@ def test_states_are_saved_in_what_all_nodes_have_left(make_manifest: Any) -> Non
     before, after = plain.stages[1], placed(5 * each).stages[1]
     assert after == replace(before, workspace_bytes=before.workspace_bytes + 5 * each)
     assert placed(64 * each, reserve={"b": 60 * each}).saved_states == 4
+    kept = sizes_of(parse_spec({"name": "tale", "model": "tiny", "source": "a"}), manifest, placed(5 * each))
+    assert kept.most_saved_states == 5, "a repair leaves surviving stages as they are"
 
 
 @pytest.mark.parametrize("layers", ["a=0:12", "a=0:4,b=4:9,c=9:12"])

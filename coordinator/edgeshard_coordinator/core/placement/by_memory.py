@@ -45,11 +45,19 @@ class _UnitSize:
 class StageSizes:
     """Bytes of any stage of one model under one spec and load, from one pass over the manifest.
 
-    The KV pool holds `requests` of the longest context at once, the spec's concurrency when None.
+    The KV pool holds `requests` of the longest context at once, the spec's concurrency when None. Beside it there are
+    at most `saved_states` copies of the states of requests, when None as many as are of use: one for each request, and
+    one wherever a full pool saves.
     """
 
     def __init__(
-        self, spec: DeploymentSpec, manifest: ModelManifest, shape: ModelShape, load: Load, requests: int | None = None
+        self,
+        spec: DeploymentSpec,
+        manifest: ModelManifest,
+        shape: ModelShape,
+        load: Load,
+        requests: int | None = None,
+        saved_states: int | None = None,
     ) -> None:
         self.layer_count = shape.layer_count
         self.max_context = spec.max_context or shape.max_context
@@ -65,6 +73,9 @@ class StageSizes:
         largest_step = largest_step_tokens(self.max_context)
         self._workspace_bytes = workspace_bytes(model, spec.dtype, largest_step, load.micro_batches)
         self._logits_bytes = logits_bytes(model, spec.dtype, load.batch)
+        distance = shape.save_every(spec.dtype, spec.effective_kv_dtype, KV_BLOCK_TOKENS)
+        useful = self._requests + self.kv_blocks * KV_BLOCK_TOKENS // distance if spec.prefix_cache and distance else 0
+        self.most_saved_states = useful if saved_states is None else saved_states
 
     def kv_bytes(self, layers: LayerRange) -> int:
         """Bytes of all that requests leave in these layers: keys and values, and states of fixed size."""
@@ -76,14 +87,6 @@ class StageSizes:
         quantisation = self._spec.quantisation_of(node)
         tied = sum(tensor_bytes(self._shape, t, layers, self._spec.dtype, quantisation) for t in self._tied)
         return tied + sum(size.bytes_as[quantisation] for size in self._of(layers))
-
-    @property
-    def most_saved_states(self) -> int:
-        """Copies of requests' states that are of use: one for each request, and one wherever a full pool saves."""
-        distance = self._shape.save_every(self._spec.dtype, self._spec.effective_kv_dtype, KV_BLOCK_TOKENS)
-        if not (self._spec.prefix_cache and distance):
-            return 0
-        return self._requests + self.kv_blocks * KV_BLOCK_TOKENS // distance
 
     def state_bytes(self, layers: LayerRange) -> int:
         """Bytes of the states of one request in these layers."""
@@ -121,7 +124,8 @@ def sizes_of(spec: DeploymentSpec, manifest: ModelManifest, placement: Placement
     """The sizes of stages with the KV pool and the load of a placement."""
     shape = checked_shape(spec, manifest)
     load = Load(placement.micro_batch, placement.micro_batches)
-    return StageSizes(spec, manifest, shape, load, placement.requests_of(spec.max_context or shape.max_context))
+    requests = placement.requests_of(spec.max_context or shape.max_context)
+    return StageSizes(spec, manifest, shape, load, requests, placement.saved_states)
 
 
 def _unit_sizes(
