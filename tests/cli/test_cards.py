@@ -110,3 +110,10 @@ def test_options_of_a_plan_hold_for_a_model_that_is_not_in_the_store(edgectl: An
     for option in (("--source", "z"), ("--exclude", "z"), ("--head-on-source",)):
         result = edgectl(*model, *option)
         assert result.exit_code in (2, 3) and option[0].strip("-")[:6] in result.stderr
+
+
+def test_nodes_that_nobody_measured_are_named_with_what_can_be_done(edgectl: Any, site: Any) -> None:
+    site.measured(a=1e-3)
+    result = edgectl("plan", "--model", str(PUBLISHED / "qwen3-0.6b.json"))
+    assert result.exit_code == 1
+    assert "not measured for qwen3-0.6b in bfloat16: b, nor for any other model; have one of the" in result.stderr

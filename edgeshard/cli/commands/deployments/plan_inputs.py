@@ -18,7 +18,7 @@ from edgeshard.cli.connect import ask
 from edgeshard.cli.render.output import human_rate, human_seconds
 from edgeshard.domain.deployments.rules import RuledNode, resolve
 from edgeshard.domain.deployments.traffic import NO_TRAFFIC, Traffic
-from edgeshard.domain.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from edgeshard.domain.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from edgeshard.domain.ids import Digest, NodeId
 from edgeshard.domain.models.dtypes import DType, KvFormat, Quantisation
 from edgeshard.domain.models.packed import NOTHING_HELD, Held
@@ -26,7 +26,7 @@ from edgeshard.planning.inputs.devices import Cluster, Workload, parse_cluster
 from edgeshard.planning.inputs.measured import doubtful, doubts_line
 from edgeshard.planning.inputs.problem import Objective, PlanProblem
 from edgeshard.planning.inputs.shapes import BUILT_IN_CONFIGS, ModelSpec, built_in_model, model_from_config
-from edgeshard.planning.inputs.site import SiteCluster, profile_command, site_cluster, site_problem
+from edgeshard.planning.inputs.site import NOT_MEASURED, SiteCluster, profile_command, site_cluster, site_problem
 from edgeshard.planning.inputs.what_if import typical_link
 from edgeshard.storage.inputs import read_toml
 
@@ -143,7 +143,18 @@ def unstored_problem(context: typer.Context, model: ModelSpec, asked: Asked) -> 
         for found in details
         if found.profiles
     }
-    problem, found, asked = _on_site(site, model, replace(asked, given={**asked.given, "source": source}), others)
+    asked = replace(asked, model=model.name, given={**asked.given, "source": source})
+    try:
+        problem, found, asked = _on_site(site, model, asked, others)
+    except FailedPreconditionError as error:
+        if error.reason != NOT_MEASURED:
+            raise
+        raise FailedPreconditionError(
+            f"{error.message.partition('; run ')[0]}, nor for any other model; have one of the store measured with "
+            "`edgectl profile --model NAME`, or describe the nodes with --cluster FILE",
+            field=error.field,
+            reason=error.reason,
+        ) from None
     estimated = ", ".join(sorted(found.estimated))
     notes = [f"estimated by data sheets or by other models' measurements: {estimated}", *_link_notes(found, asked)]
     return problem, (*_format_notes(problem, asked), *notes, *_lengths_notes(problem, asked, NO_TRAFFIC))
