@@ -19,7 +19,14 @@ from edgeshard_agent.model.library import library_config, library_of
 from edgeshard_agent.model.modules import StageContext
 from edgeshard_agent.model.plugged import make_layer
 
-from edgeshard.architectures import ARCHITECTURES, expected_tensors, parse_config, read_config, registry
+from edgeshard.architectures import (
+    ARCHITECTURES,
+    architecture_named,
+    expected_tensors,
+    parse_config,
+    read_config,
+    registry,
+)
 from edgeshard.architectures.record import Fused
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
@@ -29,7 +36,7 @@ from edgeshard.importing.quantised import without_quantisation
 from edgeshard.proto.v1 import store_pb2
 from edgeshard.rpc.channel import is_sendable
 from edgeshard.wire.store import manifest_to_wire
-from tools.draw_architecture import read_cards
+from tools.draw_architecture import read_cards, refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = Path(__file__).parent / "published"
@@ -382,6 +389,18 @@ def test_documents_name_every_family() -> None:
     listed = f"{len(ARCHITECTURES)} run: {', '.join(ARCHITECTURES)}."
     assert listed in " ".join(section.split())
     assert f"of {len(ARCHITECTURES)} families" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def test_documents_name_the_families_in_our_own_blocks() -> None:
+    page = " ".join((ROOT / "docs" / "kernels.md").read_text(encoding="utf-8").split())
+    own = [name for name in ARCHITECTURES if isinstance(architecture_named(name).runs, Fused)]
+    others = [name for name in ARCHITECTURES if name not in own]
+    assert f"{len(own)} families run in our own blocks: {', '.join(own)}." in page
+    assert f"with our attention and our products, run {', '.join(others)}." in page
+
+
+def test_at_least_90_cards_run() -> None:
+    assert sum(card["cards"] for card in read_cards() if not refusal(card)) >= 90
 
 
 def test_the_manifest_of_the_largest_model_can_be_sent() -> None:
