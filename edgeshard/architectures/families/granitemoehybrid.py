@@ -12,7 +12,9 @@ from edgeshard.architectures.parts import (
     LLAMA_NORMS,
     attention,
     expert_count,
+    expert_mlps,
     fixed_values,
+    joined_mlps,
     linear,
     never_null,
     norms,
@@ -24,7 +26,11 @@ from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
 _KINDS, _PATH, _SWITCH = "layer_types", "block_sparse_moe", "has_experts"
-_EXPERTS = Experts(count=("num_local_experts",), tensors=rf"\b{_PATH}\.(input|output)_linear\.", switch=_SWITCH)
+_EXPERTS = Experts(
+    count=("num_local_experts",),
+    switch=_SWITCH,
+    joined=joined_mlps(f"{_PATH}.experts", f"{_PATH}.input_linear.weight", f"{_PATH}.output_linear.weight"),
+)
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 _NAMES_OF_KINDS = {"mamba": LINEAR, "attention": FULL}
 _KEYS = MambaKeys()
@@ -53,12 +59,8 @@ def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
         | linear("shared_mlp.output_linear", hidden, shared)
     )
     if count := expert_count(_EXPERTS, fields):
-        inner = fields.size("intermediate_size")
         block |= linear(f"{_PATH}.router.layer", count, hidden)
-        block |= {
-            f"{_PATH}.input_linear.weight": (count, 2 * inner, hidden),
-            f"{_PATH}.output_linear.weight": (count, hidden, inner),
-        }
+        block |= expert_mlps(shape, count, fields.size("intermediate_size"), f"{_PATH}.experts")
     if _attends(fields, layer):
         return block | attention(shape, input_bias=bias, output_bias=bias)
     return block | _mamba(fields).tensors(hidden, "mamba")
@@ -103,11 +105,8 @@ ARCHITECTURE = Architecture(
     states=_states,
     library=Library("granitemoehybrid", "GraniteMoeHybrid"),
     runs=Plugged(
-        renames=(
-            (rf"^{_PATH}\.input_linear\.weight$", f"{_PATH}.experts.gate_up_proj"),
-            (rf"^{_PATH}\.output_linear\.weight$", f"{_PATH}.experts.down_proj"),
-            (r"\.router\.layer\.", ".router."),
-        ),
+        renames=((r"\.router\.layer\.", ".router."),),
+        experts=f"{_PATH}.experts",
         float32=mamba.FLOAT32,
         mixers={"mamba": mamba.MIXER},
     ),

@@ -11,7 +11,7 @@ from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_LAYERS
 from edgeshard.architectures.mamba import LINEAR, Mamba, MambaKeys
 from edgeshard.architectures.parts import attention, expert_count, expert_groups, fixed_values, linear, norms
-from edgeshard.architectures.record import ACTIVATIONS, Architecture, Ends, Experts, Library, Plugged, Shapes, Stack
+from edgeshard.architectures.record import ACTIVATIONS, Architecture, Ends, Experts, Library, Plugged, Shapes
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 from edgeshard.domain.models.model import Part
@@ -143,10 +143,7 @@ ARCHITECTURE = Architecture(
     states=_states,
     library=Library("nemotron_h", "NemotronH", layer="NemotronHBlock"),
     runs=Plugged(
-        stacks=(
-            Stack(r"mixer\.experts\.(\d+)\.up_proj\.weight", "mixer.experts.up_proj"),
-            Stack(r"mixer\.experts\.(\d+)\.down_proj\.weight", "mixer.experts.down_proj"),
-        ),
+        experts="mixer.experts",
         float32=rf"{mamba.FLOAT32}|gate\.(weight|e_score_correction_bias)$",
         mixers={"mixer": mamba.MIXER},
     ),
