@@ -111,7 +111,7 @@ def swiglu(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tens
     return out
 
 
-def gated_norm(
+def gated_group_norm(
     x: torch.Tensor,
     gate: torch.Tensor,
     weight: torch.Tensor | None,
@@ -144,7 +144,7 @@ def gated_norm(
             found = grouped.view(rows, width) * weight.float()
         return (found if gate_first else found * opened).to(gate.dtype)
     out = torch.empty(x.shape, dtype=gate.dtype)
-    call = native.GatedNormStruct(
+    call = native.GatedGroupNormStruct(
         x=x.data_ptr(),
         gate=gate.data_ptr(),
         weight=None if weight is None else weight.data_ptr(),
@@ -157,7 +157,7 @@ def gated_norm(
         gate_first=gate_first,
         element=native.ELEMENTS[gate.dtype],
     )
-    library.edgeshard_gated_norm(ctypes.addressof(call), torch.get_num_threads())
+    library.edgeshard_gated_group_norm(ctypes.addressof(call), torch.get_num_threads())
     return out
 
 

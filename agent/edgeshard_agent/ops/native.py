@@ -120,8 +120,8 @@ class SelectiveScanStruct(ctypes.Structure):
     )
 
 
-class GatedNormStruct(ctypes.Structure):
-    """`GatedNorm` of kernels.h."""
+class GatedGroupNormStruct(ctypes.Structure):
+    """`GatedGroupNorm` of kernels.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "gate", "weight", "out")),
@@ -152,7 +152,7 @@ _SIGNATURES = {
     "edgeshard_convolution": (_INT, (_POINTER, _INT)),
     "edgeshard_delta_rule": (_INT, (_POINTER, _INT)),
     "edgeshard_selective_scan": (_INT, (_POINTER, _INT)),
-    "edgeshard_gated_norm": (None, (_POINTER, _INT)),
+    "edgeshard_gated_group_norm": (None, (_POINTER, _INT)),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }

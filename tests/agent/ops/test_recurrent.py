@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from edgeshard_agent.ops.elementwise import gated_norm
+from edgeshard_agent.ops.elementwise import gated_group_norm
 from edgeshard_agent.ops.recurrent import ScanHeads, gated_delta_rule, selective_scan, short_convolution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -226,7 +226,7 @@ def test_the_scan_is_transformers(size: tuple[int, int, int, int], kernels: str)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "groups"), [(64, 1), (60, 3), (136, 2), (5, 1)])
-def test_a_gated_norm_is_transformers(width: int, groups: int, dtype: torch.dtype, kernels: str) -> None:
+def test_a_gated_group_norm_is_transformers(width: int, groups: int, dtype: torch.dtype, kernels: str) -> None:
     x, gate = made(9, width), made(9, width + 5, seed=1, dtype=dtype)[:, 2:-3]
     weight = made(width, seed=2, dtype=dtype)
     gated, normed = BambaRMSNormGated(width, width // groups), FalconH1RMSNormGated(width, n_groups=groups)
@@ -238,11 +238,11 @@ def test_a_gated_norm_is_transformers(width: int, groups: int, dtype: torch.dtyp
         ((weight, 1e-6, groups, False), normed(x, wide)),
         ((None,), x * silu(wide)),
     ):
-        close(gated_norm(x.clone(), gate, *options), expected)
+        close(gated_group_norm(x.clone(), gate, *options), expected)
     with pytest.raises(InvalidArgumentError, match="groups"):
-        gated_norm(x, gate, weight, 1e-6, width + 1)
+        gated_group_norm(x, gate, weight, 1e-6, width + 1)
     with pytest.raises(InvalidArgumentError, match="float32"):
-        gated_norm(x.double(), gate, weight)
+        gated_group_norm(x.double(), gate, weight)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -297,7 +297,7 @@ class Mix:
             found = self.scan.rows(rows, memory).run(*where).flatten(1)
             gates = self.scan.x[rows].flatten(1)
             weight = made(gates.shape[1], seed=8, dtype=gates.dtype)
-            scanned[rows] = gated_norm(found, gates, weight, 1e-5, 2).view(len(rows), *scanned.shape[1:])
+            scanned[rows] = gated_group_norm(found, gates, weight, 1e-5, 2).view(len(rows), *scanned.shape[1:])
         return [delta, convolved, scanned, states, memory, tails]
 
 
@@ -359,7 +359,7 @@ def test_many_tokens_of_many_heads_have_the_same_bits_on_threads(kernels: str) -
         torch.set_num_threads(threads)
         both = [kind.of(24, (4, 8, 64, 128), torch.bfloat16) for kind in (Rule, Scan)]
         found = [one.run(slots_of(1, 2), edges_of((16, 8))) for one in both]
-        gated = gated_norm(found[1].clone().flatten(1), found[0].flatten(1), None)
+        gated = gated_group_norm(found[1].clone().flatten(1), found[0].flatten(1), None)
         results.append([*found, gated, *(one.states for one in both)])
     torch.set_num_threads(before)
     for other in results[1:]:

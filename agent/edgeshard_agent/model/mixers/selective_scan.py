@@ -14,7 +14,7 @@ from torch import nn
 
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.attention.states import SpanStates
-from edgeshard_agent.ops.elementwise import gated_norm
+from edgeshard_agent.ops.elementwise import gated_group_norm
 from edgeshard_agent.ops.recurrent import ScanHeads, selective_scan, short_convolution
 
 
@@ -78,7 +78,9 @@ class SelectiveScan(nn.Module):
         ).view(rows, self.inner)
         weight = getattr(self.norm, "weight", None)
         eps = 0.0 if weight is None else self.norm.variance_epsilon
-        result: torch.Tensor = self.out_proj(gated_norm(found, gate, weight, eps, self.norm_groups, self.gate_first))
+        result: torch.Tensor = self.out_proj(
+            gated_group_norm(found, gate, weight, eps, self.norm_groups, self.gate_first)
+        )
         return result.unsqueeze(0)
 
     def _projected(self, hidden: torch.Tensor) -> list[torch.Tensor]:

@@ -295,13 +295,13 @@ void selective_scan(const SelectiveScan& s, int32_t first, int32_t end) {
     (s.element == ELEMENT_BF16 ? scan<uint16_t> : scan<float>)(s, first, end);
 }
 
-void gated_norm(const GatedNorm& n, int32_t first, int32_t end) {
+void gated_group_norm(const GatedGroupNorm& n, int32_t first, int32_t end) {
     for (int32_t row = first; row < end; row++)
-        (n.element == ELEMENT_BF16 ? gated_norm_row<uint16_t> : gated_norm_row<float>)(n, row);
+        (n.element == ELEMENT_BF16 ? gated_group_norm_row<uint16_t> : gated_group_norm_row<float>)(n, row);
 }
 
 }  // namespace
 
 extern const Kernels ES_ISA;
 const Kernels ES_ISA = {linear,          quantize, rms_norm,    swiglu,     rotary,         write_kv,  attention,
-                        merge_attention, sample,   convolution, delta_rule, selective_scan, gated_norm};
+                        merge_attention, sample,   convolution, delta_rule, selective_scan, gated_group_norm};

@@ -147,7 +147,7 @@ struct SelectiveScan {
 static inline int32_t scan_pieces(const SelectiveScan& s) { return (s.head_dim + SCAN_COLUMNS - 1) / SCAN_COLUMNS; }
 
 // Rows times silu of their gates, with an RMS norm of each group of a row behind that, before it, or without one.
-struct GatedNorm {
+struct GatedGroupNorm {
     float* x;            // [rows][width], overwritten
     const void* gate;    // [rows][width]
     const void* weight;  // [width], or null without a norm
@@ -207,5 +207,5 @@ struct Kernels {
     void (*convolution)(const Convolution&, int32_t first, int32_t end);  // of spans * convolution_pieces
     void (*delta_rule)(const DeltaRule&, int32_t first, int32_t end);     // of spans * value_heads * delta_pieces
     void (*selective_scan)(const SelectiveScan&, int32_t first, int32_t end);  // of spans * heads * scan_pieces
-    void (*gated_norm)(const GatedNorm&, int32_t first, int32_t end);          // of rows
+    void (*gated_group_norm)(const GatedGroupNorm&, int32_t first, int32_t end);          // of rows
 };

@@ -57,7 +57,7 @@ void swiglu_row(const T* gate_up, T* out, int inner) {
 
 // In float32 up to the end, whatever the element type.
 template <class T>
-void gated_norm_row(const GatedNorm& n, int64_t row) {
+void gated_group_norm_row(const GatedGroupNorm& n, int64_t row) {
     const T* gates = static_cast<const T*>(n.gate) + row * n.gate_stride;
     const T* weight = static_cast<const T*>(n.weight);
     T* out = static_cast<T*>(n.out) + row * n.width;

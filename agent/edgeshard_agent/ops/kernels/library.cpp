@@ -232,9 +232,9 @@ int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count
     return refused;
 }
 
-void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count) {
+void edgeshard_gated_group_norm(const GatedGroupNorm* norm, int32_t thread_count) {
     threads->share(norm->rows, thread_count,
-                   [&](int32_t first, int32_t end) { chosen.kernels->gated_norm(*norm, first, end); });
+                   [&](int32_t first, int32_t end) { chosen.kernels->gated_group_norm(*norm, first, end); });
 }
 
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {

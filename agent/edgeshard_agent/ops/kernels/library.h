@@ -37,7 +37,7 @@ int32_t edgeshard_convolution(const Convolution* convolution, int32_t thread_cou
 int32_t edgeshard_delta_rule(const DeltaRule* rule, int32_t thread_count);
 int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count);
 
-void edgeshard_gated_norm(const GatedNorm* norm, int32_t thread_count);
+void edgeshard_gated_group_norm(const GatedGroupNorm* norm, int32_t thread_count);
 
 // CRC32C of so many bytes.
 uint32_t edgeshard_crc32c(const void* data, int64_t size);
