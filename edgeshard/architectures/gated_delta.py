@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.limits import MAX_SIZE
-from edgeshard.architectures.parts import attention, even_split, head_norms, linear, norms
-from edgeshard.architectures.record import Shapes
+from edgeshard.architectures.parts import attention, even_split, head_norms, linear, llama_style, norms
+from edgeshard.architectures.record import BlockStyle, Ends, Shapes
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
 LINEAR = "linear_attention"
 FLOAT32 = r"(A_log|dt_bias)$"
+WHOLE = r"(gate|in_proj_(a|b|ba))\.weight$"
+"""What opens and decays a state is no small integers, as a router is none."""
 MIXERS = {"linear_attn": "gated_delta"}
 ROTARY_SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
 """How three rotary axes share a head's dimensions; with text alone the positions of all three are equal."""
@@ -85,6 +89,14 @@ def mixer(fields: ConfigFields, shape: ModelShape, layer: int, joined: bool) -> 
         | norms(fields.size("linear_value_head_dim"), "linear_attn.norm")
         | linear("linear_attn.out_proj", hidden, values)
     )
+
+
+def style(fields: ConfigFields, shape: ModelShape, layer: int) -> BlockStyle:
+    return replace(llama_style(fields, shape, layer), rotary=None if is_linear(fields, layer) else "", unit_offset=True)
+
+
+def ends(fields: ConfigFields, shape: ModelShape) -> Ends:
+    return Ends(fields.number("rms_norm_eps"), unit_offset=True)
 
 
 def check(fields: ConfigFields, layer_count: int) -> None:

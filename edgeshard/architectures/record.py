@@ -162,10 +162,12 @@ class Fused:
     """The family runs in the agent's own blocks: RMS norms, rotary grouped-query attention, gated MLPs or a mixture.
 
     `renames` (regular expressions and what stands instead) turn a tensor's name in a block into that of the Llama kind.
+    `float32` (a regular expression) are the parameters that keep full precision in any dtype.
     """
 
     style: Style
     renames: tuple[tuple[str, str], ...] = ()
+    float32: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +294,8 @@ class Architecture:
 
     def keeps_float32(self, name: str) -> bool:
         """Whether the tensor of this name in a block keeps full precision in any dtype."""
-        runs = self.runs
-        return isinstance(runs, Plugged) and bool(runs.float32 and re.search(runs.float32, self.place(name).parameter))
+        float32 = self.runs.float32
+        return bool(float32 and re.search(float32, self.place(name).parameter))
 
     def is_quantised(self, name: str, dimensions: int) -> bool:
         """Whether the tensor of this name in a block becomes small integers where that is asked for."""

@@ -37,6 +37,7 @@ RUNS = [
     ["guides --schemas 1 --rounds 1"],
     ["hop --rounds 1 --tokens 4"],
     ["hpipe_paper --check"],
+    ["hybrids --quick"],
     ["kernels --quick"],
     ["lab --rounds 1 --new-tokens 2"],
     ["loading {tmp} --rounds 1"],

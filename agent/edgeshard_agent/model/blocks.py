@@ -1,7 +1,8 @@
 """Decoder blocks of the Llama kind: RMS norms, rotary grouped-query attention, a gated MLP or a mixture of them.
 
-What a block is made of is read off the tensors its checkpoint must hold (`edgeshard.architectures`), so that biases,
-norms of queries and keys, and experts need no switches; what the tensors do not tell comes in `BlockOptions`.
+Some have a gate on attention's output, or the gated delta rule in place of attention. What a block is made of is read
+off the tensors its checkpoint must hold (`edgeshard.architectures`), so that biases, gates, norms of queries and keys,
+and experts need no switches; what the tensors do not tell comes in `BlockOptions`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from edgeshard.architectures import StateSize
 from edgeshard.architectures.record import BlockStyle
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
-from edgeshard_agent.model.projection import Integers, Projection
+from edgeshard_agent.model.delta import DeltaMixer
+from edgeshard_agent.model.projection import Integers, Piece, Projection
 from edgeshard_agent.ops.attention import Scoring
-from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.elementwise import rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -55,38 +58,25 @@ class BlockOptions:
     head_dim: int
     hidden_size: int
     window: int | None = None
+    states: tuple[StateSize, ...] = ()
     integers: Integers | None = None
     expert_integers: tuple[Integers, ...] = ()
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
+    """x / rms(x) * weight over the last dimension; with a `unit_offset` by 1 + weight, rounded last (gemma)."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, unit_offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
-        self.eps = eps
+        self.eps, self._unit_offset = eps, unit_offset
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.add(x, None)[0]
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, the sum) of x [T, width] and the residual, if there is one."""
-        return rms_norm(x, self.weight, self.eps, residual)
-
-
-class UnitOffsetRmsNorm(RmsNorm):
-    """x / rms(x) * (1 + weight), multiplied in float32 and rounded last (gemma)."""
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        total = x if residual is None else x + residual
-        wide = total.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * (1.0 + self.weight.float())).to(x.dtype), total
-
-
-def make_norm(width: int, eps: float, unit_offset: bool) -> RmsNorm:
-    return (UnitOffsetRmsNorm if unit_offset else RmsNorm)(width, eps)
+        return rms_norm(x, self.weight, self.eps, residual, unit_offset=self._unit_offset)
 
 
 class GatedMlp(nn.Module):
@@ -167,15 +157,15 @@ class Block(nn.Module):
         super().__init__()
         self.layer_idx = layer_idx
         self.options = options
-        hidden, heads, integers = options.hidden_size, options.heads, options.integers
-        query, key_value = heads * options.head_dim, options.kv_heads * options.head_dim
-        self.qkv = Projection(
-            (query, key_value, key_value), hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers
-        )
-        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
+        hidden, heads = options.hidden_size, options.heads
+        self.linear_attn: DeltaMixer | None = None
         self.q_norm = self.k_norm = None
-        if "self_attn.q_norm.weight" in shapes:
-            self.q_norm, self.k_norm = _norm(options.head_dim, options), _norm(options.head_dim, options)
+        self.gate_row = 0
+        """The first row of `qkv` that is of gates; 0 without gates."""
+        if "linear_attn.A_log" in shapes:
+            self.linear_attn = DeltaMixer(shapes, hidden, options.style.eps, options.states, options.integers)
+        else:
+            self._make_attention(shapes)
         self.mlp = _mlp(shapes, options)
         self.input_layernorm = _norm(hidden, options)
         self.post_attention_layernorm = _norm(hidden, options)
@@ -188,12 +178,30 @@ class Block(nn.Module):
         self._key_rows = slice(heads, heads + options.kv_heads)
         self._value_rows = slice(heads + options.kv_heads, heads + 2 * options.kv_heads)
 
+    def _make_attention(self, shapes: Shapes) -> None:
+        """The parts of attention; gates come behind keys and values where queries have them."""
+        options = self.options
+        hidden, integers = options.hidden_size, options.integers
+        query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
+        parts = [query, key_value, key_value]
+        if shapes.get("self_attn.q_proj.weight", (query,))[0] == 2 * query:
+            self.gate_row = sum(parts)
+            parts.append(query)
+        self.qkv = Projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
+        self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
+        if "self_attn.q_norm.weight" in shapes:
+            self.q_norm, self.k_norm = _norm(options.head_dim, options), _norm(options.head_dim, options)
+
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor | None, rotary: Rotary | None, step: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(this block's last addend, the sum before it), both [T, hidden]: the next block's norm does the addition."""
         normed, residual = self.input_layernorm.add(hidden, residual)
-        attended = self._attend(normed, rotary, step)
+        if self.linear_attn is not None:
+            assert step.span_states is not None
+            attended = self.linear_attn(normed, step.states(self.layer_idx), step.span_states)
+        else:
+            attended = self._attend(normed, rotary, step)
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             normed, residual = self.post_attention_layernorm.add(attended, residual)
             return self.mlp(normed), residual
@@ -206,6 +214,8 @@ class Block(nn.Module):
         options, mlp = self.options, self.mlp
         style = options.style
         if style.unit_offset or style.softcap is not None or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
+            return None
+        if self.linear_attn is not None or self.gate_row:
             return None
         qkv, output, gate_up, down = self.qkv.packed, self.output.packed, mlp.gate_up.packed, mlp.down.packed
         if qkv is None or output is None or gate_up is None or down is None:
@@ -223,7 +233,8 @@ class Block(nn.Module):
         )
 
     def _attend(self, normed: torch.Tensor, rotary: Rotary | None, step: StepAttention) -> torch.Tensor:
-        qkv = self.qkv(normed).view(len(normed), -1, self.options.head_dim)
+        rows = self.qkv(normed)
+        qkv = rows.view(len(normed), -1, self.options.head_dim)
         query, key, value = qkv[:, self._query_rows], qkv[:, self._key_rows], qkv[:, self._value_rows]
         if self.q_norm is not None and self.k_norm is not None:
             # Back into their places: the kernels want keys and values alike in memory.
@@ -231,13 +242,15 @@ class Block(nn.Module):
             key.copy_(_by_head(self.k_norm, key))
         if rotary is not None:
             rotary_(query, key, *rotary)
-        attended = step.attend(self.layer_idx, query, key, value, self._scoring)
-        result: torch.Tensor = self.output(attended.view(len(normed), -1))
+        attended = step.attend(self.layer_idx, query, key, value, self._scoring).view(len(normed), -1)
+        if self.gate_row:
+            attended = sigmoid_gate(attended, rows[:, self.gate_row :])
+        result: torch.Tensor = self.output(attended)
         return result
 
 
 def _norm(width: int, options: BlockOptions) -> RmsNorm:
-    return make_norm(width, options.style.eps, options.style.unit_offset)
+    return RmsNorm(width, options.style.eps, options.style.unit_offset)
 
 
 def _by_head(norm: RmsNorm, heads: torch.Tensor) -> torch.Tensor:
@@ -255,13 +268,18 @@ def _mlp(shapes: Shapes, options: BlockOptions) -> nn.Module:
     return GatedMlp(inner, hidden, "mlp.down_proj.bias" in shapes, options)
 
 
-def place_of(name: str, block: Block) -> tuple[str, int] | None:
-    """The projection below `block` and the first row where the tensor of this name goes, without `.weight` or `.bias`.
+def pieces_of(name: str, block: Block) -> list[Piece]:
+    """The places of the tensor of this name, without `.weight` or `.bias`, in projections below `block`.
 
-    None for a tensor that is a parameter of its own.
+    Empty for a tensor that is a parameter of its own.
     """
+    if name.startswith("linear_attn."):
+        assert block.linear_attn is not None
+        return [replace(piece, path=f"linear_attn.{piece.path}") for piece in block.linear_attn.pieces_of(name)]
     options = block.options
     query, key_value = options.heads * options.head_dim, options.kv_heads * options.head_dim
+    if name == "self_attn.q_proj" and block.gate_row:
+        return _with_gates(block)
     attention: dict[str, tuple[str, int]] = {
         "self_attn.q_proj": ("qkv", 0),
         "self_attn.qkv_proj": ("qkv", 0),
@@ -270,15 +288,22 @@ def place_of(name: str, block: Block) -> tuple[str, int] | None:
         "self_attn.o_proj": ("output", 0),
     }
     if name in attention:
-        return attention[name]
+        return [Piece(*attention[name])]
     path, _, part = name.rpartition(".")
     if not path.startswith("mlp"):  # a norm
-        return None
+        return []
     if part in ("gate_proj", "gate_up_proj"):
-        return f"{path}.gate_up", 0
+        return [Piece(f"{path}.gate_up")]
     if part == "up_proj":
         mlp: Any = block.get_submodule(path)
-        return f"{path}.gate_up", mlp.gate_up.rows // 2
-    if part == "down_proj":
-        return f"{path}.down", 0
-    return "mlp.router", 0
+        return [Piece(f"{path}.gate_up", mlp.gate_up.rows // 2)]
+    return [Piece(f"{path}.down" if part == "down_proj" else "mlp.router")]
+
+
+def _with_gates(block: Block) -> list[Piece]:
+    """The pieces of queries and their gates, which a checkpoint has head by head beside one another."""
+    width, pieces = block.options.head_dim, []
+    for head in range(block.options.heads):
+        for first_row, of_head in ((0, 2 * head), (block.gate_row, 2 * head + 1)):
+            pieces.append(Piece("qkv", first_row + head * width, of_head * width, (of_head + 1) * width))
+    return pieces

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from edgeshard_agent.model.attention.attention import Rotary, StepAttention
-from edgeshard_agent.model.blocks import Block, BlockOptions, Shapes, make_norm, place_of
+from edgeshard_agent.model.blocks import Block, BlockOptions, RmsNorm, Shapes, pieces_of
 from edgeshard_agent.model.decoder import DecoderModules
 from edgeshard_agent.model.modules import Batch, StageContext
 from edgeshard_agent.model.projection import whole
@@ -93,7 +93,7 @@ class FusedModules(DecoderModules):
         return RotaryFrequencies(rope.rotations(self.context.decoder.fields, shape.head_dim, shape.max_context))
 
     def _final_norm(self) -> torch.nn.Module:
-        return make_norm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
+        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
 
     def _shapes(self, layer: int) -> Shapes:
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
@@ -111,6 +111,7 @@ class FusedModules(DecoderModules):
             head_dim=shape.head_dim,
             hidden_size=shape.hidden_size,
             window=self._windows[layer],
+            states=shape.states[layer] if shape.states else (),
             integers=context.block_integers,
             expert_integers=context.expert_integers(layer),
         )
@@ -118,11 +119,12 @@ class FusedModules(DecoderModules):
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         block: Any = self.layers[index]
         path, _, kind = self.context.architecture.place(name).parameter.rpartition(".")
-        place = place_of(path, block)
-        if place is not None:
-            self._fill(block.get_submodule(place[0]), kind, place[1], value)
-        else:  # a norm
-            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value))
+        pieces = pieces_of(path, block)
+        for piece in pieces:
+            self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value))
+        if not pieces:  # a norm, or what a state decays by
+            dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
+            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
         """The blocks for a single native call; none where any of them has no such form."""

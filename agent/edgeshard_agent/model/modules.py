@@ -153,9 +153,9 @@ class StageModules(nn.Module):
                 return name
         return None
 
-    def _assign(self, places: tuple[str, ...], value: torch.Tensor) -> None:
-        """One parameter in all its places, so that a tied one is in memory once."""
-        memory = self._memory(value)
+    def _assign(self, places: tuple[str, ...], value: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """One parameter in all its places, so that a tied one is in memory once; `dtype` is that of `_memory`."""
+        memory = self._memory(value, dtype)
         parameter = nn.Parameter(memory, requires_grad=False)
         for place in places:
             owner, _, name = place.rpartition(".")

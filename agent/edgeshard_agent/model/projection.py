@@ -6,7 +6,7 @@ What a checkpoint keeps as several matrices with one input (q, k and v; gate and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -26,6 +26,23 @@ class Integers:
 
     format: IntegerFormat
     group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The place of a checkpoint's tensor, or of some of its rows, in a projection: its path, and a first row."""
+
+    path: str
+    first_row: int = 0
+    begin: int = 0
+    end: int | None = None
+
+    def of(self, value: torch.Tensor | QuantizedWeight) -> torch.Tensor | QuantizedWeight:
+        """The rows of the tensor that go there."""
+        rows = slice(self.begin, self.end)
+        if isinstance(value, QuantizedWeight):
+            return replace(value, values=value.values[rows], scales=value.scales[rows])
+        return value[rows]
 
 
 def _passing_memory(shape: torch.Size, dtype: torch.dtype, device: str) -> torch.Tensor:

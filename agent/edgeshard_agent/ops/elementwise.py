@@ -1,4 +1,4 @@
-"""Operators between the linear layers: RMS norms, rotary embedding and the gated activation.
+"""Operators between the linear layers: RMS norms, rotary embedding and gates.
 
 Numbers are rounded to the dtype where transformers' modules round them, so that a model gives the same with either.
 """
@@ -15,11 +15,17 @@ from edgeshard_agent.ops import native
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    *,
+    unit_offset: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normalised, sum): s = x + residual (x itself without one), and s / rms(s) * weight, both [rows, width].
 
     As transformers' LlamaRMSNorm: in float32, and rounded to x's dtype before the multiplication by `weight` [width].
+    With a `unit_offset`, as its Gemma2RMSNorm: s / rms(s) * (1 + weight), rounded once.
     """
     if weight.shape != x.shape[1:] or (residual is not None and residual.shape != x.shape):
         raise InvalidArgumentError(
@@ -32,6 +38,8 @@ def rms_norm(
         summed = x if residual is None else x + residual
         wide = summed.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        if unit_offset:
+            return (wide * (1.0 + weight.float())).to(x.dtype), summed
         return weight * wide.to(x.dtype), summed
     normalised = torch.empty_like(x)
     summed = x if residual is None else torch.empty_like(x)
@@ -44,6 +52,7 @@ def rms_norm(
         x.shape[0],
         x.shape[1],
         eps,
+        int(unit_offset),
         native.ELEMENTS[x.dtype],
     )
     return normalised, summed
@@ -159,6 +168,54 @@ def gated_group_norm(
     )
     library.edgeshard_gated_group_norm(ctypes.addressof(call), torch.get_num_threads())
     return out
+
+
+def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight * silu(gate), [rows, heads, width], of x as it is and a gate [rows, heads * width].
+
+    As transformers' Qwen3_5RMSNormGated: rounded to the dtype before either multiplication, and at the end.
+    """
+    rows, heads, width = x.shape
+    if gate.shape != (rows, heads * width) or weight.shape != (width,):
+        raise InvalidArgumentError(
+            f"x is {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)}; they must be "
+            "[rows, heads, width], [rows, heads * width] and [width]",
+            field="gate",
+        )
+    library = _library(x, weight) if gate.dtype is x.dtype and gate.stride(1) == 1 else None
+    if library is None:
+        normed, _ = rms_norm(x.reshape(-1, width), weight, eps)
+        return (normed.view(x.shape) * silu(gate.reshape(x.shape).float())).to(x.dtype)
+    out = torch.empty_like(x)
+    library.edgeshard_gated_norm(
+        x.data_ptr(),
+        gate.data_ptr(),
+        gate.stride(0),
+        weight.data_ptr(),
+        out.data_ptr(),
+        rows,
+        heads,
+        width,
+        eps,
+        native.ELEMENTS[x.dtype],
+    )
+    return out
+
+
+def sigmoid_gate(values: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """values * sigmoid(gate), both [rows, width]; `values` may be written over."""
+    if values.shape != gate.shape:
+        raise InvalidArgumentError(
+            f"values are {tuple(values.shape)}, gate {tuple(gate.shape)}; they must be alike", field="gate"
+        )
+    library = _library(values) if gate.dtype is values.dtype and gate.stride(1) == 1 else None
+    if library is None:
+        return values * torch.sigmoid(gate)
+    rows, width = values.shape
+    library.edgeshard_sigmoid_gate(
+        values.data_ptr(), gate.data_ptr(), gate.stride(0), rows, width, native.ELEMENTS[values.dtype]
+    )
+    return values
 
 
 def _library(first: torch.Tensor, *others: torch.Tensor) -> ctypes.CDLL | None:

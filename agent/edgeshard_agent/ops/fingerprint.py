@@ -14,11 +14,12 @@ from torch.nn.functional import gelu, silu
 
 from edgeshard_agent.ops import native
 from edgeshard_agent.ops.attention import Scoring, SpanTables, attend
-from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.elementwise import gated_norm, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.kv_arena import NativeArena, PanelArena
 from edgeshard_agent.ops.kv_int4 import PAGE, Int4Arena
 from edgeshard_agent.ops.linear import ROW_DTYPES, PackedLinear
 from edgeshard_agent.ops.quantize import Scheme
+from edgeshard_agent.ops.recurrent import delta_gates, gated_delta_rule, short_convolution
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _ROWS = 13
@@ -50,7 +51,10 @@ def _outputs() -> Iterator[torch.Tensor]:
     for dtype in _DTYPES:
         wide = _made(_ROWS, 1000).to(dtype)
         yield from rms_norm(wide, _made(1000).to(dtype), 1e-5, wide.flip(0))
+        yield rms_norm(wide, _made(1000).to(dtype), 1e-5, unit_offset=True)[0]
         yield swiglu(wide * 4)
+        yield sigmoid_gate(wide.flip(0).contiguous(), wide * 4)
+        yield from _advanced(dtype)
         # What blocks leave to torch: other activations, norms in float32, a router's shares.
         yield gelu(wide, approximate="tanh")
         yield silu(wide)
@@ -82,6 +86,21 @@ def _attended(dtype: torch.dtype, arena: NativeArena) -> Iterator[torch.Tensor]:
             length = torch.tensor([_PAST + rows], dtype=torch.int32)
             spans = SpanTables(table, length, torch.tensor([0, rows], dtype=torch.int32), PAGE)
             yield attend(query[:rows], key[:rows], value[:rows], arena, spans, scoring)
+
+
+def _advanced(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The gated delta rule with what lies around it, of tokens of one request: a key head and two value heads."""
+    slots, edges = torch.tensor([0], dtype=torch.int32), torch.tensor([0, _ROWS], dtype=torch.int32)
+    width = 4 * _HEAD_DIM
+    tails = _made(1, 3, width).to(dtype)
+    mixed = short_convolution(_made(_ROWS, width).to(dtype), _made(width, 4).to(dtype), tails, slots, edges)
+    query, key = (mixed[:, at : at + _HEAD_DIM].unsqueeze(1) for at in (0, _HEAD_DIM))
+    value = mixed[:, 2 * _HEAD_DIM :].view(_ROWS, 2, _HEAD_DIM)
+    gates = delta_gates(*(_made(_ROWS, 4) * 4).to(dtype).chunk(2, dim=1), _made(2), _made(2).flip(0))
+    states = _made(1, 2, _HEAD_DIM, _HEAD_DIM)
+    found = gated_delta_rule(query, key, value, *gates, states, slots, edges)
+    yield from (mixed, *gates, states)
+    yield gated_norm(found, _made(_ROWS, 2 * _HEAD_DIM).to(dtype), _made(_HEAD_DIM).to(dtype), 1e-6)
 
 
 def _made(*shape: int) -> torch.Tensor:

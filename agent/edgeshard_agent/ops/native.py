@@ -144,7 +144,12 @@ _SIGNATURES = {
     "edgeshard_use_kernels": (None, (_INT,)),
     "edgeshard_idle_spin": (None, (_INT, _LONG)),
     "edgeshard_linear": (None, (_POINTER, _POINTER, _LONG, _INT, _POINTER, _LONG, _INT, _INT)),
-    "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT)),
+    "edgeshard_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, c_float, _INT, _INT)),
+    "edgeshard_gated_norm": (
+        None,
+        (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _INT, _INT, _INT, c_float, _INT),
+    ),
+    "edgeshard_sigmoid_gate": (None, (_POINTER, _POINTER, _LONG, _INT, _INT, _INT)),
     "edgeshard_swiglu": (None, (_POINTER, _POINTER, _INT, _INT, _INT)),
     "edgeshard_rotary": (None, (_POINTER, _LONG, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _INT, _INT)),
     "edgeshard_blocks": (c_int64, (_POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
@@ -153,6 +158,10 @@ _SIGNATURES = {
     "edgeshard_delta_rule": (_INT, (_POINTER, _INT)),
     "edgeshard_selective_scan": (_INT, (_POINTER, _INT)),
     "edgeshard_gated_group_norm": (None, (_POINTER, _INT)),
+    "edgeshard_delta_gates": (
+        None,
+        (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
+    ),
     "edgeshard_crc32c": (c_uint32, (_POINTER, _LONG)),
     "edgeshard_sample": (None, (_POINTER, _INT, _INT)),
 }

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import silu, softplus
 
 from edgeshard.domain.errors import InvalidArgumentError
 from edgeshard_agent.ops import native
@@ -200,6 +200,38 @@ def selective_scan(
     )
     _check_slot(library.edgeshard_selective_scan(ctypes.addressof(call), torch.get_num_threads()))
     return out
+
+
+def delta_gates(beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    """(log_decay, beta) of `gated_delta_rule`, [T, value heads] in float32, from what a layer projects, of that shape.
+
+    They are -exp(a_log) * softplus(step + dt_bias), and sigmoid(beta) rounded to its dtype; `a_log` and `dt_bias`
+    [value heads] are float32.
+    """
+    if beta.shape != step.shape or a_log.shape != dt_bias.shape or beta.shape[1:] != a_log.shape:
+        raise InvalidArgumentError(
+            f"beta is {tuple(beta.shape)}, step {tuple(step.shape)}, a_log {tuple(a_log.shape)}, dt_bias "
+            f"{tuple(dt_bias.shape)}; they must be [T, heads] twice and [heads] twice",
+            field="step",
+        )
+    fits = beta.dtype is step.dtype and beta.dtype in native.ELEMENTS and beta.stride() == step.stride()
+    library = _library(a_log, dt_bias) if fits and beta.is_cpu and beta.stride(1) == 1 else None
+    if library is None:
+        return -a_log.exp() * softplus(step.float() + dt_bias), beta.sigmoid().float()
+    log_decay, opened = torch.empty(beta.shape), torch.empty(beta.shape)
+    library.edgeshard_delta_gates(
+        beta.data_ptr(),
+        step.data_ptr(),
+        beta.stride(0),
+        a_log.data_ptr(),
+        dt_bias.data_ptr(),
+        log_decay.data_ptr(),
+        opened.data_ptr(),
+        len(beta),
+        beta.shape[1],
+        native.ELEMENTS[beta.dtype],
+    )
+    return log_decay, opened
 
 
 def _library(first: Tensor, *others: Tensor) -> ctypes.CDLL | None:

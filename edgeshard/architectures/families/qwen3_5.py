@@ -6,7 +6,7 @@ from __future__ import annotations
 from edgeshard.architectures import gated_delta
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import gated_mlp
-from edgeshard.architectures.record import Architecture, Library, Plugged, Shapes
+from edgeshard.architectures.record import Architecture, Fused, Library, Shapes
 from edgeshard.architectures.rope import Rope
 from edgeshard.architectures.shape import ModelShape
 
@@ -31,5 +31,7 @@ ARCHITECTURE = Architecture(
     kv=gated_delta.kv,
     states=gated_delta.states,
     library=Library("qwen3_5", "Qwen3_5", config="Qwen3_5TextConfig", rotary="Qwen3_5TextRotaryEmbedding"),
-    runs=Plugged(float32=gated_delta.FLOAT32, mixers=gated_delta.MIXERS),
+    runs=Fused(gated_delta.style, float32=gated_delta.FLOAT32),
+    ends=gated_delta.ends,
+    whole=gated_delta.WHOLE,
 )

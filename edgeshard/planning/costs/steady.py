@@ -136,8 +136,9 @@ def steady(
         if most is None:
             whole_s = _whole_s(np.maximum(prompt_s, times.together_s), requests, rounds, prompt_s)
             between_s = np.where(chunks.single, np.maximum(between_s, whole_s), between_s)
-        seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
-        between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
+        with np.errstate(invalid="ignore"):  # all of them are infinite where a link is missing
+            seldom_s = _period_s(with_prompt_s - turns * round_s, rounds * round_s, requests, prompt_s)
+            between_s = np.where(rounds >= turns * (requests - prompt_s / seldom_s), seldom_s, between_s)
     least_s = np.maximum(times.station_s, chunks.full * full_s + chunks.rest * rest_s)
     return Steady(np.maximum(between_s, least_s), prompt_s, round_s, requests, rounds)
 

@@ -144,14 +144,16 @@ def _by_requests(problem: PlanProblem, pair: Pair, better: str, other: Tried) ->
     asked = replace(problem, objective=Objective.THROUGHPUT)
     free = replace(asked, concurrency=None)
     nodes = nodes_alone(free)
-    most, whole = plan(free, alternatives=0), replicas(free, nodes)
-    at_once = max(
-        sum(item.requests for item in whole.replicas), most.prediction.load.requests if most.prediction else 1
-    )
-    tried = [2**exponent for exponent in range((at_once - 1).bit_length() + 1)]
-    now = problem.request_limit
+    now, whole = problem.request_limit, replicas(free, nodes)
+    at_once = sum(item.requests for item in whole.replicas)
     # Rates only rise with the requests allowed: a way that loses without a limit to the winner of now loses in between.
-    least_s = whole.cost(Objective.THROUGHPUT) if pair.plan_wins else _bound_s(most)
+    if pair.plan_wins and now is not None:
+        least_s = whole.cost(Objective.THROUGHPUT)  # beyond what replicas hold only plans gain
+    else:
+        most = plan(free, alternatives=0)
+        at_once = max(at_once, most.prediction.load.requests if most.prediction else 1)
+        least_s = whole.cost(Objective.THROUGHPUT) if pair.plan_wins else _bound_s(most)
+    tried = [2**exponent for exponent in range((at_once - 1).bit_length() + 1)]
     hopeless = least_s > min(pair.plan_cost, pair.whole_cost) * (1 + _SAME)
 
     def wins(number: int) -> bool:

@@ -72,6 +72,17 @@ _GEMMA2 = _LLAMA | {
     "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }
+_HYBRID = _LLAMA | {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+}
 CONFIGS = {
     "llama": _LLAMA,
     "mistral-window": _LLAMA
@@ -79,6 +90,7 @@ CONFIGS = {
     "qwen3-tied": _LLAMA
     | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True, "head_dim": 80},
     "gemma2": _GEMMA2,
+    "qwen3_5": _HYBRID,
     "qwen3_moe": _LLAMA
     | {
         "model_type": "qwen3_moe",
@@ -129,7 +141,7 @@ def stage(name: str, scheme: str, layers: LayerRange, kv_blocks: int = KV_BLOCKS
     dtype = DType.BFLOAT16 if quantisation else DType(scheme)
     return StageModel.with_kv(
         StageWeights.load(weights(name), CONFIGS[name], layers, dtype=dtype, device="cpu", quantisation=quantisation),
-        KvMemory(KvFormat.INT4 if kept else dtype, kv_blocks, BLOCK_TOKENS),
+        KvMemory(KvFormat.INT4 if kept else dtype, kv_blocks, BLOCK_TOKENS, slots=REQUESTS),
     )
 
 
@@ -147,8 +159,12 @@ def advance(stages: Sequence[StageModel], plan: StepPlan, tokens: np.ndarray) ->
     return stages[-1].logits(plan, value)
 
 
+def has_states(stages: Sequence[StageModel]) -> bool:
+    return any(each.pool.states.slots for each in stages)
+
+
 Kept = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values [length, KV heads, head dim] of each layer."""
+"""Keys and values [length, KV heads, head dim] of each layer that keeps any."""
 
 
 def kept(stages: Sequence[StageModel], request: int) -> Kept:
@@ -157,6 +173,8 @@ def kept(stages: Sequence[StageModel], request: int) -> Kept:
         table = each.pool.table(request)
         slots = (torch.tensor(table.blocks).unsqueeze(1) * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).view(-1)
         for layer in range(each.layers.first, each.layers.end):
+            if each.shape.kv and not each.shape.kv[layer].heads:
+                continue
             found.append(each.pool.arena(layer).read(slots[: table.length]))
     return found
 
@@ -168,16 +186,21 @@ def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
     answers = []
     blocks = tuple(range(LONGEST // BLOCK_TOKENS))
     for tokens in sequences():
-        plan = StepPlan(grants=(KvGrant(0, 0, blocks),), spans=(Span(0, 0, LONGEST, sampling=Sampling()),))
+        slot = 0 if has_states(whole) else None
+        plan = StepPlan(grants=(KvGrant(0, 0, blocks, slot=slot),), spans=(Span(0, 0, LONGEST, sampling=Sampling()),))
         answers.append((advance(whole, plan, tokens), kept(whole, 0)))
         whole[0].reset()
     return answers
 
 
 class Schedule:
-    """Random steps of up to 16 requests: decodes, chunks, drafts to verify, tokens taken back, and replays."""
+    """Random steps of up to 16 requests: decodes, chunks, drafts to verify, tokens taken back, and replays.
+
+    A state cannot be taken back: requests that keep one are replayed instead.
+    """
 
     def __init__(self, seed: int) -> None:
+        self.has_states = False
         self.chance = random.Random(seed)
         self.cut = tuple(sorted(self.chance.sample(range(1, LAYERS), self.chance.randrange(LAYERS))))
         self.requests = self.chance.choice((1, 2, 5, REQUESTS))
@@ -205,9 +228,9 @@ class Schedule:
             new = chance.randint(2, 8)
         elif kind == "chunk" or not length:
             new = chance.randint(1, 150 if request == 0 else 20)
-        elif kind == "take back":
+        elif kind == "take back" and not self.has_states:
             first, new = length - chance.randint(1, min(8, length)), chance.randint(1, 8)
-        elif kind == "replay" and length <= most_replayed:
+        elif kind in ("replay", "take back") and length <= most_replayed:
             frees.append(request)
             self.free += self.tables[request]
             self.tables[request] = []
@@ -221,7 +244,8 @@ class Schedule:
         needed = -(-(first + count) // BLOCK_TOKENS) - len(table)
         if needed > 0:
             taken = [self.free.pop(0) for _ in range(needed)]
-            grants.append(KvGrant(request, len(table), tuple(taken)))
+            slot = request if self.has_states and not table else None
+            grants.append(KvGrant(request, len(table), tuple(taken), slot=slot))
             table += taken
         sampling = Sampling() if first < self.lengths[request] or first == 0 else None
         self.lengths[request] = first + count
@@ -239,6 +263,7 @@ def check_schedule(name: str, scheme: str, seed: int, set_threads: Callable[[int
     wanted = reference(name, scheme)
     schedule = Schedule(seed)
     stages = pipeline(name, scheme, schedule.cut)
+    schedule.has_states = has_states(stages)
     for each in stages:
         each.reset()
     tokens = sequences()

@@ -1,4 +1,4 @@
-"""RMS norm, rotary embedding, the gated activation and paged attention against the definition written out in torch."""
+"""RMS norms, rotary embedding, gates and paged attention against the definition written out in torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgeshard_agent.ops.elementwise import rms_norm, rotary_, swiglu
+from edgeshard_agent.ops.elementwise import gated_norm, rms_norm, rotary_, sigmoid_gate, swiglu
 from torch.nn.functional import silu
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
 from edgeshard.domain.errors import InvalidArgumentError
 
@@ -38,6 +40,38 @@ def test_rms_norm_is_transformers(width: int, dtype: torch.dtype, kernels: str) 
     normalised, summed = rms_norm(x, module.weight.data, 1e-5)
     assert torch.equal(summed, x)
     close(normalised, module(x).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 100, 1024])
+def test_rms_norm_with_a_unit_offset_is_transformers(width: int, dtype: torch.dtype, kernels: str) -> None:
+    x, residual = made(5, width, dtype=dtype) * 3, made(5, width, seed=1, dtype=dtype)
+    module = Gemma2RMSNorm(width, eps=1e-5)
+    module.weight.data = made(width, seed=2, dtype=dtype)
+    normalised, summed = rms_norm(x, module.weight.data, 1e-5, residual, unit_offset=True)
+    assert torch.equal(summed, x + residual)
+    close(normalised, module(x + residual).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "width"), [(1, 1), (3, 24), (4, 128)])
+def test_gated_norm_is_transformers(heads: int, width: int, dtype: torch.dtype, kernels: str) -> None:
+    x, packed = made(5, heads, width, dtype=dtype) * 3, made(5, 2 * heads * width, seed=1, dtype=dtype) * 4
+    gate = packed[:, heads * width :]
+    module = Qwen3_5RMSNormGated(width, eps=1e-6)
+    module.weight.data = made(width, seed=2, dtype=dtype)
+    before = x.clone()
+    close(gated_norm(x, gate, module.weight.data, 1e-6), module(x, gate.reshape(x.shape)).detach())
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 17, 512])
+def test_sigmoid_gate(width: int, dtype: torch.dtype, kernels: str) -> None:
+    values, packed = made(4, width, dtype=dtype), made(4, width + 3, seed=1, dtype=dtype) * 10
+    gate = packed[:, 3:]
+    expected = values * torch.sigmoid(gate)
+    close(sigmoid_gate(values, gate), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,6 +113,8 @@ def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
     cases: list[tuple[str, Callable[[], object]]] = [
         ("x", lambda: rms_norm(x, made(7), 1e-5)),
         ("x", lambda: rms_norm(x, weight, 1e-5, made(3, 8))),
+        ("gate", lambda: gated_norm(made(2, 3, 4), made(2, 8), made(4), 1e-5)),
+        ("gate", lambda: sigmoid_gate(made(2, 8), made(2, 4))),
         ("gate_up", lambda: swiglu(made(2, 7))),
         ("gate_up", lambda: swiglu(x, made(2, 8))),
         ("cos", lambda: rotary_(made(2, 1, 8), made(2, 1, 8), made(2, 10), made(2, 10))),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from edgeshard_agent.ops.elementwise import gated_group_norm
-from edgeshard_agent.ops.recurrent import ScanHeads, gated_delta_rule, selective_scan, short_convolution
+from edgeshard_agent.ops.recurrent import ScanHeads, delta_gates, gated_delta_rule, selective_scan, short_convolution
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -243,6 +243,19 @@ def test_a_gated_group_norm_is_transformers(width: int, groups: int, dtype: torc
         gated_group_norm(x, gate, weight, 1e-6, width + 1)
     with pytest.raises(InvalidArgumentError, match="float32"):
         gated_group_norm(x.double(), gate, weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 6, 32])
+def test_gates_are_transformers(heads: int, dtype: torch.dtype, kernels: str) -> None:
+    beta, step = (made(9, 2 * heads, dtype=dtype) * 8).chunk(2, dim=1)
+    a_log, dt_bias = made(heads, seed=1), made(heads, seed=2) * 5
+    log_decay, opened = delta_gates(beta, step, a_log, dt_bias)
+    assert log_decay.dtype is opened.dtype is torch.float32
+    torch.testing.assert_close(log_decay, -a_log.exp() * softplus(step.float() + dt_bias), rtol=1e-5, atol=1e-7)
+    close(opened.to(dtype), beta.sigmoid())
+    with pytest.raises(InvalidArgumentError):
+        delta_gates(beta, step, a_log, made(heads + 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

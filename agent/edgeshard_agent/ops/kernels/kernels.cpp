@@ -209,15 +209,33 @@ void quantize(const Linear& linear, const void* x, int32_t element, int8_t* row,
 
 template <class T>
 void rms_norm_of(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
-                 float eps) {
+                 float eps, bool unit_offset) {
     rms_norm_row(static_cast<const T*>(x), static_cast<const T*>(residual), static_cast<const T*>(weight),
-                 static_cast<T*>(normalised), static_cast<T*>(sum), width, eps);
+                 static_cast<T*>(normalised), static_cast<T*>(sum), width, eps, unit_offset);
 }
 
 void rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum, int32_t width,
-              float eps, int32_t element) {
+              float eps, bool unit_offset, int32_t element) {
     auto run = element == ELEMENT_BF16 ? rms_norm_of<uint16_t> : rms_norm_of<float>;
-    run(x, residual, weight, normalised, sum, width, eps);
+    run(x, residual, weight, normalised, sum, width, eps, unit_offset);
+}
+
+template <class T>
+void gated_norm_of(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps) {
+    gated_norm_row(static_cast<const T*>(x), static_cast<const T*>(gate), static_cast<const T*>(weight),
+                   static_cast<T*>(out), width, eps);
+}
+
+void gated_norm(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
+                int32_t element) {
+    (element == ELEMENT_BF16 ? gated_norm_of<uint16_t> : gated_norm_of<float>)(x, gate, weight, out, width, eps);
+}
+
+void sigmoid_gate(void* values, const void* gate, int32_t width, int32_t element) {
+    if (element == ELEMENT_BF16)
+        sigmoid_gate_row(static_cast<uint16_t*>(values), static_cast<const uint16_t*>(gate), width);
+    else
+        sigmoid_gate_row(static_cast<float*>(values), static_cast<const float*>(gate), width);
 }
 
 void swiglu(const void* gate_up, void* out, int32_t inner, int32_t element) {
@@ -300,8 +318,19 @@ void gated_group_norm(const GatedGroupNorm& n, int32_t first, int32_t end) {
         (n.element == ELEMENT_BF16 ? gated_group_norm_row<uint16_t> : gated_group_norm_row<float>)(n, row);
 }
 
+void delta_gates(const void* beta, const void* step, const float* a_log, const float* dt_bias, float* log_decay,
+                 float* opened, int32_t heads, int32_t element) {
+    if (element == ELEMENT_BF16)
+        delta_gates_row(static_cast<const uint16_t*>(beta), static_cast<const uint16_t*>(step), a_log, dt_bias,
+                        log_decay, opened, heads);
+    else
+        delta_gates_row(static_cast<const float*>(beta), static_cast<const float*>(step), a_log, dt_bias, log_decay,
+                        opened, heads);
+}
+
 }  // namespace
 
 extern const Kernels ES_ISA;
-const Kernels ES_ISA = {linear,          quantize, rms_norm,    swiglu,     rotary,         write_kv,  attention,
-                        merge_attention, sample,   convolution, delta_rule, selective_scan, gated_group_norm};
+const Kernels ES_ISA = {linear,   quantize,  rms_norm,        gated_norm, sigmoid_gate, swiglu,     rotary,
+                        write_kv, attention, merge_attention, sample,     convolution,  delta_rule, selective_scan,
+                        gated_group_norm, delta_gates};

@@ -194,7 +194,10 @@ struct Kernels {
     void (*quantize)(const Linear&, const void* x, int32_t element, int8_t* row, float* scales, int32_t* offsets);
     // One row of rms_norm; `residual` may be null. Both outputs are written.
     void (*rms_norm)(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                     int32_t width, float eps, int32_t element);
+                     int32_t width, float eps, bool unit_offset, int32_t element);
+    void (*gated_norm)(const void* x, const void* gate, const void* weight, void* out, int32_t width, float eps,
+                       int32_t element);
+    void (*sigmoid_gate)(void* values, const void* gate, int32_t width, int32_t element);
     void (*swiglu)(const void* gate_up, void* out, int32_t inner, int32_t element);
     // One head, rotated in place.
     void (*rotary)(void* head, const void* cos, const void* sin, int32_t rotary_dim, int32_t element,
@@ -207,5 +210,8 @@ struct Kernels {
     void (*convolution)(const Convolution&, int32_t first, int32_t end);  // of spans * convolution_pieces
     void (*delta_rule)(const DeltaRule&, int32_t first, int32_t end);     // of spans * value_heads * delta_pieces
     void (*selective_scan)(const SelectiveScan&, int32_t first, int32_t end);  // of spans * heads * scan_pieces
-    void (*gated_group_norm)(const GatedGroupNorm&, int32_t first, int32_t end);          // of rows
+    void (*gated_group_norm)(const GatedGroupNorm&, int32_t first, int32_t end);     // of rows
+    // One row of all value heads.
+    void (*delta_gates)(const void* beta, const void* step, const float* a_log, const float* dt_bias, float* log_decay,
+                        float* opened, int32_t heads, int32_t element);
 };

@@ -29,8 +29,10 @@ ES_INLINE Float16 rounded_to(const uint16_t*, Float16 values) {
     return load_bf16(halves);
 }
 
+// With a unit offset it multiplies by 1 + weight and rounds once, at the end.
 template <class T>
-void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised, T* sum, int width, float eps) {
+void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised, T* sum, int width, float eps,
+                  bool unit_offset) {
     Float16 squares = {};
     for (int i = 0; i < width; i += LANES) {
         Float16 values = load_some(x + i, width - i);
@@ -40,8 +42,29 @@ void rms_norm_row(const T* x, const T* residual, const T* weight, T* normalised,
     }
     const Float16 scale = splat(1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + eps));
     for (int i = 0; i < width; i += LANES) {
-        Float16 values = rounded_to(x, load_some(sum + i, width - i) * scale);
-        store_some(normalised + i, values * load_some(weight + i, width - i), width - i);
+        const Float16 values = load_some(sum + i, width - i) * scale, factors = load_some(weight + i, width - i);
+        store_some(normalised + i, unit_offset ? values * (factors + splat(1.0f)) : rounded_to(x, values) * factors,
+                   width - i);
+    }
+}
+
+// The norm of a row times silu(gate), which is not rounded.
+template <class T>
+void gated_norm_row(const T* x, const T* gate, const T* weight, T* out, int width, float eps) {
+    rms_norm_row(x, static_cast<const T*>(nullptr), weight, out, out, width, eps, false);
+    for (int i = 0; i < width; i += LANES) {
+        const Float16 opened = load_some(gate + i, width - i);
+        const Float16 factor = opened / (splat(1.0f) + exp16(-opened));
+        store_some(out + i, load_some(out + i, width - i) * factor, width - i);
+    }
+}
+
+// values * sigmoid(gate), in place.
+template <class T>
+void sigmoid_gate_row(T* values, const T* gate, int width) {
+    for (int i = 0; i < width; i += LANES) {
+        const Float16 opened = rounded_to(gate, splat(1.0f) / (splat(1.0f) + exp16(-load_some(gate + i, width - i))));
+        store_some(values + i, load_some(values + i, width - i) * opened, width - i);
     }
 }
 

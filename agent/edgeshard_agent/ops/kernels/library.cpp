@@ -163,13 +163,33 @@ void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int
 }
 
 void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                        int32_t rows, int32_t width, float eps, int32_t element) {
+                        int32_t rows, int32_t width, float eps, int32_t unit_offset, int32_t element) {
     const int64_t row_bytes = width * size_of(element);
     for (int64_t offset = 0; offset < rows * row_bytes; offset += row_bytes)
         chosen.kernels->rms_norm(static_cast<const char*>(x) + offset,
                                  residual ? static_cast<const char*>(residual) + offset : nullptr, weight,
                                  static_cast<char*>(normalised) + offset, static_cast<char*>(sum) + offset, width, eps,
-                                 element);
+                                 unit_offset != 0, element);
+}
+
+void edgeshard_gated_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
+                          int32_t rows, int32_t heads, int32_t width, float eps, int32_t element) {
+    const int64_t size = size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t offset = (r * heads + h) * width * size;
+            chosen.kernels->gated_norm(static_cast<const char*>(x) + offset,
+                                       static_cast<const char*>(gate) + (r * gate_stride + h * width) * size, weight,
+                                       static_cast<char*>(out) + offset, width, eps, element);
+        }
+}
+
+void edgeshard_sigmoid_gate(void* values, const void* gate, int64_t gate_stride, int32_t rows, int32_t width,
+                            int32_t element) {
+    const int64_t size = size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->sigmoid_gate(static_cast<char*>(values) + r * width * size,
+                                     static_cast<const char*>(gate) + r * gate_stride * size, width, element);
 }
 
 void edgeshard_idle_spin(int32_t cores, int64_t nanoseconds) { awake->keep(cores, nanoseconds); }
@@ -235,6 +255,15 @@ int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count
 void edgeshard_gated_group_norm(const GatedGroupNorm* norm, int32_t thread_count) {
     threads->share(norm->rows, thread_count,
                    [&](int32_t first, int32_t end) { chosen.kernels->gated_group_norm(*norm, first, end); });
+}
+
+void edgeshard_delta_gates(const void* beta, const void* step, int64_t stride, const float* a_log, const float* dt_bias,
+                           float* log_decay, float* opened, int32_t rows, int32_t heads, int32_t element) {
+    const int64_t row_bytes = stride * size_of(element);
+    for (int64_t r = 0; r < rows; r++)
+        chosen.kernels->delta_gates(static_cast<const char*>(beta) + r * row_bytes,
+                                    static_cast<const char*>(step) + r * row_bytes, a_log, dt_bias,
+                                    log_decay + r * heads, opened + r * heads, heads, element);
 }
 
 void edgeshard_sample(const SampledRows* sampled, int32_t rows, int32_t thread_count) {

@@ -21,7 +21,13 @@ void edgeshard_linear(const Linear* linear, const void* x, int64_t x_stride, int
                       int64_t out_stride, int32_t element, int32_t thread_count);
 
 void edgeshard_rms_norm(const void* x, const void* residual, const void* weight, void* normalised, void* sum,
-                        int32_t rows, int32_t width, float eps, int32_t element);
+                        int32_t rows, int32_t width, float eps, int32_t unit_offset, int32_t element);
+
+// `out` and x are [rows][heads][width], a row of gates begins every `gate_stride`; `values` are [rows][width].
+void edgeshard_gated_norm(const void* x, const void* gate, int64_t gate_stride, const void* weight, void* out,
+                          int32_t rows, int32_t heads, int32_t width, float eps, int32_t element);
+void edgeshard_sigmoid_gate(void* values, const void* gate, int64_t gate_stride, int32_t rows, int32_t width,
+                            int32_t element);
 
 void edgeshard_swiglu(const void* gate_up, void* out, int32_t rows, int32_t inner, int32_t element);
 
@@ -38,6 +44,10 @@ int32_t edgeshard_delta_rule(const DeltaRule* rule, int32_t thread_count);
 int32_t edgeshard_selective_scan(const SelectiveScan* scan, int32_t thread_count);
 
 void edgeshard_gated_group_norm(const GatedGroupNorm* norm, int32_t thread_count);
+
+// The last two of the rule from raw ones: `beta` and `step` have `stride` between rows, the outputs are [rows][heads].
+void edgeshard_delta_gates(const void* beta, const void* step, int64_t stride, const float* a_log, const float* dt_bias,
+                           float* log_decay, float* opened, int32_t rows, int32_t heads, int32_t element);
 
 // CRC32C of so many bytes.
 uint32_t edgeshard_crc32c(const void* data, int64_t size);

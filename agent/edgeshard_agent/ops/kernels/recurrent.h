@@ -53,6 +53,20 @@ void convolve(const Convolution& c, int32_t first, int32_t end) {
     }
 }
 
+// What the projections of a row open and let decay: sigmoid(beta), and -exp(a_log) * softplus(step + dt_bias).
+template <class T>
+void delta_gates_row(const T* beta, const T* step, const float* a_log, const float* dt_bias, float* log_decay,
+                     float* opened, int heads) {
+    for (int h = 0; h < heads; h += LANES) {
+        const Float16 raw = load_some(beta + h, heads - h);
+        store_some(opened + h, rounded_to(beta, splat(1.0f) / (splat(1.0f) + exp16(-raw))), heads - h);
+    }
+    for (int h = 0; h < heads; h++) {
+        const float x = as_float(step[h]) + dt_bias[h];
+        log_decay[h] = -std::exp(a_log[h]) * (x > 20.0f ? x : std::log1p(std::exp(x)));
+    }
+}
+
 // row / sqrt(its squares' sum + eps) * scale.
 template <class T>
 ES_INLINE void l2_normalised(const T* row, float scale, int width, float* out) {
