@@ -198,7 +198,7 @@ MODELS: dict[str, tuple[int, dict[str, tuple[int, ...]]]] = {
         400_711_848_960,
         {
             "layers.46.feed_forward.up_proj.weight": (16_384, 5120),
-            "layers.47.feed_forward.experts.gate_up_proj": (128, 5120, 16_384),
+            "layers.47.feed_forward.experts.127.gate_up_proj": (5120, 16_384),
         },
     ),
     "command-r7b": (8_028_033_024, {"layers.31.mlp.up_proj.weight": (14_336, 4096)}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ LENGTHS = (21, 17, 13)
 BLOCK_TOKENS = 16
 KV_BLOCKS = 40
 SLOTS = 5
+DELTA_RULES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Checkpoint:
     sequences: tuple[np.ndarray, ...]
     reference: tuple[torch.Tensor, ...]
     slack: float
-    """Twice what transformers' own forms, a whole sequence and token by token, differ by where there are states."""
+    """Twice what transformers' forms of the gated delta rule, a whole sequence and token by token, differ by."""
     stages: dict[tuple[LayerRange, DType], StageModel] = field(default_factory=dict)
 
     def stage(self, layers: LayerRange, dtype: DType = DType.FLOAT32) -> StageModel:
@@ -97,19 +97,17 @@ def build(variant: Variant, path: Path) -> Checkpoint:
     sequences = tuple(generator.integers(0, parsed.vocab_size, length) for length in LENGTHS)
     with torch.no_grad():
         reference = tuple(model(torch.from_numpy(ids)[None]).logits[0] for ids in sequences)
-        slack = (
-            2 * max(_apart(model, *pair) for pair in zip(sequences, reference, strict=True)) if parsed.states else 0.0
-        )
+        pairs = zip(sequences, reference, strict=True) if parsed.architecture in DELTA_RULES else ()
+        slack = 2 * max((_apart(model, *pair) for pair in pairs), default=0.0)
     return Checkpoint(path, saved, manifest, sequences, reference, slack)
 
 
 def _apart(model: Any, ids: np.ndarray, whole: torch.Tensor) -> float:
     """How far the logits of a sequence that goes token by token are from those of the whole."""
-    parameters = inspect.signature(model.forward).parameters
-    name, cache, apart = "cache_params" if "cache_params" in parameters else "past_key_values", None, 0.0
+    cache, apart = None, 0.0
     for token, logits in zip(ids, whole, strict=True):
-        out = model(torch.tensor([[token]]), use_cache=True, **{name: cache})
-        cache, apart = getattr(out, name), max(apart, (out.logits[0, -1] - logits).abs().max().item())
+        out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        cache, apart = out.past_key_values, max(apart, (out.logits[0, -1] - logits).abs().max().item())
     return apart
 
 
