@@ -167,32 +167,10 @@ MakeEnds = Callable[[ConfigFields, ModelShape], Ends]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer.
-
-    Where that holds all experts, the tensor is the expert with `index` or, without one, all of them, and of what it is
-    one `half` of the rows, 0 or 1, where that is given.
-    """
+    """The place of a block's tensor in the agent's modules: the path of a parameter or a buffer, or of the part of one
+    that has this `index`."""
 
     parameter: str
-    index: int | None = None
-    half: int | None = None
-
-    @property
-    def is_part(self) -> bool:
-        """Whether the parameter is made of several tensors."""
-        return self.index is not None or self.half is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Tensors that are one tensor in memory: of single experts, or gates and ups of all of them.
-
-    The group of `pattern`, if it has one, is the expert's index, which `index` gives where names have another form.
-    """
-
-    pattern: str
-    parameter: str
-    half: int | None = None
     index: int | None = None
 
 
@@ -213,7 +191,7 @@ class Fused:
 class Plugged:
     """The family runs in transformers' decoder layers, which call our attention.
 
-    `renames` and `stacks` lead from the name of a block's tensor to its place in the layer; without either it is the
+    `renames` and `parts` lead from the name of a block's tensor to its place in the layer; without either it is the
     same. `float32` (a regular expression) are the parameters and buffers that keep full precision in any dtype.
     `experts` is the path of the layer's experts, where the agent's own gated MLPs take their place: the tensors of each
     lead to `EXPERTS.N.PART.weight`, of gate_proj and up_proj, or both as gate_up_proj, or up_proj alone, and of
@@ -223,7 +201,7 @@ class Plugged:
     """
 
     renames: tuple[tuple[str, str], ...] = ()
-    stacks: tuple[Stack, ...] = ()
+    parts: Mapping[str, Place] = field(default_factory=dict)
     float32: str = ""
     experts: str = ""
     modules: str = ""
@@ -341,10 +319,8 @@ class Architecture:
 
     def place(self, name: str) -> Place:
         """The place of the tensor of this name in a block; name and path are without `layers.N.`."""
-        if isinstance(self.runs, Plugged):
-            for stack in self.runs.stacks:
-                if (found := re.fullmatch(stack.pattern, name)) is not None:
-                    return Place(stack.parameter, int(found[1]) if found.groups() else stack.index, stack.half)
+        if isinstance(self.runs, Plugged) and name in self.runs.parts:
+            return self.runs.parts[name]
         for pattern, replacement in self.runs.renames:
             name = re.sub(pattern, replacement, name)
         return Place(name)
@@ -358,4 +334,4 @@ class Architecture:
         """Whether the tensor of this name in a block becomes small integers where that is asked for."""
         if not self.quantises or dimensions != 2 or re.search(self.whole, name):
             return False
-        return not self.place(name).is_part
+        return self.place(name).index is None

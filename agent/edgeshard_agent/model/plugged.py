@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from edgeshard.architectures.record import Place, Plugged
+from edgeshard.architectures.record import Plugged
 from edgeshard.domain.errors import InternalError
 from edgeshard_agent.model.attention.attention import StepAttention
 from edgeshard_agent.model.decoder import DecoderModules
@@ -27,7 +27,7 @@ from edgeshard_agent.ops.quantize import QuantizedWeight
 
 @dataclass(slots=True)
 class _Stacking:
-    """A parameter that holds all experts, while their tensors arrive; `left` elements are still to come."""
+    """A parameter made of several tensors, while they arrive; `left` elements are still to come."""
 
     memory: torch.Tensor
     left: int
@@ -190,23 +190,20 @@ class PluggedModules(DecoderModules):
         owner = block.layer.get_submodule(path)
         if isinstance(owner, Projection):
             self._fill(owner, leaf, 0, value)
-        elif place.is_part:
-            self._stack(f"{index}.{place.parameter}", owner, leaf, place, whole(value))
+        elif place.index is not None:
+            self._stack(f"{index}.{place.parameter}", owner, leaf, place.index, whole(value))
         else:
             dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
             self._set(owner, leaf, self._memory(whole(value), dtype))
 
-    def _stack(self, key: str, owner: nn.Module, leaf: str, place: Place, value: torch.Tensor) -> None:
-        """Copy a tensor into the parameter that is made of several."""
+    def _stack(self, key: str, owner: nn.Module, leaf: str, part: int, value: torch.Tensor) -> None:
+        """Copy a tensor into its part of a parameter."""
         stacking = self._stacking.get(key)
         if stacking is None:
             shape, dtype = getattr(owner, leaf).shape, self.context.torch_dtype
             memory = self._taken(shape, dtype)
             stacking = self._stacking[key] = _Stacking(memory, memory.numel())
-        target = stacking.memory if place.index is None else stacking.memory[place.index]
-        if place.half is not None:
-            target = target.chunk(2, dim=-2)[place.half]
-        target.copy_(value)
+        stacking.memory[part].copy_(value)
         stacking.left -= value.numel()
         if stacking.left == 0:
             self._set(owner, leaf, self._stacking.pop(key).memory)

@@ -24,7 +24,7 @@ from edgeshard.architectures.parts import (
     linear,
     norms,
 )
-from edgeshard.architectures.record import Architecture, Experts, Library, Plugged, Shapes, SizeKeys, Stack
+from edgeshard.architectures.record import Architecture, Experts, Library, Place, Plugged, Shapes, SizeKeys
 from edgeshard.architectures.shape import KvHeads, ModelShape, StateSize
 from edgeshard.architectures.windows import FULL
 
@@ -254,10 +254,10 @@ ARCHITECTURE = Architecture(
             *W_RENAMES,
             (r"^self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r"self_attn.forget_gate.\1"),
         ),
-        stacks=tuple(
-            Stack(rf"self_attn\.{name}_conv1d\.weight", "self_attn.conv1d.weight", index=index)
+        parts={
+            f"self_attn.{name}_conv1d.weight": Place("self_attn.conv1d.weight", index)
             for index, name in enumerate("qkv")
-        ),
+        },
         experts="mlp.experts",
         float32=r"(A_log|dt_bias|e_score_correction_bias)$",
         mixers={"self_attn": "kimi_delta"},
