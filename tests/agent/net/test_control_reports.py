@@ -194,7 +194,7 @@ async def test_a_node_counts_as_registered_once_its_stream_has_been_answered(ser
 async def test_what_no_message_holds_ends_neither_the_node_nor_the_stream(node: Node, site: Site) -> None:
     node.client.send(CommandProgress(OperationId("op"), 2**70, 2, "more than a number on the wire"))
     node.client.send_results((CommandResult(OperationId("op"), InternalError("no text", field="caf\udce9")),))
-    large = StageStatus(DeploymentName("x" * (9 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
+    large = StageStatus(DeploymentName("x" * (17 << 20)), Epoch(1), 0, LayerRange(0, 1), StagePhase.READY)
     node.client.send_results((CommandResult(OperationId("large"), stage=large),))
     await until(lambda: len(site.heard) == 2 or node.lost)
     results = [(kind, m.result.operation_id, m.result.failure.reason) for kind, m in site.heard]

@@ -179,7 +179,7 @@ async def test_an_answer_that_grpc_would_refuse_fails_its_request_and_no_other(s
         # Each of these can be sent, and all together cannot.
         for number in range(3):
             stream.emit(HeadEvent(RequestId(f"r{number}"), Token(1, 7, "x" * (3 << 20))))
-        stream.emit(HeadEvent(RequestId("large"), Token(1, 7, "x" * (9 << 20))))
+        stream.emit(HeadEvent(RequestId("large"), Token(1, 7, "x" * (17 << 20))))
         stream.emit(HeadEvent(RequestId("large"), RequestEnd(FinishReason.LENGTH, "")))
         stream.emit(HeadEvent(RequestId("small"), Token(1, 7, "x")))
         messages = [(await front.messages.get()) for _ in range(6)]
