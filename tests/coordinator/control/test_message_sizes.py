@@ -24,7 +24,7 @@ from tests.support.scripted_agent import DEADLINE_S
 
 UNSENDABLE: dict[str, tuple[StartRequest, type]] = {
     "too large": (
-        StartRequest(RequestId("large"), Generation("x" * (4 << 20)), (2**32 - 1,) * (1 << 20)),
+        StartRequest(RequestId("large"), Generation("x" * (12 << 20)), (2**32 - 1,) * (1 << 20)),
         InvalidArgumentError,
     ),
     "of no numbers of the wire": (StartRequest(RequestId("large"), Generation((2**40,))), InternalError),
@@ -69,7 +69,7 @@ async def test_a_request_that_cannot_be_sent_to_the_head_fails_alone(site: Any, 
     assert site.coordinator.front.active_requests("tale") == 1
 
 
-@pytest.mark.parametrize("longest", [3 << 20, 7 << 20])
+@pytest.mark.parametrize("longest", [3 << 20, 15 << 20])
 async def test_texts_that_gathered_go_in_messages_that_can_be_sent(site: Any, longest: int) -> None:
     """Of several requests and of one; what a message has no room for is not lost, and the end comes last."""
     await site.deployed(concurrency=4)
@@ -98,7 +98,7 @@ async def test_a_command_that_cannot_be_sent_is_refused_and_the_node_stays(site:
     (agent,) = await site.connected("a")
     connection = site.state.nodes[agent.node_id].connection
     keys = [CommandKey(uid, Epoch(0), CommandKind.MEASURE, 0).operation_id for uid in ("large", "small")]
-    for key, size in zip(keys, (9 << 20, 1), strict=True):
+    for key, size in zip(keys, (17 << 20, 1), strict=True):
         command = MeasureCompute({"comment": "x" * size}, DType.FLOAT32, effort=Effort.QUICK, again=False)
         site.coordinator._hub.send(agent.node_id, connection, key, command)
     await agent.until(lambda agent: bool(agent.operation_ids))
