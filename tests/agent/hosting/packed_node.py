@@ -57,7 +57,7 @@ FACTS = DeviceFacts("cpu", "Test CPU", 4, 8 << 30, 4 << 30, False, "Linux")
 DEADLINE_S = 60.0
 MODELS: dict[str, dict[str, Any]] = {
     "untied": CONFIGS["llama"] | {"num_hidden_layers": LAYERS},
-    "tied": CONFIGS["qwen3-tied"] | {"num_hidden_layers": LAYERS, "head_dim": 16},
+    "tied": CONFIGS["qwen3"] | {"num_hidden_layers": LAYERS, "head_dim": 16},
     "mixture": CONFIGS["qwen3_moe"] | {"num_hidden_layers": LAYERS, "num_experts": 4},
 }
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="torch's operator
 LAYERS = 4
 VOCAB = 97
 BLOCK_TOKENS = 16
-LONGEST = 560
+LONGEST, SHORT = 560, 40
 REQUESTS = 16
 KV_BLOCKS = 160
 SCHEMES = ["float32", "bfloat16", "int8", "int4", "float32, KV int4", "int4, KV int4"]
@@ -214,13 +214,17 @@ def kept(stages: Sequence[StageModel], request: int) -> Kept:
 
 @cache
 def reference(name: str, scheme: str) -> list[tuple[torch.Tensor, Kept]]:
-    """Each sequence in one prefill, alone, by one thread through one stage: its logits and what is kept of it."""
+    """Each sequence in one prefill, alone, by one thread through one stage: its logits and what is kept of it; all but
+    the first as far as schedules take them."""
     whole = pipeline(name, scheme, ())
     answers = []
-    blocks = tuple(range(LONGEST // BLOCK_TOKENS))
-    for tokens in sequences():
+    for number, every in enumerate(sequences()):
+        tokens = every[: SHORT if number else LONGEST]
+        blocks = tuple(range(-(-len(tokens) // BLOCK_TOKENS)))
         slot = 0 if has_states(whole) else None
-        plan = StepPlan(grants=(KvGrant(0, 0, blocks, slot=slot),), spans=(Span(0, 0, LONGEST, sampling=Sampling()),))
+        plan = StepPlan(
+            grants=(KvGrant(0, 0, blocks, slot=slot),), spans=(Span(0, 0, len(tokens), sampling=Sampling()),)
+        )
         answers.append((advance(whole, plan, tokens), kept(whole, 0)))
         whole[0].reset()
     return answers
@@ -254,7 +258,7 @@ class Schedule:
     def _span(self, request: int, frees: list[int], grants: list[KvGrant]) -> Span | None:
         chance, length = self.chance, self.lengths[request]
         # Only the first request grows long, so that a step has at most one long chunk.
-        longest, most_replayed = (LONGEST, 500) if request == 0 else (40, 40)
+        longest, most_replayed = (LONGEST, 500) if request == 0 else (SHORT, SHORT)
         kind = chance.choice(("decode", "decode", "decode", "chunk", "draft", "take back", "replay"))
         first, new = length, 1
         if kind == "draft":
