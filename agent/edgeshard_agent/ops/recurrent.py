@@ -92,20 +92,10 @@ def gated_delta_rule(
     value heads, Dk], each row of S has a decay of its own: docs/papers.md#kimi-delta-attention.
     Raises InvalidArgumentError where shapes do not fit or there is no such slot.
     """
-    rows, key_heads, key_dim = key.shape
+    _check_rule(query, key, value, log_decay, beta, states)
+    _check_spans(len(key), slots, first_rows)
+    _, key_heads, key_dim = key.shape
     _, heads, value_dim = value.shape
-    fits = query.shape == key.shape and len(value) == rows and heads % key_heads == 0
-    by_channel = log_decay.dim() == 3
-    fits = fits and beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
-    fits = fits and log_decay.shape == ((rows, heads, key_dim) if by_channel else beta.shape)
-    if not fits or any(x.dtype is not torch.float32 for x in (log_decay, beta, states)):
-        raise InvalidArgumentError(
-            f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, states "
-            f"{tuple(states.shape)}: key heads must divide value heads, and log_decay, beta and states be float32 "
-            "of value heads",
-            field="states",
-        )
-    _check_spans(rows, slots, first_rows)
     library = _library(states, log_decay, beta) if key_dim <= native.MOST_KEY_DIM else None
     if library is None:
         return _advanced(query, key, value, log_decay, beta, states, slots, first_rows)
@@ -135,11 +125,26 @@ def gated_delta_rule(
         value_heads=heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        by_channel=by_channel,
+        by_channel=log_decay.dim() == 3,
         element=native.ELEMENTS[dtype],
     )
     _check_slot(library.edgeshard_delta_rule(ctypes.addressof(call), torch.get_num_threads()))
     return out
+
+
+def _check_rule(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, states: Tensor) -> None:
+    rows, key_heads, key_dim = key.shape
+    _, heads, value_dim = value.shape
+    fits = query.shape == key.shape and len(value) == rows and heads % key_heads == 0
+    fits = fits and beta.shape == (rows, heads) and states.shape[1:] == (heads, key_dim, value_dim)
+    fits = fits and log_decay.shape == ((rows, heads, key_dim) if log_decay.dim() == 3 else beta.shape)
+    if not fits or any(x.dtype is not torch.float32 for x in (log_decay, beta, states)):
+        raise InvalidArgumentError(
+            f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}, states "
+            f"{tuple(states.shape)}: key heads must divide value heads, and log_decay, beta and states be float32 "
+            "of value heads",
+            field="states",
+        )
 
 
 def delta_gates(beta: Tensor, step: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:

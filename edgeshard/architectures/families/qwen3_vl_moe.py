@@ -3,19 +3,14 @@ transposed. For text the three positions of a token are the same one."""
 
 from __future__ import annotations
 
+from edgeshard.architectures.families.qwen3_moe import ARCHITECTURE as QWEN3_MOE
 from edgeshard.architectures.fields import ConfigFields
 from edgeshard.architectures.parts import (
-    LLAMA_NORMS,
     TRANSPOSED_RENAMES,
-    attention,
     expert_count,
     fixed_values,
-    gated_mlp,
-    head_norms,
     joined_transposed,
-    linear,
     mixture_style,
-    norms,
     transposed_mlps,
 )
 from edgeshard.architectures.record import Architecture, Experts, Fused, Library, Shapes
@@ -26,19 +21,11 @@ _EXPERTS = Experts(joined=joined_transposed(), transposed=True)
 
 
 def _block(fields: ConfigFields, shape: ModelShape, layer: int) -> Shapes:
-    bias = fields.flag("attention_bias")
-    block = norms(shape.hidden_size, *LLAMA_NORMS) | attention(shape, input_bias=bias, output_bias=bias)
-    block |= head_norms(shape)
-    dense = layer in fields.layer_list("mlp_only_layers", shape.layer_count)
-    if dense or (layer + 1) % fields.size("decoder_sparse_step"):
-        return block | gated_mlp(shape, fields.size("intermediate_size"))
-    count = expert_count(_EXPERTS, fields)
-    router = linear("mlp.gate", count, shape.hidden_size)
-    return block | router | transposed_mlps(shape, count, fields.size("moe_intermediate_size"))
-
-
-def _check(fields: ConfigFields, layer_count: int) -> None:
-    fields.layer_list("mlp_only_layers", layer_count)
+    block = QWEN3_MOE.block(fields, shape, layer)
+    kept = {name: size for name, size in block.items() if not QWEN3_MOE.is_expert(name)}
+    if len(kept) == len(block):
+        return block
+    return kept | transposed_mlps(shape, expert_count(_EXPERTS, fields), fields.size("moe_intermediate_size"))
 
 
 ARCHITECTURE = Architecture(
@@ -60,7 +47,7 @@ ARCHITECTURE = Architecture(
     },
     flags=("attention_bias",),
     sizes=("intermediate_size", "moe_intermediate_size", "decoder_sparse_step"),
-    checks=(_check, fixed_values(norm_topk_prob=True)),
+    checks=(*QWEN3_MOE.checks, fixed_values(norm_topk_prob=True)),
     rope=Rope(unread=frozenset({"mrope_section", "mrope_interleaved"}), theta=500_000.0),
     experts=_EXPERTS,
     prefixes=("model.", "language_model."),
