@@ -60,8 +60,8 @@ class GivingWay:
 
     def __enter__(self) -> Self:
         self.worker.on_steps = self._stop
-        if self.worker.without_steps_s() < QUIET_S:
-            self._stop()
+        if (without_s := self.worker.without_steps_s()) < QUIET_S:
+            self._stop(QUIET_S - without_s)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,11 +69,11 @@ class GivingWay:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _stop(self) -> None:
+    def _stop(self, look_in_s: float = QUIET_S) -> None:
         if self._stopped_at is None:
             self.send(signal.SIGSTOP)
             self._stopped_at = self.timers.time()
-            self._timer = self.timers.call_later(QUIET_S, self._look)
+            self._timer = self.timers.call_later(look_in_s, self._look)
             self.told(True)
 
     def _look(self) -> None:

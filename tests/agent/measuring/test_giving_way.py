@@ -16,7 +16,7 @@ from edgeshard_agent.measuring.giving_way import LONGEST_WAIT_S, QUIET_S, Giving
 from edgeshard_agent.measuring.others import CoreMeter, Reading
 from edgeshard_agent.measuring.stops import Stops, count_stops
 from edgeshard_agent.measuring.stopwatch import Stopwatch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgeshard.profiles.grid import Repeats
@@ -86,6 +86,7 @@ class Node:
     ),
     st.floats(0.0, 2 * QUIET_S),
 )
+@example([1.5], 1.0)
 def test_it_is_stopped_from_a_step_until_the_quiet_time_after_the_last(events: list[str | float], since: float) -> None:
     node = Node()
     node.ended_at = node.now - since
