@@ -39,6 +39,7 @@ def cluster(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CARDS)
 def test_each_card_is_planned_or_refused_by_its_config_alone(name: str, cluster: Path) -> None:
     path = PUBLISHED / f"{name}.json"
