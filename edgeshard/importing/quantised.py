@@ -35,10 +35,10 @@ from edgeshard.storage.checkpoint import (
 from edgeshard.storage.model_directory import ModelDirectory
 
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4")
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt")
 _SCALES = frozenset({"weight_scale", "weight_scale_inv"})
 _PARTS = _SCALES.union(
-    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale"),
+    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_scale_2"),
     ("qweight", "qzeros", "scales", "g_idx"),
 )
 # Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
@@ -108,6 +108,9 @@ def check_method(settings: Mapping[str, Any]) -> str:
         raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
     if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
         raise _refused("AWQ is read as version gemm with 4 bits only")
+    algorithm = str(settings.get("quant_algo", ""))
+    if method == "modelopt" and ("AWQ" in algorithm or "SVD" in algorithm):
+        raise _refused(f"quant_algo {algorithm[:40]!r} changes activations while the model runs, which is not done")
     sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", None):
         raise _refused(f"sparsity_config.format {str(sparsity['format'])[:40]!r} is not read")
@@ -187,8 +190,12 @@ class Converter:
                 return packings.packed(name, arrays)
             if parts["weight_scale"].stored_dtype in ("U8", "F8_E8M0"):
                 return packings.mxfp4(name, arrays)
-            raise _refused(f"tensor {name} is NVFP4 or another format of 4-bit floats that is not read")
+            if "weight_global_scale" in parts:
+                return packings.nvfp4(name, arrays)
+            raise _refused(f"tensor {name} is of a format of 4-bit floats that is not read")
         dtype = parts["weight"].stored_dtype if "weight" in parts else ""
+        if dtype == "U8" and {"weight_scale", "weight_scale_2"} <= parts.keys():
+            return packings.nvfp4(name, arrays)
         if dtype == "I8" and "weight_scale" in parts:
             return packings.integers(name, arrays)
         if dtype.startswith("F8_E") and _SCALES & parts.keys():
@@ -197,6 +204,8 @@ class Converter:
 
     def _block(self) -> tuple[int, int] | None:
         """The (rows, columns) that share a scale of FP8, where config.json says so."""
+        if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":  # a name that says the size
+            return 128, 128
         groups = self.settings.get("config_groups")
         found = self.settings.get("weight_block_size")
         for group in groups.values() if isinstance(groups, Mapping) else ():
