@@ -161,7 +161,7 @@ def nvfp4(name: str, parts: Parts) -> Matrix:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # told by name
         scales = scales / whole if "weight_global_scale" in parts else scales * whole
         halves = _fp4_halves(data).reshape(*scales.shape, _NVFP4_GROUP)
-        numbers = halves * (scales / 2)[..., None]
+        numbers: Floats = np.multiply(halves, (scales / 2)[..., None], dtype=np.float32)
     return Matrix(None, numbers.reshape(len(data), -1))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.architectures.tensors import is_run
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
@@ -79,8 +80,12 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     assert settings is not None
     method = check_method(settings)
     plain = without_quantisation(config)
-    parse_config(plain)  # refuses before any weights are read
-    kept, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
+    architecture = parse_config(plain).architecture
+    whole, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
+    kept = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]
+    left_out = [tensor for tensor in whole if not is_run(architecture, tensor.name, plain)]
+    for module in [module for module in modules if not is_run(architecture, module, plain)]:
+        left_out += modules.pop(module).values()
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
     with TensorWriter(scratch) as writer:
         converter = Converter(plain, method, settings, width, writer)
@@ -92,12 +97,12 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     notes = converter.notes()
     if stored_as is not None:
         plain[STORED_AS] = stored_as.value
-        if whole := whole_matrices(plain, kept):
+        if count := whole_matrices(plain, kept):
             notes.append(
-                f"{whole} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
+                f"{count} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
                 "deployed with --quantise none"
             )
-    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), tuple(kept), small_files(model))
+    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), small_files(model))
     return Imported(checkpoint, tuple(notes))
 
 

@@ -66,7 +66,7 @@ def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) 
         imported = open_quantised(path, scratch, width, progress)
     else:
         imported = Imported(open_checkpoint(path))
-    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint)
+    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint.config, imported.checkpoint.tensors)
     return _with_tokenizer(replace(imported, notes=(*notes, *imported.notes)), path, scratch)
 
 

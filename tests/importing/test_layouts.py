@@ -19,6 +19,7 @@ import pytest
 import torch
 from edgeshard_agent.model.projection import whole
 from edgeshard_agent.model.weights.cached_source import CachedTensorSource
+from numpy.typing import NDArray
 
 from edgeshard.architectures import expected_tensors, parse_config
 from edgeshard.domain.errors import InvalidArgumentError
@@ -160,7 +161,8 @@ def test_its_numbers_are_those_that_its_parts_mean(name: str, tmp_path: Path) ->
 def test_experts_of_kimi_k2_are_the_same_integers(tmp_path: Path) -> None:
     """The family is not run, but its form is that of others: groups of 32, the shape as int32, the rest as it is."""
     layout = layout_of("kimi-k2-thinking")
-    stored, means = {}, {}
+    stored: dict[str, torch.Tensor] = {}
+    means: dict[str, torch.Tensor] = {}
     for tensor, (dtype, shape) in layout["tensors"].items():
         if tensor.endswith(".weight"):
             stored[tensor] = torch.ones(8, 8).bfloat16()
@@ -217,7 +219,8 @@ def test_nvfp4_is_what_its_bits_say(divides: bool) -> None:
 @pytest.mark.parametrize("changed", ["weight_scale", "weight_scale_2", "weight"])
 def test_parts_of_nvfp4_that_contradict_one_another_are_refused(changed: str) -> None:
     ones = np.ones((4, 2), np.float32)
-    parts = {"weight": np.ones((4, 16), np.uint8), "weight_scale": ones, "weight_scale_2": np.float32(1).reshape(())}
+    parts: dict[str, NDArray[Any]] = {"weight": np.ones((4, 16), np.uint8), "weight_scale": ones}
+    parts["weight_scale_2"] = ones[0, 0].reshape(())
     assert packings.nvfp4("x", parts).scales.shape == (4, 32)
     with pytest.raises(InvalidArgumentError) as caught:
         packings.nvfp4("x", parts | {changed: np.ones((4, 3), parts[changed].dtype)})
