@@ -9,11 +9,13 @@ import torch
 from edgeshard_coordinator.control.requests.models import stored_model
 
 from edgeshard.architectures import expected_tensors
+from edgeshard.cli.render.views import model_fields
 from edgeshard.domain.models.model import FurtherBlocks
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.outlook import further_notes
 from edgeshard.importing.sources import Source, open_directory
 from edgeshard.storage.checkpoint import build_manifest
+from edgeshard.wire.site import stored_model_from_wire, stored_model_to_wire
 from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from tests.support.imports import nothing, write_checkpoint
 from tests.support.quantised import fp8
@@ -68,7 +70,10 @@ def test_of_blocks_for_further_tokens_none_is_added(tmp_path: Path) -> None:
     assert manifest.stored_bytes == alone.stored_bytes and manifest.digest() != alone.digest()
     for other in (manifest, alone):
         assert manifest_from_json(manifest_to_json(other), other.digest()) == other
-        assert stored_model(other, other.digest()).further == other.further
+        stored = stored_model(other, other.digest())
+        assert stored.further == other.further and stored_model_from_wire(stored_model_to_wire(stored)) == stored
+    shown = [model_fields(stored_model(other, other.digest())).get("Further") for other in (manifest, alone)]
+    assert shown == ["4 KiB that predict further tokens (1 tensors), neither stored nor run", None]
     assert imported.notes == ("its blocks for predicting further tokens (0.0 MiB) are left out",)
 
 

@@ -257,7 +257,7 @@ def model_fields(model: StoredModel) -> dict[str, str]:
     further = {}
     if model.further is not None:
         size, count = human_bytes(model.further.size_bytes), model.further.tensor_count
-        further["Further"] = f"{size} in {count} tensors that predict further tokens; not stored, not run"
+        further["Further"] = f"{size} that predict further tokens ({count} tensors), neither stored nor run"
     return {
         "Name": model.name,
         "Architecture": model.architecture,
