@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from edgeshard.architectures.config import parse_config
-from edgeshard.architectures.tensors import HEAD_WEIGHT, canonical_name, expected_tensors, parts_of_joined, unit_of
+from edgeshard.architectures.tensors import (
+    HEAD_WEIGHT,
+    canonical_name,
+    expected_tensors,
+    is_run,
+    parts_of_joined,
+    unit_of,
+)
 from edgeshard.architectures.weights import matrix_size
 from edgeshard.domain.errors import DataLossError, InvalidArgumentError
 from edgeshard.domain.models.dtypes import STORED_GROUP, DType
@@ -31,7 +38,7 @@ def check_manifest(manifest: ModelManifest) -> None:
     architecture = shape.architecture
     found: dict[str, TensorInfo] = {}
     for tensor in manifest.tensors:
-        if unit_of(architecture, tensor.name, config) is None:
+        if not is_run(architecture, tensor.name, config):
             continue
         name = canonical_name(architecture, tensor.name)
         if parts_of_joined(config, tensor.name, tensor.shape):

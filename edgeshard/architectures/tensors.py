@@ -21,6 +21,8 @@ from edgeshard.domain.models.model import LayerRange, Part, Unit, units_of_stage
 
 HEAD_WEIGHT = "lm_head.weight"
 _BLOCK = re.compile(r"(\w+)\.(\d+)\.(.+)")
+_FURTHER = ("mtp.", "mtp_")
+"""How names of blocks that predict further tokens begin, where they are not those of blocks behind the last one."""
 _QUANTISED = re.compile(r"_(blocks|scales|scale_inv)$")
 
 
@@ -58,11 +60,13 @@ def unit_of(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> U
     """
     record, fields = decoder_fields(config)
     name = canonical_name(architecture, tensor_name)
+    if name.startswith(_FURTHER):
+        return Part.FURTHER
     if (block := _BLOCK.fullmatch(name)) is not None:
         if block[1] != record.block_list or block[3] in record.computed:
             return None
         index = int(block[2])
-        return None if is_further_block(record, fields, index) else index
+        return Part.FURTHER if is_further_block(record, fields, index) else index
     if name == record.embedding:
         return Part.TIED if is_tied(config, fields) else Part.EMBEDDING
     if name == HEAD_WEIGHT and not is_tied(config, fields):
@@ -98,13 +102,9 @@ def parts_of_joined(config: Mapping[str, Any], tensor_name: str, size: tuple[int
     return {f"{prefix}{part.format(expert)}{end}": own for expert in range(size[0]) for part in joined.parts}
 
 
-def predicts_further_tokens(config: Mapping[str, Any], tensor_name: str) -> bool:
-    """Whether a checkpoint's tensor is of the blocks that predict tokens behind the next one, which are not run."""
-    record, fields = decoder_fields(config)
-    name = canonical_name(record.name, tensor_name)
-    block = _BLOCK.fullmatch(name)
-    is_further = block is not None and block[1] == record.block_list and is_further_block(record, fields, int(block[2]))
-    return is_further or name.startswith("mtp.")
+def is_run(architecture: str, tensor_name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's tensor is of a unit that some stage has."""
+    return unit_of(architecture, tensor_name, config) not in (None, Part.FURTHER)
 
 
 def is_further_block(record: Architecture, fields: ConfigFields, index: int) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.importing.bpe import WORDS, added_token, bpe_document, byte_level_document
 from edgeshard.importing.gguf_file import GgufFile
 from edgeshard.storage.forms import GENERATION, TOKENIZER, TOKENIZER_SETTINGS, check_small_file, malformed
 
@@ -18,9 +19,6 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 _MERGES_LIMIT = 1 << 30
 """The most of the squares of pieces' lengths together, which their merges take as time; real ones have a thousandth."""
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|"
@@ -28,11 +26,11 @@ _TEKKEN = (
 )
 # How text is split before merges, by the file's `tokenizer.ggml.pre`; "" is what gpt2 does.
 _SPLITS = {
-    "llama-bpe": _WORDS % "{1,3}",
-    "llama3": _WORDS % "{1,3}",
-    "llama-v3": _WORDS % "{1,3}",
-    "qwen2": _WORDS % "",
-    "deepseek-r1-qwen": _WORDS % "",
+    "llama-bpe": WORDS % "{1,3}",
+    "llama3": WORDS % "{1,3}",
+    "llama-v3": WORDS % "{1,3}",
+    "qwen2": WORDS % "",
+    "deepseek-r1-qwen": WORDS % "",
     "tekken": _TEKKEN,
     "gpt-2": "",
     "smollm": "",
@@ -84,21 +82,15 @@ def _byte_level(file: GgufFile, split: str) -> dict[str, Any]:
         if len(halves) != 2:
             raise _malformed(file, "merges")
         merges.append(halves)
-    splits: list[dict[str, Any]] = []
-    if split == "smollm":
-        splits.append({"type": "Digits", "individual_digits": True})
-    if pattern := _SPLITS[split]:
-        splits.append({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False})
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    splits.append({**byte_level, "use_regex": not _SPLITS[split]})
-    return _document(
-        tokens,
-        types,
-        normalizer={"type": "NFC"} if split in _COMPOSED else None,
-        pre_tokenizer={"type": "Sequence", "pretokenizers": splits},
-        post_processor=_post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
-        decoder={**byte_level, "use_regex": True},
-        model={"merges": merges, "byte_fallback": False, "ignore_merges": split in _WHOLE_WORDS_FIRST},
+    return byte_level_document(
+        _vocab(tokens),
+        _added(tokens, types),
+        merges,
+        _SPLITS[split],
+        composed=split in _COMPOSED,
+        whole_words_first=split in _WHOLE_WORDS_FIRST,
+        digits_apart=split == "smollm",
+        post=_post(file, tokens, default=split in ("llama-bpe", "llama3", "llama-v3")),
     )
 
 
@@ -115,9 +107,9 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
     unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     space = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    return _document(
-        tokens,
-        types,
+    return bpe_document(
+        _vocab(tokens),
+        _added(tokens, types),
         normalizer={"type": "Sequence", "normalizers": [*prefix, space]},
         pre_tokenizer=None,
         post_processor=_post(file, tokens, default=True),
@@ -132,16 +124,8 @@ def _sentencepiece(file: GgufFile) -> dict[str, Any]:
     )
 
 
-def _document(tokens: Sequence[str], types: Sequence[int], *, model: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    """The tokenizer.json of a BPE; `model` has the keys beside its type and vocabulary."""
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": _added(tokens, types),
-        **parts,
-        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, **model},
-    }
+def _vocab(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(tokens)}
 
 
 def merges_by_score(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
@@ -165,9 +149,8 @@ def _tokens(file: GgufFile) -> tuple[list[str], list[int]]:
 
 
 def _added(tokens: Sequence[str], types: Sequence[int]) -> list[dict[str, Any]]:
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
-        {"id": index, "content": token, **plain, "special": kind != _USER_DEFINED}
+        added_token(index, token, kind != _USER_DEFINED)
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
     ]

@@ -34,10 +34,11 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.importing.imported import DOWNLOADING, Progress
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
+from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, check_kind, ranks_file
 from edgeshard.storage.blobs import sha256_of
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, HEADER_LIMIT_BYTES, check_file_size, read_config
 from edgeshard.storage.files import free_bytes
-from edgeshard.storage.forms import SMALL_FILES, decode_text, parse_json_object
+from edgeshard.storage.forms import SMALL_FILES, TOKENIZER, TOKENIZER_SETTINGS, decode_text, parse_json_object
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -79,6 +80,8 @@ def fetch(name: str, revision: str, progress: Progress) -> Path:
         first = hub.config(found, revision)
     _check_config(first)
     wanted = [file for file in SMALL_FILES if file in found.sizes]
+    with _translated(name, revision):
+        wanted += _ranks(hub, found)
     with _translated(name, revision):
         if _SINGLE in found.sizes:
             wanted.append(_SINGLE)
@@ -247,6 +250,21 @@ def _check_weights(found: Repository) -> None:
             reason="PICKLED_WEIGHTS",
         )
     raise NotFoundError(f"{found.name} has neither {_SINGLE} nor {_INDEX}", field="model")
+
+
+def _ranks(hub: _Hub, found: Repository) -> list[str]:
+    """The file of tiktoken's, where it is the model's only tokenizer. One that cannot be read is refused now."""
+    name = None if TOKENIZER in found.sizes else ranks_file(found.sizes)
+    if name is None:
+        return []
+    settings: dict[str, Any] = {}
+    if TOKENIZER_SETTINGS in found.sizes:
+        data = (hub.download(found, [TOKENIZER_SETTINGS]) / TOKENIZER_SETTINGS).read_bytes()
+        settings = parse_json_object(decode_text(data, TOKENIZER_SETTINGS), TOKENIZER_SETTINGS)
+    check_kind(name, settings)
+    if found.sizes[name] > RANKS_LIMIT_BYTES:
+        raise InvalidArgumentError(f"{name} is too large", field=name, reason="FILE_TOO_LARGE")
+    return [name]
 
 
 def _check_sizes(found: Repository) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from edgeshard.architectures import read_config
-from edgeshard.architectures.tensors import predicts_further_tokens
-from edgeshard.storage.checkpoint import Checkpoint
+from edgeshard.architectures.config import decoder_fields
+from edgeshard.architectures.tensors import unit_of
+from edgeshard.domain.models.model import Part
+from edgeshard.storage.checkpoint import Checkpoint, StoredTensor
 
 Progress = Callable[[str, int, int], None]
 """A call with the kind of work (`DOWNLOADING`, `CONVERTING`), the bytes so far and in all, from the working thread; an
 error that it raises ends the work."""
 DOWNLOADING, CONVERTING = "downloading", "converting"
+_FURTHER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,20 @@ def notes_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def tensor_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
+def tensor_notes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
     """What its tensors say besides: blocks that predict the tokens behind the next one are not run."""
-    config = checkpoint.config
-    further = [tensor.size for tensor in checkpoint.tensors if predicts_further_tokens(config, tensor.name)]
+    architecture = decoder_fields(config)[0].name
+    further = [tensor.size for tensor in tensors if unit_of(architecture, tensor.name, config) is Part.FURTHER]
     if not further:
         return ()
     return (f"its blocks for predicting further tokens ({sum(further) / (1 << 20):,.1f} MiB) are left out",)
+
+
+def named_further_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """What config.json says of such blocks; checkpoints may lack them all the same."""
+    fields = decoder_fields(config)[1]
+    count = sum(fields.count(key) for key in _FURTHER_KEYS)
+    if not count:
+        return ()
+    what = "a block" if count == 1 else f"{count} blocks"
+    return (f"its config.json names {what} for predicting further tokens; where it has them they are left out",)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from edgeshard.architectures import STORED_AS, parse_config
-from edgeshard.domain.errors import InvalidArgumentError
+from edgeshard.domain.errors import InvalidArgumentError, NotFoundError
 from edgeshard.domain.models.dtypes import WHOLE_HEAD, IntegerFormat, Quantisation
 from edgeshard.importing import gguf_config, hub
 from edgeshard.importing.blocks import Width
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_model import stored_types
+from edgeshard.importing.imported import named_further_notes, tensor_notes
 from edgeshard.importing.quantised import check_method, quantisation_of, without_quantisation
 from edgeshard.importing.sources import Source
 from edgeshard.importing.stored_as import stored_quantisation
-from edgeshard.storage.checkpoint import read_config
+from edgeshard.storage.checkpoint import read_config, stored_tensors
 from edgeshard.storage.inputs import read_json
+from edgeshard.storage.model_directory import ModelDirectory
 
 
 def config_of(source: Source, width: Width) -> dict[str, Any]:
@@ -38,6 +41,17 @@ def config_of(source: Source, width: Width) -> dict[str, Any]:
     plain = without_quantisation(config)
     parse_config(plain)
     return plain if settings is None else _stored(plain, _expected(settings, width))
+
+
+def further_notes(source: Source, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note of the blocks that predict further tokens, with their size where the source is a directory of weights.
+
+    Their headers are read. Raises as `stored_tensors` does, but for a directory that has none.
+    """
+    if source.path is not None and source.path.is_dir():
+        with suppress(NotFoundError):
+            return tensor_notes(config, stored_tensors(ModelDirectory.at(source.path)))
+    return named_further_notes(config)
 
 
 def _stored(config: dict[str, Any], stored_as: Quantisation | None) -> dict[str, Any]:

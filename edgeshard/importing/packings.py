@@ -4,7 +4,8 @@ A matrix is [outputs, inputs]. Each reader raises InvalidArgumentError naming th
 another, and UnsupportedModelError for a width that is not read.
 
 Sources: compressed-tensors (`compressors/`), AutoAWQ (`utils/packing_utils.py`), AutoGPTQ and GPTQModel
-(`nn_modules/qlinear`), DeepSeek-V3's FP8 blocks, the OCP microscaling formats (MXFP4).
+(`nn_modules/qlinear`), DeepSeek-V3's FP8 blocks, the OCP microscaling formats (MXFP4), Model Optimizer
+(`quantization/qtensor/nvfp4_tensor.py`).
 """
 
 from __future__ import annotations
@@ -137,10 +138,39 @@ def mxfp4(name: str, parts: Parts) -> Matrix:
     rows = data.shape[0]
     if data.dtype != np.uint8 or exponents.dtype != np.uint8 or data.size != exponents.size * STORED_GROUP // 2:
         raise malformed(name, "has MXFP4 blocks and scales that contradict one another")
-    flat = data.reshape(rows, -1)
-    values = _FP4_HALVES[np.stack((flat & 15, flat >> 4), -1).reshape(rows, -1)]
-    # Twice the numbers are integers.
-    return Matrix(values, np.exp2(exponents.reshape(rows, -1).astype(np.float32) - 128))
+    return Matrix(_fp4_halves(data.reshape(rows, -1)), np.exp2(exponents.reshape(rows, -1).astype(np.float32) - 128))
+
+
+def nvfp4(name: str, parts: Parts) -> Matrix:
+    """A matrix of NVFP4: the bytes of MXFP4, an FP8 scale for each 16 inputs, and one for all of them.
+
+    compressed-tensors divides by the latter (`weight_global_scale`), Model Optimizer multiplies (`weight_scale_2`).
+    """
+    (data,) = (parts[key] for key in ("weight_packed", "weight") if key in parts)
+    scales = parts["weight_scale"].astype(np.float32)
+    (together,) = (parts[key] for key in ("weight_global_scale", "weight_scale_2") if key in parts)
+    if (
+        data.dtype != np.uint8
+        or data.ndim != 2
+        or together.size != 1
+        or scales.shape != (len(data), data.shape[1] * 2 // _NVFP4_GROUP)
+        or data.shape[1] * 2 % _NVFP4_GROUP
+    ):
+        raise malformed(name, "has NVFP4 weights and scales that contradict one another")
+    whole = together.astype(np.float32).reshape(())
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # told by name
+        scales = scales / whole if "weight_global_scale" in parts else scales * whole
+        halves = _fp4_halves(data).reshape(*scales.shape, _NVFP4_GROUP)
+        numbers: Floats = np.multiply(halves, (scales / 2)[..., None], dtype=np.float32)
+    return Matrix(None, numbers.reshape(len(data), -1))
+
+
+_NVFP4_GROUP = 16
+
+
+def _fp4_halves(data: NDArray[np.uint8]) -> Integers:
+    """Twice the numbers of four bits in bytes [rows, n], which are integers [rows, 2 n]; the first in the low half."""
+    return _FP4_HALVES[np.stack((data & 15, data >> 4), -1).reshape(len(data), -1)]
 
 
 _FP4_HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeshard.architectures import STORED_AS, parse_config
+from edgeshard.architectures.tensors import is_run
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.models.dtypes import IntegerFormat
 from edgeshard.importing import packings
@@ -35,10 +36,10 @@ from edgeshard.storage.checkpoint import (
 from edgeshard.storage.model_directory import ModelDirectory
 
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4")
+_METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "modelopt")
 _SCALES = frozenset({"weight_scale", "weight_scale_inv"})
 _PARTS = _SCALES.union(
-    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale"),
+    ("weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale", "weight_scale_2"),
     ("qweight", "qzeros", "scales", "g_idx"),
 )
 # Scales of activations and of the KV cache, which EdgeShard rounds in its own way.
@@ -79,8 +80,12 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     assert settings is not None
     method = check_method(settings)
     plain = without_quantisation(config)
-    parse_config(plain)  # refuses before any weights are read
-    kept, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
+    architecture = parse_config(plain).architecture
+    whole, modules = sorted_parts(experts_apart(plain, stored_tensors(model)))
+    kept = [tensor for tensor in whole if is_run(architecture, tensor.name, plain)]
+    left_out = [tensor for tensor in whole if not is_run(architecture, tensor.name, plain)]
+    for module in [module for module in modules if not is_run(architecture, module, plain)]:
+        left_out += modules.pop(module).values()
     total, read = sum(part.size for parts in modules.values() for part in parts.values()), 0
     with TensorWriter(scratch) as writer:
         converter = Converter(plain, method, settings, width, writer)
@@ -92,12 +97,12 @@ def open_quantised(directory: Path, scratch: Path, width: Width, progress: Progr
     notes = converter.notes()
     if stored_as is not None:
         plain[STORED_AS] = stored_as.value
-        if whole := whole_matrices(plain, kept):
+        if count := whole_matrices(plain, kept):
             notes.append(
-                f"{whole} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
+                f"{count} matrices of its blocks are not quantised; they run as {stored_as.blocks} too, unless it is "
                 "deployed with --quantise none"
             )
-    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), tuple(kept), small_files(model))
+    checkpoint = Checkpoint(model.root, json.dumps(plain, sort_keys=True), (*kept, *left_out), small_files(model))
     return Imported(checkpoint, tuple(notes))
 
 
@@ -108,6 +113,9 @@ def check_method(settings: Mapping[str, Any]) -> str:
         raise _refused(f"quant_method {str(method)[:40]!r} is not read; EdgeShard reads {', '.join(_METHODS)}")
     if method == "awq" and (settings.get("version", "gemm") != "gemm" or settings.get("bits", 4) != 4):
         raise _refused("AWQ is read as version gemm with 4 bits only")
+    algorithm = str(settings.get("quant_algo", ""))
+    if method == "modelopt" and ("AWQ" in algorithm or "SVD" in algorithm):
+        raise _refused(f"quant_algo {algorithm[:40]!r} changes activations while the model runs, which is not done")
     sparsity = settings.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", None):
         raise _refused(f"sparsity_config.format {str(sparsity['format'])[:40]!r} is not read")
@@ -187,8 +195,12 @@ class Converter:
                 return packings.packed(name, arrays)
             if parts["weight_scale"].stored_dtype in ("U8", "F8_E8M0"):
                 return packings.mxfp4(name, arrays)
-            raise _refused(f"tensor {name} is NVFP4 or another format of 4-bit floats that is not read")
+            if "weight_global_scale" in parts:
+                return packings.nvfp4(name, arrays)
+            raise _refused(f"tensor {name} is of a format of 4-bit floats that is not read")
         dtype = parts["weight"].stored_dtype if "weight" in parts else ""
+        if dtype == "U8" and {"weight_scale", "weight_scale_2"} <= parts.keys():
+            return packings.nvfp4(name, arrays)
         if dtype == "I8" and "weight_scale" in parts:
             return packings.integers(name, arrays)
         if dtype.startswith("F8_E") and _SCALES & parts.keys():
@@ -197,6 +209,8 @@ class Converter:
 
     def _block(self) -> tuple[int, int] | None:
         """The (rows, columns) that share a scale of FP8, where config.json says so."""
+        if str(self.settings.get("quant_algo", "")).upper() == "FP8_PB_WO":  # a name that says the size
+            return 128, 128
         groups = self.settings.get("config_groups")
         found = self.settings.get("weight_block_size")
         for group in groups.values() if isinstance(groups, Mapping) else ():

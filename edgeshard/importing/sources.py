@@ -15,7 +15,10 @@ from edgeshard.importing.gguf_model import open_gguf
 from edgeshard.importing.hub import fetch
 from edgeshard.importing.imported import Imported, Progress, notes_of, tensor_notes
 from edgeshard.importing.quantised import open_quantised, quantisation_of
-from edgeshard.storage.checkpoint import open_checkpoint, read_config
+from edgeshard.importing.tiktoken import RANKS_LIMIT_BYTES, ranks_file, tokenizer_of
+from edgeshard.storage.checkpoint import StoredFile, open_checkpoint, read_config
+from edgeshard.storage.forms import TOKENIZER, TOKENIZER_SETTINGS, parse_json_object
+from edgeshard.storage.model_directory import ModelDirectory, open_regular
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@([\w.+/-]{1,200}))?", re.ASCII)
 
@@ -63,8 +66,27 @@ def open_directory(path: Path, scratch: Path, width: Width, progress: Progress) 
         imported = open_quantised(path, scratch, width, progress)
     else:
         imported = Imported(open_checkpoint(path))
-    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint)
-    return replace(imported, notes=(*notes, *imported.notes))
+    notes = notes_of(imported.checkpoint.config) + tensor_notes(imported.checkpoint.config, imported.checkpoint.tensors)
+    return _with_tokenizer(replace(imported, notes=(*notes, *imported.notes)), path, scratch)
+
+
+def _with_tokenizer(imported: Imported, path: Path, scratch: Path) -> Imported:
+    """The same model with a tokenizer.json, written into `scratch`, where its directory has one of tiktoken's only."""
+    checkpoint = imported.checkpoint
+    files = {file.name: file.path for file in checkpoint.files}
+    model = ModelDirectory.at(path)
+    name = None if TOKENIZER in files else ranks_file(entry.name for entry in model.root.iterdir())
+    if name is None:
+        return imported
+    text = files[TOKENIZER_SETTINGS].read_text(encoding="utf-8") if TOKENIZER_SETTINGS in files else "{}"
+    settings = parse_json_object(text, TOKENIZER_SETTINGS)
+    with open_regular(model.file(name), name) as file:
+        data = tokenizer_of(name, file.read(RANKS_LIMIT_BYTES + 1), settings)
+    made = scratch / TOKENIZER
+    made.write_bytes(data)
+    checkpoint = replace(checkpoint, files=(*checkpoint.files, StoredFile(TOKENIZER, made, len(data))))
+    note = f"its {TOKENIZER} was made of {name}, without the model's code"
+    return replace(imported, checkpoint=checkpoint, notes=(*imported.notes, note))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from edgeshard.domain.errors import (
 )
 from edgeshard.domain.ids import Digest, ModelName, check_name
 from edgeshard.domain.models.dtypes import DType, IntegerFormat
-from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, Part, TensorInfo
 from edgeshard.storage.forms import SMALL_FILES, check_small_file, decode_text, malformed, parse_json_object, truncated
 from edgeshard.storage.linked import BlobLocation
 from edgeshard.storage.model_directory import ModelDirectory, open_regular
@@ -72,6 +72,7 @@ _BITS = {
 _NAME_LIMIT = 512
 """The most characters of a tensor's name; a message takes no more."""
 _SHARDS_LIMIT = 4096
+_NOT_RUN = (None, Part.FURTHER)
 _NOT_HASHED = Digest("0" * 64)
 
 
@@ -216,10 +217,13 @@ def draft_manifest(name: str, checkpoint: Checkpoint) -> ModelManifest:
     model_name = ModelName(check_name(name, "name"))
     config = checkpoint.config
     architecture = parse_config(config).architecture
-    needed = [tensor for tensor in checkpoint.tensors if unit_of(architecture, tensor.name, config) is not None]
+    units = [unit_of(architecture, tensor.name, config) for tensor in checkpoint.tensors]
+    needed = [tensor for tensor, unit in zip(checkpoint.tensors, units, strict=True) if unit not in _NOT_RUN]
+    further = [tensor.size for tensor, unit in zip(checkpoint.tensors, units, strict=True) if unit is Part.FURTHER]
     tensors = tuple(TensorInfo(t.name, t.dtype, t.shape, _NOT_HASHED, t.integers) for t in needed)
     files = tuple(FileInfo(f.name, f.size, _NOT_HASHED) for f in checkpoint.files)
-    draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files)
+    blocks = FurtherBlocks(len(further), sum(further)) if further else None
+    draft = ModelManifest(model_name, architecture, checkpoint.config_json, tensors, files, blocks)
     check_manifest(draft)
     return draft
 

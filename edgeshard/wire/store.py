@@ -20,7 +20,8 @@ from edgeshard.domain.control.site import (
 from edgeshard.domain.errors import DataLossError, EdgeShardError, InvalidArgumentError
 from edgeshard.domain.ids import Digest, ModelName, check_digest, check_name
 from edgeshard.domain.models.dtypes import IntegerFormat
-from edgeshard.domain.models.model import FileInfo, ModelManifest, TensorInfo
+from edgeshard.domain.models.model import FileInfo, FurtherBlocks, ModelManifest, TensorInfo
+from edgeshard.proto.v1 import common_pb2
 from edgeshard.proto.v1 import store_pb2 as pb
 from edgeshard.storage.blobs import blob_sizes, manifest_items
 from edgeshard.storage.checkpoint import CONFIG_LIMIT_BYTES, FILE_LIMIT_BYTES, check_file_size
@@ -33,6 +34,7 @@ _TENSOR_NAME_LIMIT = 512
 _RANK_LIMIT = 8
 
 
+further_to_wire, further_from_wire = pair(FurtherBlocks, common_pb2.FurtherBlocks)
 manifest_to_wire, _ = by_fields(ModelManifest, pb.Manifest)
 
 
@@ -55,7 +57,8 @@ def manifest_from_wire(message: pb.Manifest) -> ModelManifest:
             if item.name in seen:
                 raise _invalid(item.name, f"is the name of two {kind}s")
             seen.add(item.name)
-    return ModelManifest(name, message.architecture, message.config_json, tensors, files)
+    further = further_from_wire(message.further) if message.HasField("further") else None
+    return ModelManifest(name, message.architecture, message.config_json, tensors, files, further)
 
 
 by_hand(ModelManifest, pb.Manifest, manifest_to_wire, manifest_from_wire)

@@ -28,10 +28,11 @@ from edgeshard.architectures import (
     registry,
 )
 from edgeshard.architectures.record import Fused
+from edgeshard.architectures.tensors import unit_of
 from edgeshard.domain.errors import UnsupportedModelError
 from edgeshard.domain.ids import Digest, ModelName
 from edgeshard.domain.models.dtypes import DType
-from edgeshard.domain.models.model import LayerRange, ModelManifest, TensorInfo
+from edgeshard.domain.models.model import LayerRange, ModelManifest, Part, TensorInfo, units_of_stage
 from edgeshard.importing.quantised import without_quantisation
 from edgeshard.proto.v1 import store_pb2
 from edgeshard.rpc.channel import is_sendable
@@ -367,6 +368,31 @@ def test_transformers_layers_have_a_place_for_each_tensor(name: str) -> None:
                     place = re.sub(r"experts\.(gate|up)_proj$", "experts.gate_up_proj", place)
             left[place] += math.prod(size)
         assert left == {key: math.prod(size) for key, size in sizes.items()}
+
+
+FURTHER = {
+    "ernie-4.5-21b-a3b": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"),
+    "glm-4.5-air": ("model.layers.46.eh_proj.weight", "model.layers.46.mlp.experts.127.down_proj.weight"),
+    "glm-4.7": ("model.layers.92.shared_head.norm.weight", "model.layers.92.embed_tokens.weight"),
+    "k-exaone-236b-a23b": ("mtp.layers.0.mlp.experts.0.up_proj.weight",),
+    "minimax-m2.7": ("model.layers.62.eh_proj.weight", "model.layers.64.block_sparse_moe.gate.weight"),
+    "nemotron-3-nano-30b-a3b": ("mtp.layers.0.mixer.q_proj.weight", "mtp.layers.0.eh_proj.weight"),
+    "qwen3-next-80b-a3b": ("mtp.fc.weight", "mtp.layers.0.mlp.experts.511.up_proj.weight"),
+    "qwen3.5-27b": ("mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight"),
+    "qwen3.5-35b-a3b": ("mtp.layers.0.mlp.experts.gate_up_proj", "mtp.layers.0.self_attn.q_proj.weight"),
+    "step-3.5-flash": ("model.layers.45.enorm.weight", "model.layers.47.transformer.shared_head.output.weight"),
+}
+"""Tensors of blocks that predict further tokens, as checkpoints of the family name them."""
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_blocks_for_further_tokens_are_a_unit_that_no_stage_has(name: str) -> None:
+    config = config_of(name)
+    shape = parse_config(config)
+    for tensor in FURTHER[name]:
+        assert unit_of(shape.architecture, tensor, config) is Part.FURTHER
+    assert Part.FURTHER not in units_of_stage(LayerRange(0, shape.layer_count), shape.layer_count)
+    assert Part.FURTHER not in {tensor.unit for tensor in expected_tensors(config).values()}
 
 
 def test_a_context_is_the_published_one() -> None:

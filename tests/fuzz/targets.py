@@ -6,6 +6,7 @@ keep nothing between inputs, so that any driver may call them: the loop of `run`
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -50,6 +51,7 @@ from edgeshard.identity.authority import key_digest, new_key, request_for
 from edgeshard.importing.gguf_config import checkpoint_name, config_of
 from edgeshard.importing.gguf_file import read_gguf
 from edgeshard.importing.gguf_tokenizer import tokenizer_files
+from edgeshard.importing.tiktoken import tokenizer_of
 from edgeshard.planning.inputs.devices import parse_cluster
 from edgeshard.planning.inputs.shapes import model_from_config
 from edgeshard.planning.simulation.lab import parse_lab
@@ -395,6 +397,23 @@ def _tokenizer_settings(data: bytes) -> None:
     special_tokens_of(json.loads(data))
 
 
+def _tiktoken(data: bytes) -> None:
+    """Settings and ranks, between which a zero stands; what is made of them is read as a tokenizer.json is."""
+    settings, _, ranks = data.partition(b"\0")
+    made = tokenizer_of("tiktoken.model", ranks, parse_json_object(_text(settings), TOKENIZER_SETTINGS))
+    if (failed := _tokenizer(made)) is not None:
+        raise FindingError(f"a tokenizer.json that cannot be used: {failed}")
+
+
+def _tiktoken_seeds() -> Iterator[bytes]:
+    tokens = [*(bytes((byte,)) for byte in range(256)), b"01", b" 0", b" 01"]
+    ranks = b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+    named = {"added_tokens_decoder": {"260": {"content": "<|x|>", "special": False}}}
+    for settings in ({"tokenizer_class": "TikTokenTokenizer"}, {"tokenizer_class": "HYTokenizer"}):
+        yield _json(settings | named) + b"\0" + ranks
+    yield _json({"tiktoken_pattern": "o200k"}) + b"\0" + ranks
+
+
 def _chat(data: bytes) -> None:
     """Messages and tools of a client, and what a template that is ours makes of them."""
     text = data.decode("utf-8", "replace")
@@ -597,6 +616,7 @@ def _made() -> dict[str, Target]:
     named = [{"name": "default", "template": "x"}]
     settings = {"bos_token": {"content": "<s>"}, "chat_template": named}
     every.add("tokenizer-settings", _tokenizer_settings, _json(settings), _json({"chat_template": "x"}))
+    every.add("tiktoken", _tiktoken, *_tiktoken_seeds(), words=(b"MDE= ", b"tiktoken_pattern", b"<|x|>", b"\0"))
     every.add("chat", _chat, _json(_MESSAGES), _json(_TOOLS))
     every.add("answer", _answer, *_ANSWERS, words=(b"<tool_call>", b"</think>", b"[TOOL_CALLS]", b"<|message|>"))
     every.add("index", _index, _json({"metadata": {}, "weight_map": dict.fromkeys(_SHAPES, "model-1.safetensors")}))

@@ -148,6 +148,24 @@ def test_a_model_that_is_not_run_is_refused_before_its_weights(hub: HubServer, r
     assert set(hub.served) == {"config.json"}
 
 
+def test_a_tokenizer_of_tiktokens_is_fetched_where_it_is_the_only_one(hub: HubServer, repository: Path) -> None:
+    (repository / "tiktoken.model").write_bytes(b"IQ== 0\n")
+    fetch(NAME, "", nothing)
+    assert "tiktoken.model" not in hub.served
+
+
+def test_a_tokenizer_of_an_unknown_pattern_is_refused_before_the_weights(hub: HubServer, repository: Path) -> None:
+    (repository / "tokenizer.json").unlink()
+    (repository / "tiktoken.model").write_bytes(b"IQ== 0\n")
+    (repository / "tokenizer_config.json").write_text('{"tokenizer_class": "Other"}')
+    with pytest.raises(UnsupportedModelError, match=r"tiktoken\.model does not say how text is split"):
+        fetch(NAME, "", nothing)
+    assert set(hub.served) == {"config.json", "tokenizer_config.json"}
+    (repository / "tokenizer_config.json").write_text('{"tokenizer_class": "TikTokenTokenizer", "x": 1}')
+    hub.repositories["someone/Other"] = repository
+    assert (fetch("someone/Other", "", nothing) / "tiktoken.model").is_file()
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from edgeshard_coordinator.control.requests.models import stored_model
 
 from edgeshard.architectures import expected_tensors
+from edgeshard.cli.render.views import model_fields
+from edgeshard.domain.models.model import FurtherBlocks
 from edgeshard.importing.blocks import Width
-from edgeshard.importing.sources import open_directory
+from edgeshard.importing.outlook import further_notes
+from edgeshard.importing.sources import Source, open_directory
 from edgeshard.storage.checkpoint import build_manifest
+from edgeshard.wire.site import stored_model_from_wire, stored_model_to_wire
+from edgeshard.wire.store import manifest_from_json, manifest_to_json
 from tests.support.imports import nothing, write_checkpoint
+from tests.support.quantised import fp8
 
 SIZES = {
     "hidden_size": 32,
@@ -55,7 +63,17 @@ def test_of_blocks_for_further_tokens_none_is_added(tmp_path: Path) -> None:
     further = {"model.layers.2.self_attn.q_proj.weight": torch.zeros(32, 32)}
     directory = write_checkpoint(tmp_path / "further", config, needed | further)
     imported = open_directory(directory, tmp_path, Width.INT8, nothing)
-    assert {tensor.name for tensor in build_manifest("decoder", imported.checkpoint).tensors} == set(needed)
+    manifest = build_manifest("decoder", imported.checkpoint)
+    assert {tensor.name for tensor in manifest.tensors} == set(needed)
+    assert manifest.further == FurtherBlocks(1, 32 * 32 * 4), "counted, and not stored"
+    alone = replace(manifest, further=None)
+    assert manifest.stored_bytes == alone.stored_bytes and manifest.digest() != alone.digest()
+    for other in (manifest, alone):
+        assert manifest_from_json(manifest_to_json(other), other.digest()) == other
+        stored = stored_model(other, other.digest())
+        assert stored.further == other.further and stored_model_from_wire(stored_model_to_wire(stored)) == stored
+    shown = [model_fields(stored_model(other, other.digest())).get("Further") for other in (manifest, alone)]
+    assert shown == ["4 KiB that predict further tokens (1 tensors), neither stored nor run", None]
     assert imported.notes == ("its blocks for predicting further tokens (0.0 MiB) are left out",)
 
 
@@ -93,7 +111,40 @@ def test_of_qwens_mixtures_pictures_and_blocks_for_further_tokens_are_left_out(t
     imported = open_directory(directory, tmp_path, Width.INT8, nothing)
     manifest = build_manifest("text", imported.checkpoint)
     assert {tensor.name.removeprefix("model.language_model.") for tensor in manifest.tensors} == needed.keys()
+    assert manifest.further is not None and manifest.further.tensor_count == 3
+    note = "its blocks for predicting further tokens (1.0 MiB) are left out"
+    assert further_notes(Source(directory), config) == (note,), "as a plan says it, from the headers"
+    (named,) = further_notes(Source(directory / "config.json"), config)
+    assert named == "its config.json names a block for predicting further tokens; where it has them they are left out"
     assert imported.notes == (
         "only its text is run: weights of its other parts, such as those for pictures, are left out",
         "its blocks for predicting further tokens (1.0 MiB) are left out",
     )
+
+
+def test_what_is_left_out_of_a_quantised_checkpoint_is_not_converted(tmp_path: Path) -> None:
+    """Its size is the one that it has there, scales included."""
+    config = SIZES | {"model_type": "qwen3_next", "num_experts": 2, "num_experts_per_tok": 1}
+    config |= {"hidden_size": 128, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    config |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
+    config |= {"linear_value_head_dim": 32, "num_attention_heads": 4, "head_dim": 32}
+    stored: dict[str, torch.Tensor] = {}
+    quantise = fp8(128, "weight_scale_inv")
+    for name, tensor in expected_tensors(config).items():
+        full = name if name == "lm_head.weight" else f"model.{name}"
+        if full.endswith("_proj.weight") or full == "lm_head.weight":
+            made = quantise(torch.randn(tensor.shape))
+            stored |= {full.removesuffix("weight") + end: part for end, part in made.parts.items()}
+        else:
+            stored[full] = torch.randn(tensor.shape)
+    for name in ("mtp.layers.0.mlp.up_proj", "model.visual.blocks.0.attn.qkv"):
+        stored |= {f"{name}.{end}": part for end, part in quantise(torch.randn(128, 128)).parts.items()}
+    stored["mtp.fc.weight"] = torch.zeros(128, 256).bfloat16()
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    directory = write_checkpoint(tmp_path / "fp8", config | {"quantization_config": settings}, stored)
+    imported = open_directory(directory, tmp_path, Width.INT8, nothing)
+    manifest = build_manifest("next", imported.checkpoint)
+    assert len(manifest.tensors) == len(expected_tensors(config))
+    assert manifest.further == FurtherBlocks(3, 128 * 128 + 4 + 2 * 128 * 256)
+    converted = {tensor.name for tensor in imported.checkpoint.tensors if tensor.file.parent == tmp_path}
+    assert "lm_head.weight" in converted and not any("mtp" in name or "visual" in name for name in converted)

@@ -246,6 +246,7 @@ def test_blocks_of_fp8_beside_what_was_not_converted(tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not read; EdgeShard reads compressed-tensors, awq"),
         ({"quant_method": "awq", "version": "gemv"}, "AWQ is read as version gemm"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}}, "sparse-24"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ"),
         ({"quant_method": "compressed-tensors", "transform_config": {"x": 1}}, "transform_config"),
     ],
 )

@@ -121,7 +121,7 @@ def gptq(bits: int, symmetric: bool, zero_offset: int = 1, shuffled: bool = Fals
     return quantise
 
 
-def fp8(block: int | None, name: str) -> Quantise:
+def fp8(block: int | None, name: str, dtype: torch.dtype = torch.float32) -> Quantise:
     def quantise(weight: torch.Tensor) -> Quantised:
         rows, columns = weight.shape
         high, wide = (block, block) if block else (1, columns)
@@ -130,7 +130,8 @@ def fp8(block: int | None, name: str) -> Quantise:
             for column in range(scales.shape[1]):
                 part = weight[row * high : (row + 1) * high, column * wide : (column + 1) * wide]
                 scales[row, column] = part.abs().max() / 448
-        whole = scales.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+        scales = scales.to(dtype)
+        whole = scales.float().repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
         values = (weight / whole).to(torch.float8_e4m3fn)
         return Quantised({"weight": values, name: scales}, values.float() * whole)
 
@@ -157,6 +158,36 @@ def mxfp4(weight: torch.Tensor) -> Quantised:
     return Quantised({"weight_packed": packed, "weight_scale": exponents}, means)
 
 
+def nvfp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes of four bits, two a byte; float8 scales for each 16 of a row; the scale of all, which multiplies; and the
+    numbers that they mean."""
+    grouped = weight.view(len(weight), -1, 16)
+    together = weight.abs().max() / (6 * 448)
+    scales = (grouped.abs().amax(-1) / 6 / together).to(torch.float8_e4m3fn)
+    whole = scales.float() * together
+    scaled = grouped / whole.clamp(min=1e-30)[..., None]
+    nearest = (scaled.abs()[..., None] - FP4).abs().argmin(-1)
+    codes = (nearest + 8 * (scaled < 0)).view(weight.shape)
+    means = (FP4[nearest] * scaled.sign() * whole[..., None]).view(weight.shape)
+    return (codes[:, 0::2] | codes[:, 1::2] << 4).to(torch.uint8), scales, together, means
+
+
+def compressed_nvfp4(weight: torch.Tensor) -> Quantised:
+    """As compressed-tensors has it: the scale of all divides."""
+    packed, scales, together, _ = nvfp4(weight)
+    whole = scales.float() / (1 / together)
+    shape = (len(weight), -1, 16)
+    codes = torch.stack((packed & 15, packed >> 4), -1).long().view(shape)
+    means = torch.cat((FP4, -FP4))[codes] * whole[..., None]
+    parts = {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": (1 / together).view(1)}
+    return Quantised(parts, means.view(weight.shape))
+
+
+def modelopt_nvfp4(weight: torch.Tensor) -> Quantised:
+    packed, scales, together, means = nvfp4(weight)
+    return Quantised({"weight": packed, "weight_scale": scales, "weight_scale_2": together}, means)
+
+
 def settings_of(method: str, **more: Any) -> dict[str, Any]:
     return {"quant_method": method, **more}
 
@@ -169,6 +200,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantise, bool]] = {
     "compressed-tensors int8 by row": (settings_of("compressed-tensors"), int_quantised, True),
     "compressed-tensors fp8": (settings_of("compressed-tensors"), fp8(None, "weight_scale"), False),
     "compressed-tensors mxfp4": (settings_of("compressed-tensors"), mxfp4, True),
+    "compressed-tensors nvfp4": (settings_of("compressed-tensors"), compressed_nvfp4, False),
+    "modelopt nvfp4": (settings_of("modelopt", quant_algo="NVFP4"), modelopt_nvfp4, False),
     "awq": (settings_of("awq", bits=4, version="gemm"), awq, True),
     "gptq int4": (settings_of("gptq", bits=4), gptq(4, symmetric=True), True),
     "gptq int4 v2": (settings_of("gptq", bits=4, checkpoint_format="gptq_v2"), gptq(4, False, zero_offset=0), True),

@@ -254,6 +254,10 @@ def node_fields(node: Node) -> dict[str, str]:
 
 
 def model_fields(model: StoredModel) -> dict[str, str]:
+    further = {}
+    if model.further is not None:
+        size, count = human_bytes(model.further.size_bytes), model.further.tensor_count
+        further["Further"] = f"{size} that predict further tokens ({count} tensors), neither stored nor run"
     return {
         "Name": model.name,
         "Architecture": model.architecture,
@@ -261,6 +265,7 @@ def model_fields(model: StoredModel) -> dict[str, str]:
         "Parameters": f"{human_count(model.parameter_count)} ({model.parameter_count})",
         "Size": f"{human_bytes(model.stored_bytes)} in {model.dtype.value}",
         "Context": f"{model.max_context} tokens",
+        **further,
         "Digest": model.manifest_digest,
     }
 

@@ -20,7 +20,7 @@ from edgeshard.domain.ids import (
     check_id,
 )
 from edgeshard.domain.models.dtypes import DType, Quantisation
-from edgeshard.domain.models.model import ModelManifest
+from edgeshard.domain.models.model import FurtherBlocks, ModelManifest
 from edgeshard.domain.models.packed import PackedOn
 from edgeshard.domain.nodes.condition import Condition
 from edgeshard.domain.nodes.device import Node
@@ -32,7 +32,10 @@ LONGEST_MEASURING_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in tokens."""
+    """A model in the coordinator's store. `stored_bytes` is its size there; `max_context` is in tokens.
+
+    `further` are the blocks of its checkpoint that predict further tokens, which are not there.
+    """
 
     name: ModelName
     manifest_digest: Digest
@@ -42,6 +45,7 @@ class StoredModel:
     stored_bytes: int
     dtype: DType
     max_context: int
+    further: FurtherBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Part(StrEnum):
     """Final norm and LM head, glued to the last block."""
     TIED = "tied"
     """An embedding that is the LM head too: needed by the first stage and by the last."""
+    FURTHER = "further"
+    """The blocks that predict tokens behind the next one: no stage has them."""
 
 
 Unit = int | Part
@@ -80,6 +82,14 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FurtherBlocks:
+    """What a checkpoint has of `Part.FURTHER`: how many tensors, of how many bytes. They are not in the store."""
+
+    tensor_count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelManifest:
     """Everything a node needs to know of a model before it fetches a byte of it."""
 
@@ -88,6 +98,8 @@ class ModelManifest:
     config_json: str
     tensors: tuple[TensorInfo, ...]
     files: tuple[FileInfo, ...]
+    further: FurtherBlocks | None = None
+    """None for a checkpoint without such blocks."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -104,12 +116,14 @@ class ModelManifest:
 
     def digest(self) -> Digest:
         """The model's identity: sha256 of a canonical form, independent of the order of tensors and of the name."""
-        canonical = {
+        canonical: dict[str, object] = {
             "architecture": self.architecture,
             "config": self.config_json,
             "tensors": sorted(_canonical(tensor) for tensor in self.tensors),
             "files": sorted([f.name, f.size, f.sha256] for f in self.files),
         }
+        if self.further is not None:
+            canonical["further"] = [self.further.tensor_count, self.further.size_bytes]
         text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
         return Digest(hashlib.sha256(text.encode()).hexdigest())
 

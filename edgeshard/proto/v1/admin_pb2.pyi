@@ -234,7 +234,7 @@ class ListModelsResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[StoredModel, _Mapping]]] = ...) -> None: ...
 
 class StoredModel(_message.Message):
-    __slots__ = ("name", "manifest_digest", "architecture", "layer_count", "parameter_count", "stored_bytes", "dtype", "max_context")
+    __slots__ = ("name", "manifest_digest", "architecture", "layer_count", "parameter_count", "stored_bytes", "dtype", "max_context", "further")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class StoredModel(_message.Message):
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     name: str
     manifest_digest: str
     architecture: str
@@ -251,7 +252,8 @@ class StoredModel(_message.Message):
     stored_bytes: int
     dtype: _common_pb2.DataType
     max_context: int
-    def __init__(self, name: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., layer_count: _Optional[int] = ..., parameter_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., max_context: _Optional[int] = ...) -> None: ...
+    further: _common_pb2.FurtherBlocks
+    def __init__(self, name: _Optional[str] = ..., manifest_digest: _Optional[str] = ..., architecture: _Optional[str] = ..., layer_count: _Optional[int] = ..., parameter_count: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., dtype: _Optional[_Union[_common_pb2.DataType, str]] = ..., max_context: _Optional[int] = ..., further: _Optional[_Union[_common_pb2.FurtherBlocks, _Mapping]] = ...) -> None: ...
 
 class DeleteModelRequest(_message.Message):
     __slots__ = ("operation_id", "name")

@@ -67,6 +67,14 @@ class LayerRange(_message.Message):
     end: int
     def __init__(self, first: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
+class FurtherBlocks(_message.Message):
+    __slots__ = ("tensor_count", "size_bytes")
+    TENSOR_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    tensor_count: int
+    size_bytes: int
+    def __init__(self, tensor_count: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "repetition_penalty", "seed", "top_logprobs", "logprobs", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
     class LogitBiasEntry(_message.Message):

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Manifest(_message.Message):
-    __slots__ = ("name", "architecture", "config_json", "tensors", "files")
+    __slots__ = ("name", "architecture", "config_json", "tensors", "files", "further")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     config_json: str
     tensors: _containers.RepeatedCompositeFieldContainer[ManifestTensor]
     files: _containers.RepeatedCompositeFieldContainer[ManifestFile]
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., config_json: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[ManifestTensor, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[ManifestFile, _Mapping]]] = ...) -> None: ...
+    further: _common_pb2.FurtherBlocks
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., config_json: _Optional[str] = ..., tensors: _Optional[_Iterable[_Union[ManifestTensor, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[ManifestFile, _Mapping]]] = ..., further: _Optional[_Union[_common_pb2.FurtherBlocks, _Mapping]] = ...) -> None: ...
 
 class ManifestTensor(_message.Message):
     __slots__ = ("name", "dtype", "shape", "sha256", "integers")

@@ -58,6 +58,7 @@ def stored_model(manifest: ModelManifest, digest: Digest) -> StoredModel:
         stored_bytes=manifest.stored_bytes,
         dtype=_main_dtype(manifest),
         max_context=shape.max_context,
+        further=manifest.further,
     )
 
 

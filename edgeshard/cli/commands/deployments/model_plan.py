@@ -21,7 +21,7 @@ def dry_run(
     from edgeshard.cli.commands.deployments.plan_inputs import Asked, planned_offline, unstored_problem
     from edgeshard.cli.render.plan_views import show_plan
     from edgeshard.importing.imported import notes_of
-    from edgeshard.importing.outlook import config_of
+    from edgeshard.importing.outlook import config_of, further_notes
     from edgeshard.importing.sources import parse_source
     from edgeshard.planning.inputs.shapes import model_from_config
 
@@ -36,7 +36,7 @@ def dry_run(
         f"{weights_text(dtype, stored_as)} its weights take {human_bytes(weights)}",
         err=True,
     )
-    for note in notes_of(config):
+    for note in notes_of(config) + further_notes(where, config):
         typer.echo(f"note: {note}", err=True)
     given = {} if source is None else {"source": source}
     asked = Asked(spec.name, None if cluster is None else stored_as, given)
