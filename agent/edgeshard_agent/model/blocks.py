@@ -22,26 +22,30 @@ from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Integers, Piece, Projection
 from edgeshard_agent.ops.attention import Scoring
-from edgeshard_agent.ops.elementwise import rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import geglu, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+Gating = Callable[[torch.Tensor], torch.Tensor]
+"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-_gelu_tanh = partial(functional.gelu, approximate="tanh")
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
-    "gelu_fast": _gelu_tanh,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
     "relu": functional.relu,
 }
-"""All that a record lets through but "silu", which the kernels have. Three are one function, written differently."""
+_GATINGS: dict[str, Gating] = {
+    **dict.fromkeys(("silu", "swish"), swiglu),
+    **dict.fromkeys(("gelu_fast", "gelu_new", "gelu_pytorch_tanh"), geglu),
+}
+"""Those that the kernels have. With `_ACTIVATIONS` they are all that a record lets through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,9 @@ class RmsNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps, residual, unit_offset=self._unit_offset)
 
 
-Gating = Callable[[torch.Tensor], torch.Tensor]
-"""[T, width] from the results [T, 2 * width] of gate and up, or those of up, [T, width], where there is no gate."""
-
-
 def gating_of(activation: str) -> Gating:
     """activation(gate) * up, for a name that a record lets through."""
-    return swiglu if activation in ("silu", "swish") else partial(_gated, _ACTIVATIONS[activation])
+    return _GATINGS.get(activation) or partial(_gated, _ACTIVATIONS[activation])
 
 
 def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
