@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeshard.architectures.fields import ConfigFields, shown
@@ -30,12 +30,15 @@ class Rotation:
 
     `options` are the other entries of config.json for it, such as the factor. Types that need it find there the
     context of the first training, `original_max_position_embeddings`.
+
+    Queries are multiplied by 1 + growth ln(1 + n) behind the n-th time that positions passed that context.
     """
 
     kind: str
     theta: float
     dims: int
     options: Mapping[str, Any]
+    growth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,9 @@ class Rope:
     With `partial`, an embedding may turn a part of each head only. With `by_layer_type`, config.json gives one for each
     type of layer. `zeros` are keys whose number may be 0, `unread` keys that do not matter. `theta` and `sliding_theta`
     (by layer type, for layers with a window) are the bases that transformers assumes where config.json leaves them out;
-    only families on the agent's own blocks need them. With a `switch`, a key and its value, there are none without it.
+    `assumed` is the entry that it assumes where there is none, by layer type too. Only families on the agent's own
+    blocks need these. `growth` is the entry's key for how much queries grow (`Rotation`). With a `switch`, a key and
+    its value, there are none without it.
     """
 
     kinds: frozenset[str] = STATIC
@@ -55,6 +60,8 @@ class Rope:
     unread: frozenset[str] = frozenset()
     theta: float = 10_000.0
     sliding_theta: float = 10_000.0
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    growth: str = ""
     switch: tuple[str, str] | None = None
 
     def turns(self, fields: ConfigFields) -> bool:
@@ -68,7 +75,8 @@ class Rope:
         """
         values = fields.values
         scaling = values.get("rope_scaling") or {}
-        given = values.get("rope_parameters") or {}
+        given = values.get("rope_parameters")
+        given = self.assumed if given is None else given
         if not self.by_layer_type:
             entry = dict(scaling or given)
             if (trained := values.get("original_max_position_embeddings")) is not None:
@@ -94,7 +102,8 @@ class Rope:
         theta = entry.get("rope_theta") or fields.number(theta_key, default_theta)
         share = entry.get("partial_rotary_factor") or fields.number("partial_rotary_factor")
         options = {"original_max_position_embeddings": max_context} if kind in _WITH_CONTEXT else {}
-        return Rotation(kind, float(theta), int(head_dim * share), {**options, **entry})
+        growth = float(entry[self.growth]) if self.growth else 0.0
+        return Rotation(kind, float(theta), int(head_dim * share), {**options, **entry}, growth)
 
     def check(self, fields: ConfigFields) -> None:
         """Raise UnsupportedModelError for an embedding that would be computed wrongly."""

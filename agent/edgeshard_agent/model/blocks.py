@@ -348,7 +348,9 @@ class Block(nn.Module):
             query.copy_(_normed(self.q_norm, query))
             key.copy_(_normed(self.k_norm, key))
         if rotary is not None:
-            rotary_(query, key, *rotary)
+            rotary_(query, key, rotary.cos, rotary.sin)
+            if rotary.query_factors is not None:
+                query.mul_(rotary.query_factors)
         attended = step.attend(self.layer_idx, query, key, value, self._scoring).view(len(normed), -1)
         if self.gate_row:
             attended = sigmoid_gate(attended, rows[:, self.gate_row :])

@@ -39,7 +39,7 @@ class _Passing:
     def native(self, arena: NativeArena) -> NativePass | None:
         """The micro-batch as the native call takes it, None where its step goes block by block."""
         shared = self._rotary.get("")
-        if self._native is None and shared is not None and self.step.is_native:
+        if self._native is None and shared is not None and shared.query_factors is None and self.step.is_native:
             self._native = self.step.native_pass(self.result, shared, arena)
         return self._native
 
@@ -147,4 +147,7 @@ class FusedModules(DecoderModules):
         half = torch.outer(positions.to(torch.float32), frequencies)
         angles = torch.cat((half, half), dim=-1)
         dtype = self.context.torch_dtype
-        return angles.cos().mul_(scaling).to(dtype), angles.sin().mul_(scaling).to(dtype)
+        factors = self.rotary_emb.query_factors(positions, kind)
+        if factors is not None:
+            factors = factors.to(dtype).view(-1, 1, 1)
+        return Rotary(angles.cos().mul_(scaling).to(dtype), angles.sin().mul_(scaling).to(dtype), factors)

@@ -98,6 +98,13 @@ _SLIDING = {"sliding_window": 70, "layer_types": ["sliding_attention", "full_att
 _BY_TYPE = {"rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), _LLAMA["rope_parameters"])}
 CONFIGS = {
     "llama": _LLAMA,
+    "ministral3": _LLAMA
+    | {
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **{"original_max_position_embeddings": 40, "llama_4_scaling_beta": 0.4},
+        }
+    },
     "mistral": _LLAMA | {"sliding_window": 70, "head_dim": 32},
     "qwen3": _LLAMA | {"tie_word_embeddings": True, "head_dim": 80},
     "gemma2": _GEMMA2,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from edgeshard_agent.model.library import library_config, library_of
 from edgeshard_agent.model.rotary import RotaryFrequencies
+from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from edgeshard.architectures import read_config
 from edgeshard.architectures.record import Fused
+from edgeshard.architectures.rope import Rotation
 from tests.agent.model.families import VARIANTS, decoder_of
 
 BASE = {
@@ -80,6 +83,28 @@ def test_of_what_a_config_gives_or_leaves_out(family: str, given: dict[str, Any]
 )
 def test_of_yarn(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "llama"} | given)
+
+
+def test_of_ministral3_without_any() -> None:
+    assert_as_in_transformers(BASE | {"model_type": "ministral3", "head_dim": 64})
+
+
+def test_queries_grow_with_their_position() -> None:
+    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    positions = torch.arange(200)
+    found = RotaryFrequencies({"": rotation}).query_factors(positions, "")
+    assert found is not None
+    expected = get_llama_4_attn_scale(positions.unsqueeze(0), 0.1, 16).flatten()
+    torch.testing.assert_close(found.float(), expected, rtol=3e-7, atol=0)
+    assert found[15] == 1.0 and found[16] > 1.0
+
+
+def test_queries_within_the_trained_context_stay_as_they_are() -> None:
+    rotation = Rotation("default", 10_000.0, 8, {"original_max_position_embeddings": 16}, growth=0.1)
+    growing = RotaryFrequencies({"": rotation, "never": replace(rotation, growth=0.0)})
+    assert growing.query_factors(torch.arange(16), "") is None
+    assert growing.query_factors(torch.arange(17), "") is not None
+    assert growing.query_factors(torch.arange(200), "never") is None
 
 
 @pytest.mark.parametrize(
