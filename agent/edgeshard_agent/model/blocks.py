@@ -8,7 +8,7 @@ and experts need no switches; what the tensors do not tell comes in `BlockOption
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from edgeshard_agent.model.attention.attention import Rotary, StepAttention
 from edgeshard_agent.model.delta import DeltaMixer
 from edgeshard_agent.model.projection import Integers, Piece, Projection
 from edgeshard_agent.ops.attention import Scoring
-from edgeshard_agent.ops.elementwise import geglu, rms_norm, rotary_, sigmoid_gate, swiglu
+from edgeshard_agent.ops.elementwise import clamped_swiglu, geglu, rms_norm, rotary_, sigmoid_gate, swiglu
 from edgeshard_agent.ops.fused_blocks import NativeBlock
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -68,24 +68,31 @@ class BlockOptions:
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; with a `unit_offset` by 1 + weight, rounded last (gemma)."""
+    """x / rms(x) * weight over the last dimension, in the forms of `rms_norm`."""
 
-    def __init__(self, width: int, eps: float, unit_offset: bool = False) -> None:
+    def __init__(self, width: int, eps: float, unit_offset: bool = False, rounded_last: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"), requires_grad=False)
-        self.width, self.eps, self._unit_offset = width, eps, unit_offset
+        self.width, self.eps = width, eps
+        self._unit_offset, self._rounded_last = unit_offset, rounded_last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.add(x, None)[0]
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm of the sum, the sum) of x [T, width] and the residual, if there is one."""
-        return rms_norm(x, self.weight, self.eps, residual, unit_offset=self._unit_offset)
+        form = {"unit_offset": self._unit_offset, "rounded_last": self._rounded_last}
+        return rms_norm(x, self.weight, self.eps, residual, **form)
 
 
 def gating_of(activation: str) -> Gating:
     """activation(gate) * up, for a name that a record lets through."""
     return _GATINGS.get(activation) or partial(_gated, _ACTIVATIONS[activation])
+
+
+def _gating(style: BlockStyle) -> Gating:
+    clamp = style.clamp
+    return gating_of(style.activation) if clamp is None else partial(clamped_swiglu, **asdict(clamp))
 
 
 def _gated(activation: Gating, gate_up: torch.Tensor) -> torch.Tensor:
@@ -184,13 +191,14 @@ class MixtureMlp(nn.Module):
         assert options.style.routing is not None
         self.routing = options.style.routing
         (count, hidden), inner = shapes["mlp.gate.weight"], shapes["mlp.experts.0.down_proj.weight"][1]
-        gating, integers = gating_of(options.style.activation), options.integers
-        self.router = Projection((count,), hidden)
+        gating, integers = _gating(options.style), options.integers
+        self.router = Projection((count,), hidden, bias="mlp.gate.bias" in shapes)
+        bias = "mlp.experts.0.down_proj.bias" in shapes
         self.e_score_correction_bias: nn.Parameter | None = None
         if "mlp.e_score_correction_bias" in shapes:
             self.e_score_correction_bias = nn.Parameter(torch.empty(count, device="meta"), requires_grad=False)
         kinds = options.expert_integers or (integers,) * count
-        self.experts = Experts(GatedMlp(inner, hidden, gating, integers=kind) for kind in kinds)
+        self.experts = Experts(GatedMlp(inner, hidden, gating, bias=bias, integers=kind) for kind in kinds)
         self.shared_expert: GatedMlp | None = None
         self.shared_expert_gate: Projection | None = None
         if (down := shapes.get("mlp.shared_expert.down_proj.weight")) is not None:
@@ -250,6 +258,7 @@ class Block(nn.Module):
         self.linear_attn: DeltaMixer | None = None
         self.q_norm: RmsNorm | None = None
         self.k_norm: RmsNorm | None = None
+        self.sinks: nn.Parameter | None = None
         self.gate_row = 0
         """The first row of `qkv` that is of gates; 0 without gates."""
         if "linear_attn.A_log" in shapes:
@@ -281,6 +290,8 @@ class Block(nn.Module):
             parts.append(query)
         self.qkv = Projection(parts, hidden, bias="self_attn.q_proj.bias" in shapes, integers=integers)
         self.output = Projection((hidden,), query, bias="self_attn.o_proj.bias" in shapes, integers=integers)
+        if "self_attn.sinks" in shapes:
+            self.sinks = nn.Parameter(torch.empty(options.heads, device="meta"), requires_grad=False)
         if "self_attn.q_norm.weight" in shapes:
             # Of each head, or of a row's queries and of its keys.
             widths = [shapes[f"self_attn.{name}.weight"][0] for name in ("q_norm", "k_norm")]
@@ -312,7 +323,9 @@ class Block(nn.Module):
         """This block for `run_blocks`, once it is filled; None where it has parts that are not for the native call."""
         options, mlp = self.options, self.mlp
         style = options.style
-        if style.unit_offset or style.softcap is not None or not isinstance(mlp, GatedMlp) or not mlp.is_silu:
+        if style.unit_offset or style.rounded_last or style.softcap is not None or self.sinks is not None:
+            return None
+        if not isinstance(mlp, GatedMlp) or not mlp.is_silu:
             return None
         if self.linear_attn is not None or self.gate_row or style.residual_scale != 1.0:
             return None
@@ -351,7 +364,8 @@ class Block(nn.Module):
             rotary_(query, key, rotary.cos, rotary.sin)
             if rotary.query_factors is not None:
                 query.mul_(rotary.query_factors)
-        attended = step.attend(self.layer_idx, query, key, value, self._scoring).view(len(normed), -1)
+        scoring = self._scoring if self.sinks is None else replace(self._scoring, sinks=self.sinks)
+        attended = step.attend(self.layer_idx, query, key, value, scoring).view(len(normed), -1)
         if self.gate_row:
             attended = sigmoid_gate(attended, rows[:, self.gate_row :])
         result: torch.Tensor = self.output(attended)
@@ -359,7 +373,7 @@ class Block(nn.Module):
 
 
 def _norm(width: int, options: BlockOptions) -> RmsNorm:
-    return RmsNorm(width, options.style.eps, options.style.unit_offset)
+    return RmsNorm(width, options.style.eps, options.style.unit_offset, options.style.rounded_last)
 
 
 def _added(norm: RmsNorm | None, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -93,7 +93,7 @@ class FusedModules(DecoderModules):
         return RotaryFrequencies(rope.rotations(self.context.decoder.fields, shape.head_dim, shape.max_context))
 
     def _final_norm(self) -> torch.nn.Module:
-        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset)
+        return RmsNorm(self.context.shape.hidden_size, self._ends.eps, self._ends.unit_offset, self._ends.rounded_last)
 
     def _shapes(self, layer: int) -> Shapes:
         """Shapes of a block's tensors, by their names in blocks of the Llama kind."""
@@ -118,13 +118,14 @@ class FusedModules(DecoderModules):
 
     def _accept_in_block(self, index: str, name: str, value: torch.Tensor | QuantizedWeight) -> None:
         block: Any = self.layers[index]
-        path, _, kind = self.context.architecture.place(name).parameter.rpartition(".")
+        parameter = self.context.architecture.place(name).parameter
+        path, _, kind = parameter.rpartition(".")
         pieces = pieces_of(path, block)
         dtype = torch.float32 if self.context.architecture.keeps_float32(name) else None
         for piece in pieces:
             self._fill(block.get_submodule(piece.path), kind, piece.first_row, piece.of(value), dtype)
         if not pieces:  # a norm, or what a state decays by
-            self._assign((f"layers.{index}.{path.removeprefix('self_attn.')}.{kind}",), whole(value), dtype)
+            self._assign((f"layers.{index}.{parameter.removeprefix('self_attn.')}",), whole(value), dtype)
 
     def _native_blocks(self, blocks: Sequence[Block]) -> list[NativeBlock]:
         """The blocks for a single native call; none where any of them has no such form."""

@@ -118,6 +118,7 @@ CONFIGS = {
     "qwen3_vl_moe": _LLAMA | _EXPERTS | {"model_type": "qwen3_vl_moe_text"},
     "qwen2_moe": _LLAMA | _EXPERTS,
     "mixtral": _LLAMA | _EXPERTS,
+    "gpt_oss": _LLAMA | _EXPERTS | _SLIDING | {"attention_bias": True, "swiglu_limit": 1.5},
     "minimax_m2": _LLAMA | _EXPERTS,
     "granitemoe": _LLAMA | _EXPERTS | {"residual_multiplier": 0.4},
     "glm4_moe": _LLAMA

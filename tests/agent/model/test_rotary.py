@@ -27,6 +27,7 @@ BASE = {
     "num_hidden_layers": 6,
     "rms_norm_eps": 1e-6,
     "num_local_experts": 2,
+    "num_experts_per_tok": 2,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
@@ -85,8 +86,10 @@ def test_of_yarn(given: dict[str, Any]) -> None:
     assert_as_in_transformers(BASE | {"model_type": "llama"} | given)
 
 
-def test_of_ministral3_without_any() -> None:
-    assert_as_in_transformers(BASE | {"model_type": "ministral3", "head_dim": 64})
+@pytest.mark.parametrize("family", ["ministral3", "gpt_oss"])
+@pytest.mark.parametrize("given", [{}, {"rope_theta": 5e5}], ids=str)
+def test_of_families_that_assume_an_entry(family: str, given: dict[str, Any]) -> None:
+    assert_as_in_transformers(BASE | {"model_type": family, "head_dim": 64} | given)
 
 
 def test_queries_grow_with_their_position() -> None:
